@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from training import quiet_trainer
 
-from lightning_idc.core.schedules import Schedule, WarmupCosine
+from lightning_idc.models.schedules import Schedule, WarmupCosine
 
 ENDLESS = 1_000_000
 """Epochs of a run that its budget ends."""

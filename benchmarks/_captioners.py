@@ -18,14 +18,10 @@ from PIL import Image as ImageFile
 from torch import nn
 from training import quiet_trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.schedules import WarmupCosine
-from lightning_idc.core.vocabulary import Vocabulary, words_of
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.data.transforms.robustness import ReplaceWords
-from lightning_idc.files import save_json
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.pretrain import PairNaming
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
@@ -33,14 +29,18 @@ from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.relevance import RelevancePretraining
-from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.schedules import WarmupCosine
+from lightning_idc.nn.vocabulary import Vocabulary, words_of
 from lightning_idc.synthesis.release import ReleasePairs
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import ImageFolder
 from lightning_idc.synthesis.stages import Sequential
+from lightning_idc.utils.files import save_json
 
 SIDE, EDITED = 64, 96
 """Sides of the pictures that captioners see, and of those that are pasted into, which the filters see."""

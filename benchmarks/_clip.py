@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from training import quiet_trainer
 
-from lightning_idc.core.schedules import WarmupCosine, scheduled
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.models.schedules import WarmupCosine, scheduled
 from lightning_idc.nn.image_tokenizer import as_pixels
 
 WORDS = ("", "and", *(word for words in ATTRIBUTE_WORDS.values() for word in words), "end")

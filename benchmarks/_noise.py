@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 
-from lightning_idc.core.addon import Addon, TrainingStep
-from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairBatch
-from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components
 from lightning_idc.data.synthetic.descriptions import DescribedSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.namc.dual_encoder import DualEncoder
 from lightning_idc.methods.namc.noise import noise_probabilities, pool_subwords, relevance, token_similarity
 from lightning_idc.methods.namc.relevance import noise_auc
+from lightning_idc.models.addon import Addon, TrainingStep
+from lightning_idc.models.addon_callback import AddonCallback
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.nn.vocabulary import words_of
 
 IMAGE_SHARE, WORD_SHARE = 0.2, 0.15
 NAMES = {word for words in ATTRIBUTE_WORDS.values() for word in words}

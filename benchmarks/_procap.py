@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.procedure_net import ProcedureNet
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
+from lightning_idc.nn.vocabulary import Vocabulary
 
 TOKENIZER: dict[str, Any] = {
     "codebook_size": 256,

@@ -15,10 +15,10 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.flop_counter import FlopCounterMode
 from training import quiet_trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.captioner import PairCaptioner
 
 
 def now(device: str) -> float:

@@ -22,10 +22,10 @@ from typing import Any
 
 from _harness import report
 
-from lightning_idc.errors import IDCError
 from lightning_idc.metrics.captions import FAST, score_captions
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.reading import read_truths
+from lightning_idc.utils.errors import IDCError
 
 Texts = Mapping[str, Sequence[str]]
 

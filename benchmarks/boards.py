@@ -21,9 +21,9 @@ from real_clevr import cider_d
 from where import interval
 
 from lightning_idc import load
-from lightning_idc.core.types import PairSample
 from lightning_idc.data import DeepPCB
 from lightning_idc.data.benchmarks.deeppcb import BoardPairs
+from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.floors import constant_caption
 
 BATCH = 10

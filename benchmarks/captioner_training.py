@@ -22,7 +22,7 @@ import torch
 from _harness import RowFailed, give_back, measure_apart, report
 from _steps import MadeUpPairs, line, now, time_steps
 
-from lightning_idc.core.decoding import greedy
+from lightning_idc.nn.decoding.decoding import greedy
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 CLIP_SMALL = {
@@ -39,7 +39,7 @@ def texts_of(pairs: int) -> list[list[str]]:
 
 
 def pair_transformer(tiny: bool, options: dict[str, Any]) -> Any:
-    from lightning_idc.methods.pair_transformer.module import PairTransformer
+    from lightning_idc.models.pair_transformer.module import PairTransformer
 
     return PairTransformer(**options), 64
 
@@ -57,7 +57,7 @@ def namc(tiny: bool, options: dict[str, Any]) -> Any:
         return NAMC(width=32, heads=2, **options), 64
     words = [f"word{i}" for i in range(30522 - len(WORDS) - 4)]
     full: dict[str, Any] = {"backbone": "resnet101", "width": 768, "heads": 12, "image_size": (224, 224)}
-    from lightning_idc.core.vocabulary import Vocabulary
+    from lightning_idc.nn.vocabulary import Vocabulary
 
     return NAMC(**full, **options, vocabulary=Vocabulary.build([*WORDS, *words]).words), 224
 

@@ -36,14 +36,14 @@ from lightning.pytorch import Callback, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.callbacks import CacheFeatures  # noqa: E402
-from lightning_idc.data.core.datamodule import PairDataModule  # noqa: E402
-from lightning_idc.data.core.mixture import Mixture  # noqa: E402
+from lightning_idc.data.datamodule import PairDataModule  # noqa: E402
+from lightning_idc.data.mixture import Mixture  # noqa: E402
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
 from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter  # noqa: E402
 from lightning_idc.methods.namc.noise_masking import NoiseMasking  # noqa: E402
-from lightning_idc.methods.rl.policy import GroupRelative  # noqa: E402
-from lightning_idc.methods.rl.rewards import CiderReward, FactsReward, WeightedRewards  # noqa: E402
+from lightning_idc.methods.policy.policy import GroupRelative  # noqa: E402
+from lightning_idc.methods.policy.rewards import CiderReward, FactsReward, WeightedRewards  # noqa: E402
 
 CONTROL, PRODUCED, MASKED = "SFT+", "SFT+ produced", "noise masking"
 REWARDED = ("SFT", CONTROL, PRODUCED, "ADPO", "GRPO")

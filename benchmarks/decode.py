@@ -26,12 +26,12 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 from torch import Tensor  # noqa: E402
 
-from lightning_idc.core.beam_search import beam_search, beam_search_uncached  # noqa: E402
-from lightning_idc.core.decoding import Decoded, greedy, greedy_uncached  # noqa: E402
-from lightning_idc.core.types import PairFeatures  # noqa: E402
-from lightning_idc.core.vocabulary import EOS  # noqa: E402
-from lightning_idc.methods.pair_transformer.net import PairTransformerNet  # noqa: E402
+from lightning_idc.images.types import PairFeatures  # noqa: E402
+from lightning_idc.models.pair_transformer.net import PairTransformerNet  # noqa: E402
 from lightning_idc.nn.backbones import SmallCNN  # noqa: E402
+from lightning_idc.nn.decoding.beam_search import beam_search, beam_search_uncached  # noqa: E402
+from lightning_idc.nn.decoding.decoding import Decoded, greedy, greedy_uncached  # noqa: E402
+from lightning_idc.nn.vocabulary import EOS  # noqa: E402
 
 TARGET, WORDS, CELLS, WIDTH = {"greedy": 15.0, "beam_search": 7.0}, 80, 64, 128
 Search = Callable[[PairTransformerNet, PairFeatures, int], Decoded]

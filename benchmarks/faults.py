@@ -39,7 +39,7 @@ from _harness import report
 from _serve_faults import SERVE_FAULTS, ServeTrial, answers_of, full_temporary_folder
 from _serve_faults import prepare as prepare_serving
 
-from lightning_idc.errors import IDCError
+from lightning_idc.utils.errors import IDCError
 
 TRAINER = """
   trainer: {accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0, max_epochs: EPOCHS,
@@ -273,10 +273,10 @@ def warm(place: Path) -> None:
     import lightning_idc.data.benchmarks.folder
     import lightning_idc.methods.img_diff.areas
     import lightning_idc.methods.img_diff.edits
-    import lightning_idc.methods.pair_transformer.module
+    import lightning_idc.models.pair_transformer.module
     import lightning_idc.synthesis.pipeline  # noqa: F401
-    from lightning_idc.core import evaluation
     from lightning_idc.data import SyntheticPairs
+    from lightning_idc.models import evaluation
     from lightning_idc.synthesis.library import cutouts
 
     evaluation.USUAL = evaluation.FAST  # METEOR takes longer than everything else here
@@ -289,8 +289,8 @@ def save_model(place: Path) -> None:
     """The captioner that is served: of the size of the images, and not trained."""
     import torch
 
-    from lightning_idc.core.vocabulary import Vocabulary
-    from lightning_idc.methods import PairTransformer
+    from lightning_idc.models import PairTransformer
+    from lightning_idc.nn.vocabulary import Vocabulary
 
     torch.manual_seed(0)
     words = Vocabulary.build(["a red green blue square appears on the left right", "nothing changed"]).words

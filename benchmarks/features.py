@@ -22,7 +22,7 @@ from training import quiet_trainer
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.models.pair_transformer.module import PairTransformer
 
 
 class Clock(Callback):

@@ -22,9 +22,9 @@ from real_clevr import cider_d
 from where import interval
 
 from lightning_idc import load
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.images import read_image
-from lightning_idc.core.where import locate
+from lightning_idc.images.images import read_image
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.where import locate
 
 
 def measure(captioner: PairCaptioner, folder: Path) -> dict[str, Any]:

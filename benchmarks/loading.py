@@ -18,7 +18,7 @@ from _harness import report
 from PIL import Image
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.store.decoded import DecodedSource, decode
 from lightning_idc.data.synthetic import SyntheticPairs
 

@@ -38,15 +38,15 @@ from lightning.pytorch import seed_everything
 from training import quiet_trainer
 
 from lightning_idc.callbacks.compare_results import captions_of
-from lightning_idc.core.schedules import WarmupCosine, WarmupLinear
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.methods.m3diff.mdp import MultiScaleDifferentialPerception
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
-from lightning_idc.methods.vlm.lora import LoRA
-from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.methods.vlm.tower import TowerNaming
 from lightning_idc.metrics.captions import score_captions
+from lightning_idc.models.schedules import WarmupCosine, WarmupLinear
+from lightning_idc.models.vlm.lora import LoRA
+from lightning_idc.models.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.tower import TowerNaming
 from lightning_idc.report.comparison import Captioned
 
 WIDTH, PLACES, DEPTHS = 1152, 729, 4

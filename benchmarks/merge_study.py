@@ -22,8 +22,8 @@ from typing import Any
 from _harness import report
 from _study import VARIED, Study, show
 
-from lightning_idc.errors import DataError
 from lightning_idc.report.comparison import Captioned
+from lightning_idc.utils.errors import DataError
 
 SAME = ("question", "commit")
 NAMED = ("said", "figures")

@@ -34,12 +34,12 @@ import numpy as np
 from _harness import report
 from metrics import corpus
 
-from lightning_idc.errors import IDCError
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.meteor import BACKENDS, Backend, MeteorScores, java, meteor_scores
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.reading import read_truths
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import IDCError
 
 Sets = list[tuple[str, list[str], list[list[str]]]]
 ODD = [

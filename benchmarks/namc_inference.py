@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.decoding import greedy
-from lightning_idc.core.types import PairFeatures
-from lightning_idc.core.vocabulary import SpecialIds, load_vocabulary
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.methods.namc.net import NamcNet
+from lightning_idc.nn.decoding.decoding import greedy
 from lightning_idc.nn.grid_backbone import GridBackbone
+from lightning_idc.nn.vocabulary import SpecialIds, load_vocabulary
 
 NEVER = -1e4
 BERT_WORDS = 30522

@@ -39,9 +39,6 @@ from _study import Said, Study, arguments, asked, figures_of, keep, kept_in, onc
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.core.addon import addons_of  # noqa: E402
-from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
-from lightning_idc.core.schedules import WarmupCosine, WarmupLinear  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
 from lightning_idc.data.transforms.robustness import Corruption, Fog, GaussianNoise, ReplaceWords  # noqa: E402
@@ -51,9 +48,12 @@ from lightning_idc.methods.namc.module import NAMC  # noqa: E402
 from lightning_idc.methods.namc.noise import random_probabilities  # noqa: E402
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon  # noqa: E402
 from lightning_idc.methods.namc.relevance import RelevancePretraining  # noqa: E402
-from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
-from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
+from lightning_idc.models.addon import addons_of  # noqa: E402
+from lightning_idc.models.captioner import PairCaptioner  # noqa: E402
+from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming  # noqa: E402
+from lightning_idc.models.schedules import WarmupCosine, WarmupLinear  # noqa: E402
 
 ARMS = ("scratch", "neither", "random", "noise", "noise+reconstruction", "oracle", "clean")
 CONTROL = "neither"

@@ -27,9 +27,8 @@ from torch import Tensor  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.core.types import PairSample  # noqa: E402
-from lightning_idc.core.vocabulary import Vocabulary  # noqa: E402
 from lightning_idc.data.benchmarks.implicit_change import compose  # noqa: E402
+from lightning_idc.images.types import PairSample  # noqa: E402
 from lightning_idc.methods.namc.dual_encoder import (  # noqa: E402
     ClipDualEncoder,
     DualEncoder,
@@ -40,6 +39,7 @@ from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstructio
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
 from lightning_idc.methods.namc.noise_masking import NoiseMasking  # noqa: E402
 from lightning_idc.nn.image_tokenizer import ImageTokenizer  # noqa: E402
+from lightning_idc.nn.vocabulary import Vocabulary  # noqa: E402
 
 WAYS = ("neither", "NoiseMasking", "MaskedReconstruction", "both")
 CAPTION = compose("a large red rubber cube left of a small blue metal sphere", "a small blue metal sphere alone")

@@ -40,16 +40,16 @@ from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
 from lightning.pytorch import Callback, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticPairs  # noqa: E402
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
-from lightning_idc.methods.adpo.cached_scores import CachedScores  # noqa: E402
 from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
-from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy  # noqa: E402
 from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval  # noqa: E402
-from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
-from lightning_idc.methods.vlm.lora import LoRA  # noqa: E402
-from lightning_idc.methods.vlm.module import VLMCaptioner  # noqa: E402
+from lightning_idc.methods.policy.cached_scores import CachedScores  # noqa: E402
+from lightning_idc.methods.policy.references import AdaptersOff, FrozenCopy  # noqa: E402
+from lightning_idc.models.captioner import PairCaptioner  # noqa: E402
+from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.models.vlm.lora import LoRA  # noqa: E402
+from lightning_idc.models.vlm.module import VLMCaptioner  # noqa: E402
 
 ADPO_TIME, ADPO_MEMORY = 1.03, 1.02
 """What ADPO may cost, as a factor of DPO."""

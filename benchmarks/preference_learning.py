@@ -31,7 +31,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
 
 from lightning_idc.callbacks.forced_choice import ForcedChoice
-from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.data.transforms.robustness import VagueCaptions
@@ -39,8 +38,9 @@ from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetrieve
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.schedules import WarmupCosine
 
 CANDIDATES = (16, 64, 256)
 SHARPNESS = (0.25, 0.5, 2.0, 4.0)

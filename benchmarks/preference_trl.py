@@ -157,8 +157,8 @@ def answers(count: int) -> list[tuple[str, str]]:
 
 def make(folder: Path, size: Size) -> None:
     """Write a random model with its processor."""
-    from lightning_idc.methods.vlm.families import family_of
-    from lightning_idc.methods.vlm.loading import make_model, train_tokenizer
+    from lightning_idc.models.vlm.families import family_of
+    from lightning_idc.models.vlm.loading import make_model, train_tokenizer
 
     torch.manual_seed(0)
     family = family_of(size.architecture["model_type"])
@@ -253,14 +253,14 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
 
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
-    from lightning_idc.core.captions import pad_captions
-    from lightning_idc.methods.adpo.cached_scores import CachedScores
     from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
     from lightning_idc.methods.adpo.preference import PreferenceOptimization
-    from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, ReferencePolicy
-    from lightning_idc.methods.vlm.lora import LoRA
-    from lightning_idc.methods.vlm.module import VLMCaptioner
-    from lightning_idc.methods.vlm.net import VLMNet
+    from lightning_idc.methods.policy.cached_scores import CachedScores
+    from lightning_idc.methods.policy.references import AdaptersOff, FrozenCopy, ReferencePolicy
+    from lightning_idc.models.captions import pad_captions
+    from lightning_idc.models.vlm.lora import LoRA
+    from lightning_idc.models.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.net import VLMNet
 
     told = answers(batch * 2)
     data = MadeUpPairs(size.side, [[chosen] for chosen, _ in told], batch_size=batch)

@@ -33,11 +33,11 @@ import numpy as np  # noqa: E402 - after the number of threads is set
 import torch  # noqa: E402 - after the number of threads is set
 from torch import Tensor  # noqa: E402
 
-from lightning_idc.core.decoding import greedy  # noqa: E402
-from lightning_idc.core.types import PairFeatures  # noqa: E402
-from lightning_idc.core.vocabulary import BOS, EOS, PAD, UNK  # noqa: E402
+from lightning_idc.images.types import PairFeatures  # noqa: E402
 from lightning_idc.methods.procap.official.encoder import OfficialDecoder, OfficialEncoder, OfficialNet  # noqa: E402
+from lightning_idc.nn.decoding.decoding import greedy  # noqa: E402
 from lightning_idc.nn.image_tokenizer import ImageTokenizer  # noqa: E402
+from lightning_idc.nn.vocabulary import BOS, EOS, PAD, UNK  # noqa: E402
 
 SLOTS, WORDS, TARGET = 24, 79, 8.0
 

@@ -44,14 +44,14 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from training import quiet_trainer
 
 from lightning_idc.callbacks import CacheFeatures
-from lightning_idc.core.schedules import WarmupCosine
-from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.datamodule import Split
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.methods.procap.flow import DISMidpoint
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
+from lightning_idc.models.schedules import WarmupCosine
 
 ALL_LOSSES = (1.0, 1.0, 1.0)
 """Weights of masked sequence modelling, alignment and consistency in a first stage."""

@@ -51,7 +51,7 @@ ROWS: dict[str, list[str]] = {
 PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("imports", ("importlib._bootstrap",)),
     ("backward", (":_engine_run_backward",)),
-    ("decoding", ("core/decoding.py",)),
+    ("decoding", ("nn/decoding/decoding.py",)),
     ("scoring", ("lightning_idc/metrics/",)),
     ("checkpoints", ("torch/serialization.py", "checkpoint_io", "model_checkpoint.py", "checkpoint_connector.py")),
     (

@@ -28,10 +28,10 @@ from _study import Said, Study, arguments, each_run, keep, show, wanted
 from lightning.pytorch import Callback
 from preference_learning import WORLDS, Run, adamw
 
-from lightning_idc.core.schedules import WarmupCosine
-from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.rl.policy import GroupRelative, SelfCritical
-from lightning_idc.methods.rl.rewards import CiderReward, FactsReward, WeightedRewards
+from lightning_idc.methods.policy.policy import GroupRelative, SelfCritical
+from lightning_idc.methods.policy.rewards import CiderReward, FactsReward, WeightedRewards
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.models.schedules import WarmupCosine
 from lightning_idc.report.comparison import Captioned, Facts
 
 CONTROL = "SFT+"

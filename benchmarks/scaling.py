@@ -30,9 +30,9 @@ import torch  # noqa: E402
 from _harness import give_back, measure_apart, report  # noqa: E402
 from PIL import Image  # noqa: E402
 
-from lightning_idc.core.types import PairFeatures  # noqa: E402
 from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
-from lightning_idc.data.core.checking import check_pairs  # noqa: E402
+from lightning_idc.data.checking import check_pairs  # noqa: E402
+from lightning_idc.images.types import PairFeatures  # noqa: E402
 from lightning_idc.metrics.bootstrap import bootstrap  # noqa: E402
 from lightning_idc.metrics.captions import score_captions  # noqa: E402
 from lightning_idc.metrics.grouping import ReferenceRecord  # noqa: E402

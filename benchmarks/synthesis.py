@@ -65,8 +65,8 @@ def scenes(count: int, size: int, light: bool, jitter: float, seed: int) -> list
 def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_idc.methods.img_diff.areas import DifferenceAreas, found_and_true
     from lightning_idc.methods.img_diff.presets import filters_named
+    from lightning_idc.synthesis.models.contours import DifferenceContours
     from lightning_idc.synthesis.records import Record
-    from lightning_idc.synthesis.slots.contours import DifferenceContours
 
     found: dict[str, Any] = {}
     conditions = {
@@ -136,7 +136,7 @@ def pasted_and_described(library: str | None, known: str | None, seed: int = 0) 
     from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-    from lightning_idc.synthesis.slots.prototypes import NearestPrototype
+    from lightning_idc.synthesis.models.prototypes import NearestPrototype
     from lightning_idc.synthesis.stages import Sequential
 
     return Sequential(
@@ -215,8 +215,8 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
     from synthesis_models import build, stages
 
     from lightning_idc.methods.img_diff.edits import PasteEdits
+    from lightning_idc.synthesis.models.pretrained import Pretrained
     from lightning_idc.synthesis.run import run
-    from lightning_idc.synthesis.slots.pretrained import Pretrained
     from lightning_idc.synthesis.sources import SamplePhotos
 
     found: dict[str, Any] = {}

@@ -12,11 +12,11 @@ from lightning_idc.methods.img_diff.captions import INSTRUCTION, PromptedEdits
 from lightning_idc.methods.img_diff.judging import NATURAL, NaturalImages
 from lightning_idc.methods.img_diff.questions import PromptedTeller
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, PromptedCaptioner
-from lightning_idc.synthesis.slots.contours import DifferenceContours
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, WordEncoder
-from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages
-from lightning_idc.synthesis.slots.sam import SamSegmenter
+from lightning_idc.synthesis.models.chat import ChatModel, ChatVisionModel, PromptedCaptioner
+from lightning_idc.synthesis.models.contours import DifferenceContours
+from lightning_idc.synthesis.models.embedded import ColorMatcher, WordEncoder
+from lightning_idc.synthesis.models.pretrained import BlipMatcher, ClipImages
+from lightning_idc.synthesis.models.sam import SamSegmenter
 from lightning_idc.synthesis.stages import PipelineStage
 
 WORDS = 8000

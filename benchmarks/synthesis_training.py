@@ -36,18 +36,18 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa:
 from PIL import Image as ImageFile  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.core.schedules import WarmupCosine  # noqa: E402
-from lightning_idc.core.types import PairSample  # noqa: E402
 from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
-from lightning_idc.data.core.datamodule import PairDataModule, Split  # noqa: E402
-from lightning_idc.data.core.mixture import Mixture  # noqa: E402
-from lightning_idc.data.core.source import PairSource, View  # noqa: E402
+from lightning_idc.data.datamodule import PairDataModule, Split  # noqa: E402
+from lightning_idc.data.mixture import Mixture  # noqa: E402
+from lightning_idc.data.source import PairSource, View  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
+from lightning_idc.images.types import PairSample  # noqa: E402
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, found_and_true  # noqa: E402
 from lightning_idc.methods.img_diff.edits import PasteEdits  # noqa: E402
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions  # noqa: E402
-from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
-from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
+from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming  # noqa: E402
+from lightning_idc.models.schedules import WarmupCosine  # noqa: E402
 from lightning_idc.synthesis.release import ReleasePairs  # noqa: E402
 from lightning_idc.synthesis.run import run  # noqa: E402
 from lightning_idc.synthesis.sources import ImageFolder  # noqa: E402

@@ -23,8 +23,8 @@ from _steps import forget_peak, now, peak
 from torch import Tensor
 from vlm_scoring import SIZES, batch_of, model_of
 
-from lightning_idc.core.decoding import greedy
-from lightning_idc.core.sampling import sample
+from lightning_idc.nn.decoding.decoding import greedy
+from lightning_idc.nn.decoding.sampling import sample
 
 SAMPLES = 4
 

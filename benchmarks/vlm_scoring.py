@@ -5,7 +5,7 @@
     python benchmarks/vlm_scoring.py --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
 
 Ways: `stock` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
-know nothing of pairs do it; `plain`, `packed` and `cached` are the ways of methods/vlm/scoring.py.
+know nothing of pairs do it; `plain`, `packed` and `cached` are the ways of models/vlm/scoring.py.
 Each way runs in a process of its own, so that its peak memory is its own;
 weights are random. The summed log-probabilities of all ways are compared, too.
 """
@@ -28,10 +28,10 @@ import torch
 from _harness import give_back, measure_apart, report
 from torch import Tensor
 
-from lightning_idc.core.types import PairBatch, PairSample
-from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.loading import train_tokenizer
-from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.images.types import PairBatch, PairSample
+from lightning_idc.models.vlm.families import family_of
+from lightning_idc.models.vlm.loading import train_tokenizer
+from lightning_idc.models.vlm.module import VLMCaptioner
 
 WAYS = ("stock", "plain", "packed", "cached")
 SMALL_TEXT = dict(

@@ -78,7 +78,7 @@ def limits(device: str) -> dict[str, Any]:
 
 
 def lora() -> Any:
-    from lightning_idc.methods.vlm.lora import LoRA
+    from lightning_idc.models.vlm.lora import LoRA
 
     return LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"])
 
@@ -100,9 +100,9 @@ def retriever_of(folder: Path, device: str) -> str:
 def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
     from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
     from lightning_idc.methods.adpo.preference import PreferenceOptimization
-    from lightning_idc.methods.adpo.references import AdaptersOff
-    from lightning_idc.methods.rl.policy import GroupRelative
-    from lightning_idc.methods.rl.rewards import LengthReward
+    from lightning_idc.methods.policy.policy import GroupRelative
+    from lightning_idc.methods.policy.references import AdaptersOff
+    from lightning_idc.methods.policy.rewards import LengthReward
 
     if row == "grpo":
         return [GroupRelative(LengthReward(8, 64), samples=4)]
@@ -118,8 +118,8 @@ def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
 
 def of_ours(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     """A row of this library, with its operations and planned bytes."""
-    from lightning_idc.methods.vlm.module import VLMCaptioner
-    from lightning_idc.methods.vlm.plan import Images, plan_of
+    from lightning_idc.models.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.plan import Images, plan_of
 
     count = 4 if row == "sft x4" else 1
     data = MadeUpPairs(size.side, captions_of(max(16, 2 * batch), count), batch_size=batch)

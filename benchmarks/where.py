@@ -24,10 +24,10 @@ import torch
 from _harness import report
 
 from lightning_idc import load
-from lightning_idc.core.types import PairSample
-from lightning_idc.core.where import CELLS, Box, Where, locate, placed
 from lightning_idc.data import DeepPCB, SyntheticPairs
 from lightning_idc.data.synthetic.geometry import box_iou
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.where import CELLS, Box, Where, locate, placed
 
 IOU = 0.3
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from lightning_idc._lazy import public_names
+from lightning_idc.utils.lazy import public_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "lightning_idc"
@@ -37,8 +37,9 @@ def sources() -> dict[str, str]:
     found["SECURITY.md"] = "security.md"
     for path in sorted(PACKAGE.rglob("README.md")):
         folders = path.parent.relative_to(PACKAGE).parts
-        place = "methods" if folders[0] == "methods" else "parts"
-        found[path.relative_to(ROOT).as_posix()] = f"{place}/{'_'.join(folders[folders[0] == 'methods' :])}.md"
+        is_method = folders[0] in ("methods", "models")
+        page = f"{'methods' if is_method else 'parts'}/{'_'.join(folders[is_method:])}.md"
+        found[path.relative_to(ROOT).as_posix()] = page
     return found
 
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc import errors
+from lightning_idc.utils import errors
 
 PACKAGE = Path(errors.__file__).parent
 FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 KINDS = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.IDCError)}
 TO_CONVERT = {
     "cli/stages.py",
-    "core/types.py",
+    "images/types.py",
     "data/io/feature_store.py",
     "data/io/features.py",
-    "data/io/files.py",
-    "data/io/jsonfiles.py",
-    "data/io/prepare.py",
+    "data/tables/files.py",
+    "data/tables/jsonfiles.py",
+    "data/tables/prepare.py",
     "data/io/shards.py",
     "errors.py",
     "methods/namc/noise_masking.py",
@@ -40,7 +40,7 @@ TO_CONVERT = {
     "synthesis/provenance.py",
     "synthesis/records.py",
 }
-"""Files that still use the base class under an older name; ``core/types.py`` passes it on to some of them."""
+"""Files that still use the base class under an older name; ``images/types.py`` passes it on to some of them."""
 
 
 def faults_of(source: str) -> Iterator[str]:
@@ -87,8 +87,8 @@ def test_the_library_raises_kinds_of_errors_alone() -> None:
         "raise IDCError",
         "PairError = IDCError",
         "class LayoutError(PairError): pass",
-        "from lightning_idc.core.types import DataError",
-        "from lightning_idc.errors import IDCError as PairError",
+        "from lightning_idc.images.types import DataError",
+        "from lightning_idc.utils.errors import IDCError as PairError",
     ],
 )
 def test_the_check_finds_every_use_of_the_base_class(source: str) -> None:
@@ -96,5 +96,7 @@ def test_the_check_finds_every_use_of_the_base_class(source: str) -> None:
 
 
 def test_the_check_lets_kinds_and_except_clauses_pass() -> None:
-    source = "from lightning_idc.errors import IDCError\ntry:\n    raise DataError('x')\nexcept IDCError:\n    raise"
+    source = (
+        "from lightning_idc.utils.errors import IDCError\ntry:\n    raise DataError('x')\nexcept IDCError:\n    raise"
+    )
     assert not list(faults_of(source))

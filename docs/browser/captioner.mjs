@@ -1,7 +1,7 @@
 // A captioner of `lightning-idc export onnx` in the browser: words, change score and place, computed as Python does.
 
-const CELLS = 8, KEPT = 0.5, SHOWN = 32, BLUR = 13;  // of lightning_idc/core/where.py
-const TOLERANCE = 12, SAME_ASPECT = 0.02;  // of lightning_idc/core/bars.py
+const CELLS = 8, KEPT = 0.5, SHOWN = 32, BLUR = 13;  // of lightning_idc/models/where.py
+const TOLERANCE = 12, SAME_ASPECT = 0.02;  // of lightning_idc/images/bars.py
 const CHANGED = 0.5, BATCH = 32;
 
 /** Pixels of an image file, `{width, height, data}` with data channel by channel. */

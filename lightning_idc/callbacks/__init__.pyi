@@ -16,8 +16,8 @@ from lightning_idc.methods.namc.log_relevance import LogRelevance as LogRelevanc
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction as MaskedReconstruction
 from lightning_idc.methods.namc.noise_masking import NoiseMasking as NoiseMasking
 from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality as ReconstructionQuality
+from lightning_idc.methods.policy.policy import GroupRelative as GroupRelative
+from lightning_idc.methods.policy.policy import SelfCritical as SelfCritical
+from lightning_idc.methods.policy.server_rollouts import ServerRollouts as ServerRollouts
 from lightning_idc.methods.procap.pictures import LogProcedures as LogProcedures
-from lightning_idc.methods.rl.policy import GroupRelative as GroupRelative
-from lightning_idc.methods.rl.policy import SelfCritical as SelfCritical
-from lightning_idc.methods.rl.server_rollouts import ServerRollouts as ServerRollouts
-from lightning_idc.methods.vlm.lora import LoRA as LoRA
+from lightning_idc.models.vlm.lora import LoRA as LoRA

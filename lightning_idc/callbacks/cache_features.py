@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import default_cache_dir
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import default_cache_dir
 
 
 class CacheFeatures(Callback):

@@ -11,13 +11,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_idc.callbacks.unchanged_control import CONTROL
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import ConfigError, IDCError
-from lightning_idc.files import save, save_json
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.files import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
 PREDICTIONS = "predictions.json"

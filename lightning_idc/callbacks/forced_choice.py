@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.captions import pad_captions
-from lightning_idc.core.distributed import all_gather_dict
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.types import PairBatch
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.captions import pad_captions
+from lightning_idc.models.distributed import all_gather_dict
+from lightning_idc.utils.errors import ConfigError
 
 WORDINGS = 5
 """Templates of every kind of change."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.checkpoint_io import INTERRUPTED
+from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
 
 
 class StopCleanly(Callback):

@@ -11,12 +11,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from lightning_idc.callbacks.show_results import results_of
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import save
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.table import Table
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import save
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,9 +7,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.metrics.protocols import protocol_named
+from lightning_idc.utils.errors import ConfigError, IDCError
 
 
 class ValidationSelection(Callback):

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object
-from lightning_idc.core.text import plain
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.errors import ConfigError, IDCError
-from lightning_idc.files import save, save_json
+from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import Origin
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.report.html import write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.summary import as_markdown, as_rich
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.files import save, save_json
+from lightning_idc.utils.text import plain
 
 
 class ShowResults(Callback):

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_dict
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import save_json
+from lightning_idc.images.types import PairBatch
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import all_gather_dict
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import save_json
 
 CONTROL = "unchanged.json"
 

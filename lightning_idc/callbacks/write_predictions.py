@@ -11,12 +11,12 @@ from typing import IO, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object
-from lightning_idc.core.io import TRAINING_ONLY
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import atomic_write, digest_of_all, finite
+from lightning_idc.checkpoints.reading import TRAINING_ONLY
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import all_gather_object
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.files import atomic_write, digest_of_all, finite
 
 
 class WritePredictions(Callback):

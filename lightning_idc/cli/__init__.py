@@ -121,7 +121,7 @@ def guarded(given: list[str]) -> int:
             print("\nstopped", file=sys.stderr)
             return 130
         from lightning_idc.cli.errors import readable
-        from lightning_idc.core.text import printable
+        from lightning_idc.utils.text import printable
 
         message, status = readable(error), OTHER_STATUS.get(given[0], 1)
         if message is not None and not os.environ.get(TRACEBACK):
@@ -144,7 +144,7 @@ def import_named(given: list[str]) -> list[str]:
     Raises:
         ConfigError: a module cannot be imported.
     """
-    from lightning_idc.errors import ConfigError
+    from lightning_idc.utils.errors import ConfigError
 
     rest, named = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
     arguments = iter(given)
@@ -169,11 +169,11 @@ def import_modules(named: Sequence[str], where: str) -> None:
     Raises:
         ConfigError: a module cannot be imported.
     """
-    from lightning_idc.errors import ConfigError
+    from lightning_idc.utils.errors import ConfigError
 
     if not named:
         return
-    from lightning_idc.core.names import MODULES
+    from lightning_idc.utils.names import MODULES
 
     os.environ[IMPORTS] = ",".join(dict.fromkeys([*os.environ.get(IMPORTS, "").split(","), *named])).strip(",")
     if os.getcwd() not in sys.path:

@@ -8,8 +8,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.text import printable
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.text import printable
 
 FILE = "negatives.json"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.io import names_a_class
-from lightning_idc.core.names import class_of, full_name, is_public
-from lightning_idc.errors import ConfigError
+from lightning_idc.checkpoints.reading import names_a_class
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import class_of, full_name, is_public
 
 KEY = "data"
 READING = ("value_range", "bands", "page", "fill_nan", "interpolation")

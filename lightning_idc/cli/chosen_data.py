@@ -7,9 +7,9 @@ from typing import Any
 
 from lightning_idc.cli.data import MODULES
 from lightning_idc.cli.recipe import Recipe, Stage, with_handed_on
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.names import class_of, is_public, nearest, with_full_names
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import class_of, is_public, nearest, with_full_names
 
 _OF_ONE_DATA_SET = ("root", "annotations")
 

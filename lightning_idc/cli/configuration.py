@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_idc.core.names import with_full_names
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.names import with_full_names
 
 
 def parse_value(text: str) -> Any:

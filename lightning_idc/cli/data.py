@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.text import printable
 
 if TYPE_CHECKING:
-    from lightning_idc.data.core.datamodule import PairDataModule
+    from lightning_idc.data.datamodule import PairDataModule
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
@@ -65,7 +65,7 @@ def run(given: list[str]) -> int:
 
 
 def _ls() -> int:
-    from lightning_idc.core.names import class_of
+    from lightning_idc.utils.names import class_of
 
     for name, path in MODULES.items():
         print(f"{name:<22} {path}\n{'':<22} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
@@ -74,8 +74,8 @@ def _ls() -> int:
 
 def _check(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.data.core.benchmark import Benchmark
-    from lightning_idc.data.core.checking import check
+    from lightning_idc.data.benchmark import Benchmark
+    from lightning_idc.data.checking import check
 
     data = _build(name, "check", parse_overrides(arguments))
     if not isinstance(data, Benchmark):  # whose check tells what is missing more fully
@@ -85,8 +85,8 @@ def _check(name: str, arguments: list[str]) -> int:
 
 def _prepare(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.data.core.benchmark import Benchmark
-    from lightning_idc.data.io.prepare import prepare
+    from lightning_idc.data.benchmark import Benchmark
+    from lightning_idc.data.tables.prepare import prepare
 
     given = parse_overrides(arguments)
     archive = given.pop("archive", None)
@@ -101,9 +101,9 @@ def _prepare(name: str, arguments: list[str]) -> int:
 
 def _count(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.data.core.benchmark import Benchmark
-    from lightning_idc.data.core.datamodule import SPLITS
-    from lightning_idc.data.core.statistics import split_statistics
+    from lightning_idc.data.benchmark import Benchmark
+    from lightning_idc.data.datamodule import SPLITS
+    from lightning_idc.data.statistics import split_statistics
 
     given = parse_overrides(arguments)
     split = given.pop("split", None)
@@ -143,8 +143,8 @@ def _told(problems: list[str]) -> int:
 def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     """The data module of a name or class path with its arguments."""
     from lightning_idc.cli.errors import check_names
-    from lightning_idc.core.names import class_of, is_public, nearest
-    from lightning_idc.data.core.datamodule import PairDataModule
+    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.utils.names import class_of, is_public, nearest
 
     if name not in MODULES and "." not in name and not is_public(name):
         raise ConfigError(f"no data module is called {name!r}; {nearest(name, MODULES)}")

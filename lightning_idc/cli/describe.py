@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_idc.cli import typed
-from lightning_idc.core.paths import check_target
-from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.text import printable
 
 
 def run(given: list[str]) -> int:

@@ -138,7 +138,7 @@ def _scripts() -> list[str]:
 
 
 def _folders() -> list[str]:
-    from lightning_idc.files import default_cache_dir
+    from lightning_idc.utils.files import default_cache_dir
 
     cache = default_cache_dir()
     there = next(folder for folder in (cache, *cache.parents) if folder.is_dir())

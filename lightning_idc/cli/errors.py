@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.names import class_of, full_name, nearest
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.names import class_of, full_name, nearest
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
 """Keys that a configuration may have at its top."""

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -43,7 +43,7 @@ def export(
     with noted():
         captioner = options.open()
         if kind == "hf":
-            from lightning_idc.methods.vlm.publishing import upload, write_repository
+            from lightning_idc.models.vlm.publishing import upload, write_repository
 
             folder = write_repository(captioner, out, push or f"OWNER/{out.name}", layout)
             if push is not None:

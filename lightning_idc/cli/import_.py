@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 # method -> function(path of the official checkpoint, **options) -> module with save_pretrained
 CONVERTERS = {
@@ -35,8 +35,8 @@ def run(given: list[str]) -> int:
         return 0 if wants_help else 2
     from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.errors import check_names
-    from lightning_idc.core.module import PairModule
-    from lightning_idc.core.names import class_of, nearest
+    from lightning_idc.models.module import PairModule
+    from lightning_idc.utils.names import class_of, nearest
 
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:
@@ -65,8 +65,8 @@ def _save(module: Any, target: Path) -> None:
     """Write a module as Lightning would, without an optimizer."""
     import lightning.pytorch as pl
 
-    from lightning_idc.core.checkpoint_io import write_checkpoint
-    from lightning_idc.core.names import public_name
+    from lightning_idc.checkpoints.checkpoint_io import write_checkpoint
+    from lightning_idc.utils.names import public_name
 
     checkpoint = {
         "pytorch-lightning_version": pl.__version__,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.metrics.difference_list import LEXICAL, PROMPT_VERSION, DifferenceJudge, PromptedJudge
 from lightning_idc.metrics.judge import CausalJudge, TextModel
+from lightning_idc.utils.errors import ConfigError, check_number
 
 
 def check(options: argparse.Namespace) -> None:
@@ -44,8 +44,8 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
             raise ConfigError(
                 f"--judge is the endpoint {options.judge}; name the model that it runs with --judge-model"
             )
-        from lightning_idc.synthesis.slots.base import CutOff
-        from lightning_idc.synthesis.slots.endpoint import Endpoint
+        from lightning_idc.synthesis.models.base import CutOff
+        from lightning_idc.synthesis.models.endpoint import Endpoint
 
         # 120 s, or as long as ten tokens a second take: a model that thinks is not asked again halfway
         timeout = max(120.0, options.judge_tokens / 10)

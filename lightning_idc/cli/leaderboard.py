@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_idc.core.paths import check_target
-from lightning_idc.core.text import encodable
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
     from lightning_idc.report.leaderboard import Board
@@ -77,8 +77,8 @@ def write(found: list[Board], out: Path) -> int:
     Raises:
         ConfigError: the files would overwrite each other.
     """
-    from lightning_idc.files import save
     from lightning_idc.report.leaderboard import as_latex, as_markdown, write_html
+    from lightning_idc.utils.files import save
 
     page, tex = out.with_suffix(".html"), out.with_suffix(".tex")
     if out in (page, tex):

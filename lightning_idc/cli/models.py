@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from lightning_idc.core.names import nearest
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.opening import shipped
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import nearest
 
 
 def run(given: list[str]) -> int:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.core.paths import check_target
-from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.text import printable
 
 INSTRUCTION = "Write the instruction, one short imperative sentence, that turns the first image into the second."
 FAILED = 2
@@ -166,10 +166,10 @@ def caption_pairs(
         batch_size: pairs per batch.
     """
     with noted():
-        from lightning_idc.files import atomic_write
-        from lightning_idc.methods.vlm.module import VLMCaptioner
+        from lightning_idc.models.vlm.module import VLMCaptioner
         from lightning_idc.serve.batch import answered
         from lightning_idc.serve.pairs import list_pairs
+        from lightning_idc.utils.files import atomic_write
 
         captioner = options.open()
         if style == "instruction":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.cli.records import digest_of
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 SECONDS_TO_JOIN = 600
 """Processes of a job may start minutes apart."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -17,7 +17,7 @@ def run(given: list[str]) -> int:
     from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.recipe import choices, load
     from lightning_idc.cli.recipes import file_of
-    from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
+    from lightning_idc.models.vlm.plan import GIB, plan_of_stage
 
     path, planned, overrides = file_of(options.recipe), 0, parse_overrides(rest)
     for key in overrides:

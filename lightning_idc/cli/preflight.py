@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.cli.recipe import Recipe
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 _DATA = "Records"
 _MODELS = {

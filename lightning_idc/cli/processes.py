@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core import children
+from lightning_idc.utils import children
 
 RESULT = "LIGHTNING_IDC_RESULT"
 """Environment variable naming the file that a stage writes its best checkpoint and metrics to."""

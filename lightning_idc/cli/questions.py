@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.paths import check_target
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.paths import check_target
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
 
 _ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
@@ -110,8 +110,8 @@ def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> l
 
 
 def _asker(options: argparse.Namespace) -> QuestionAnswerer:
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
-    from lightning_idc.methods.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.module import VLMCaptioner
     from lightning_idc.serve.opening import open_model
 
     captioner = open_model(
@@ -131,8 +131,8 @@ def _asker(options: argparse.Namespace) -> QuestionAnswerer:
 
 
 def _score(options: argparse.Namespace, letters: str) -> int:
-    from lightning_idc.files import save
     from lightning_idc.metrics.paired_accuracy import accuracy_by_task, paired_accuracy, read_answers
+    from lightning_idc.utils.files import save
 
     answers = read_answers(options.file, options.published_keys)
     about: dict[str, Any] = {"file": Path(options.file).name, "letters": letters}

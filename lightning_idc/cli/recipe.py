@@ -32,10 +32,10 @@ from omegaconf.errors import OmegaConfBaseException
 from lightning_idc.cli.configuration import copied, merge, normalised, read_yaml, set_key
 from lightning_idc.cli.errors import TOP, unknown_key
 from lightning_idc.cli.recipes import shipped_folder
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.names import class_of, nearest, with_full_names
-from lightning_idc.errors import ConfigError, IDCError
-from lightning_idc.files import digest
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.files import digest
+from lightning_idc.utils.names import class_of, nearest, with_full_names
 
 VERBS = ("fit", "validate", "test", "predict")
 SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")

@@ -6,8 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from lightning_idc.core.names import nearest
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import nearest
 
 
 def shipped_folder() -> Path:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
-from lightning_idc.files import atomic_write, digest, file_digest, fingerprint
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.files import atomic_write, digest, file_digest, fingerprint
 
 _SEAL = "digest_of_record"
 

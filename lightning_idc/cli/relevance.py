@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -23,10 +23,10 @@ def run(given: list[str]) -> int:
     judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="of open_clip, such as ViT-B-16-quickgelu/openai")
     arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.core.images import as_pair
-    from lightning_idc.core.vocabulary import words_of
+    from lightning_idc.images.images import as_pair
     from lightning_idc.methods.namc.dual_encoder import ClipDualEncoder, DualEncoder, load_dual_encoder
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+    from lightning_idc.nn.vocabulary import words_of
 
     if not words_of(options.caption):
         raise ConfigError("the caption has no words to judge")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.cli.recipes import file_of
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.utils.errors import ConfigError, IDCError
 
 _HELP = """usage: lightning run RECIPE.yaml [--smoke] [--run_dir DIR | --resume DIR] [--key value ...]
 

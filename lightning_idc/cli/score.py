@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.paths import check_target
-from lightning_idc.core.text import encodable
-from lightning_idc.errors import ConfigError, IDCError
-from lightning_idc.files import save
+from lightning_idc.utils.errors import ConfigError, IDCError
+from lightning_idc.utils.files import save
+from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores

@@ -14,8 +14,8 @@ def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     """Print a result, whose scores are by part."""
     from rich.console import Console
 
-    from lightning_idc.core.text import plain
     from lightning_idc.report.summary import Summary, as_rich
+    from lightning_idc.utils.text import plain
 
     protocol, headline = result["protocol"], result["counts"][result["headline"]]
     summary = Summary(

@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 from lightning_idc.cli import typed
-from lightning_idc.core.children import end_with_parent
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.children import end_with_parent
+from lightning_idc.utils.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost")
 

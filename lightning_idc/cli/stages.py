@@ -19,8 +19,8 @@ from lightning_idc.cli.processes import may_fork, run_process
 from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.cli.records import digest_of, read_record, write_json
 from lightning_idc.cli.streams import OUTCOME, together
-from lightning_idc.errors import PairError
-from lightning_idc.files import atomic_write
+from lightning_idc.utils.errors import PairError
+from lightning_idc.utils.files import atomic_write
 
 RUN, DONE = "run.json", "stage.json"
 
@@ -189,7 +189,7 @@ class Run:
             return 0
         best = Path(result["best"]) if result["best"] else None
         if best is not None:
-            from lightning_idc.core.checkpoint_io import check_intact
+            from lightning_idc.checkpoints.checkpoint_io import check_intact
 
             check_intact(best, f"remove {os.path.relpath(home)} to train this stage anew")
             result["digest"] = digest_of(best)
@@ -224,7 +224,7 @@ class Run:
                 f"weights: {os.path.relpath(config['ckpt_path'])}" if config.get("ckpt_path") else "weights: as built"
             )
         elif self.resuming and home.is_dir():
-            from lightning_idc.core.checkpoint_io import newest_checkpoint
+            from lightning_idc.checkpoints.checkpoint_io import newest_checkpoint
 
             newest = newest_checkpoint(home, lambda said: print(said, flush=True))
             if newest is not None:

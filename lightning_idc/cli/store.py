@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.errors import DatasetNotFoundError
+from lightning_idc.utils.errors import DatasetNotFoundError
 
 _HELP = """usage: lightning-idc store VERB ...
 

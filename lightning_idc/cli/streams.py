@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.cli.recipe import Stage
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import atomic_write
 
 OUTCOME = ".outcome.json"
 """What the process of a stage leaves for the run; the folder is also that of its callbacks, with files of theirs."""

@@ -24,20 +24,20 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO
+from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint
 from lightning_idc.cli.checkpoint_data import StoreData, with_stored_data
 from lightning_idc.cli.configuration import gather, with_log_folder
 from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
-from lightning_idc.core.distributed import destroy_process_group
-from lightning_idc.core.io import plain_hparams, read_checkpoint
-from lightning_idc.core.module import PairModule
-from lightning_idc.core.names import class_of, full_name
-from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number
-from lightning_idc.files import atomic_write
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import destroy_process_group
+from lightning_idc.models.module import PairModule
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import CheckpointError, ConfigError, IDCError, check_number
+from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.names import class_of, full_name
 
 
 def run(given: list[str]) -> int:

@@ -18,9 +18,9 @@ from lightning_idc.data.benchmarks.remote_sensing_dialogues import RSCC as RSCC
 from lightning_idc.data.benchmarks.remote_sensing_dialogues import ChangeChat as ChangeChat
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff as SpotTheDiff
 from lightning_idc.data.benchmarks.subtlebench import VLMSubtleBench as VLMSubtleBench
-from lightning_idc.data.core.datamodule import PairDataModule as PairDataModule
-from lightning_idc.data.core.mixture import Mixture as Mixture
-from lightning_idc.data.core.source import PairSource as PairSource
+from lightning_idc.data.datamodule import PairDataModule as PairDataModule
+from lightning_idc.data.mixture import Mixture as Mixture
+from lightning_idc.data.source import PairSource as PairSource
 from lightning_idc.data.synthetic.cells import SyntheticCells as SyntheticCells
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs as SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions as SyntheticDescriptions

@@ -1,5 +1,5 @@
 """The methods of the papers, one folder each."""
 
-from lightning_idc._lazy import attach
+from lightning_idc.utils.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)

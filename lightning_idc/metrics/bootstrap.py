@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
 from lightning_idc.metrics.corpus import Floats, Ints
+from lightning_idc.utils.errors import ConfigError, DataError
 
 _BLOCK = 64
 _AT_ONCE = 16_000_000  # weights of pairs in one block, 128 MB

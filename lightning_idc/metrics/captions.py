@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import bleu, meteor
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
@@ -15,6 +14,7 @@ from lightning_idc.metrics.meteor import Backend, NotComputed, backend_named, me
 from lightning_idc.metrics.rouge import rouge_l
 from lightning_idc.metrics.spice import spice_scores
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import ConfigError, DataError
 
 T = TypeVar("T")
 FAST = ("BLEU", "ROUGE-L", "CIDEr-D")

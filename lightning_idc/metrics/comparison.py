@@ -7,11 +7,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from lightning_idc.errors import DataError, IDCError
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores, ScoringResources
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
+from lightning_idc.utils.errors import DataError, IDCError
 
 
 def compare_captions(

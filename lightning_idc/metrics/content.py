@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
+from lightning_idc.utils.errors import DataError
 
 MOST_BYTES = 1 << 30
 IDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids, check_metrics
 from lightning_idc.metrics.judge import TextModel, ask_until_read
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import DataError
 
 Matches = list[int | None]
 """For each difference that is there the place of the claim that states it; None where no claim does."""

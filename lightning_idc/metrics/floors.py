@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lightning_idc.errors import DataError, IDCError
 from lightning_idc.metrics.bootstrap import Difference
 from lightning_idc.metrics.captions import References, ScoringResources, score_captions
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
+from lightning_idc.utils.errors import DataError, IDCError
 
 BELOW = "below the floor"
 UNDECIDED = "not decided"

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
+from lightning_idc.utils.errors import DataError
 
 T = TypeVar("T")
 HARDEST = 0.25

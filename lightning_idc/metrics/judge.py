@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lightning_idc.errors import DataError, loading_model
 from lightning_idc.metrics.captions import check_ids
+from lightning_idc.utils.errors import DataError, loading_model
 
 TextModel = Callable[[Sequence[str], int], list[str]]
 """Answers to prompts; the number says which try it is, 0 being the first, so that a retry can draw another answer."""

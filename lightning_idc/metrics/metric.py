@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import FAST, KNOWN, References, Scores, check_metrics, score_captions
+from lightning_idc.utils.errors import DataError
 
 _NEEDED = ("id", "caption", "references")
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import grouping
 from lightning_idc.metrics.captions import (
     USUAL,
@@ -33,6 +32,7 @@ from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differe
 from lightning_idc.metrics.grouping import Parts, ReferenceRecord
 from lightning_idc.metrics.interleave import interleave_rouge
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Scorer = Callable[[Mapping[str, str], Mapping[str, Sequence[str]], Sequence[str], ScoringResources], Scores]
 UNKNOWN_WORD = "<UNK>"

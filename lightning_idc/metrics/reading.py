@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content, short, writable
 from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)

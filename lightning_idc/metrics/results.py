@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
@@ -22,6 +21,7 @@ from lightning_idc.metrics.diversity import diversity
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.protocols import Protocol
+from lightning_idc.utils.errors import DataError
 
 SCHEMA = "lightning_idc.result/1"
 IMPLEMENTATIONS = {

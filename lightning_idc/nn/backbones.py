@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.errors import CheckpointError, ConfigError, DataError, reads_file
 from lightning_idc.nn.differencing import DifferenceCNN
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, GridBackbone, Residual, convolution, statistics
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError, reads_file
 
 
 class SmallCNN(ConvolutionalBackbone):
@@ -159,7 +159,7 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     Raises:
         CheckpointError: the checkpoint is missing or holds another backbone.
     """
-    from lightning_idc.core.io import read_checkpoint
+    from lightning_idc.checkpoints.reading import read_checkpoint
 
     state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
     prefix = "net.backbone."

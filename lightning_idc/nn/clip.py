@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.restricted import is_torchscript, read_torchscript
-from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.checkpoints.reading import read_checkpoint
+from lightning_idc.checkpoints.restricted import is_torchscript, read_torchscript
+from lightning_idc.nn.vocabulary import ClipVocabulary, Vocabulary
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.peaks import peaks
-from lightning_idc.errors import CheckpointError, check_number
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, Residual, convolution, statistics
+from lightning_idc.nn.peaks import peaks
 from lightning_idc.nn.registration import registered
+from lightning_idc.utils.errors import CheckpointError, check_number
 
 
 class DifferenceCNN(ConvolutionalBackbone):

@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairFeatures
-from lightning_idc.errors import check_number
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import Decoder, DecoderState
+from lightning_idc.utils.errors import check_number
 
 Net = TypeVar("Net", bound="GridCaptionNet")
 

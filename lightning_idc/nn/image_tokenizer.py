@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.errors import CheckpointError, ConfigError, DataError, reads_file
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError, reads_file
 
 CONFIG_KEY = "image_tokenizer"
 WEIGHTS_PREFIX = "net.tokenizer."
@@ -274,7 +274,7 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     Raises:
         CheckpointError: there is no such checkpoint, or it holds something else.
     """
-    from lightning_idc.core.io import read_checkpoint
+    from lightning_idc.checkpoints.reading import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     if CONFIG_KEY not in checkpoint:

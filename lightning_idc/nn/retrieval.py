@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 PLACES = (1, 5, 10)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.errors import ConfigError, DataError, check_number
 
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Caches keys and values of the newest token, each ``(N, heads, 1, d)``, and gives those of all tokens so far."""

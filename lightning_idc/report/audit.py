@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.text import plain
 from lightning_idc.report.pages import data_uri, write_page
 from lightning_idc.report.table import Table
+from lightning_idc.utils.text import plain
 
 
 @dataclass

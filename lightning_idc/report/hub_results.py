@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from lightning_idc.errors import DataError
-from lightning_idc.files import atomic_write
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.results import part_of
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.files import atomic_write
 
 FOLDER, BENCHMARK = ".eval_results", "eval.yaml"
 

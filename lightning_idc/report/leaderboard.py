@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.text import markdown, plain
-from lightning_idc.errors import DataError, IDCError
 from lightning_idc.metrics.bootstrap import compare, p_text
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
@@ -21,6 +19,8 @@ from lightning_idc.report.pages import write_page
 from lightning_idc.report.result_rows import RESULT, Row, named, rows_of
 from lightning_idc.report.summary import HEADLINE
 from lightning_idc.report.table import Table
+from lightning_idc.utils.errors import DataError, IDCError
+from lightning_idc.utils.text import markdown, plain
 
 # metrics whose score of a corpus is the mean of the scores of its pairs, so that seeds can be averaged pair by pair
 _TESTED = ("CIDEr-D", "ROUGE-L")

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_idc.core.text import plain
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -10,9 +10,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
-from lightning_idc.files import fingerprint
 from lightning_idc.metrics.results import SCHEMA, part_of, read_result
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.files import fingerprint
 
 _FIRST_BYTES = 4096
 _RECORD, RESULT = "run.json", "result.json"

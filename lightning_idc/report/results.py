@@ -22,7 +22,7 @@ from lightning_idc.report.sheet import Card
 from lightning_idc.report.summary import Summary, summarise
 
 if TYPE_CHECKING:
-    from lightning_idc.data.core.datamodule import PairDataModule, Split
+    from lightning_idc.data.datamodule import PairDataModule, Split
     from lightning_idc.metrics.captions import Scores
 
 PER_PAIR = ("CIDEr-D", "METEOR", "ROUGE-L")

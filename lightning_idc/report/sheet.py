@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lightning_idc.core.text import plain
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

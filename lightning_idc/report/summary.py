@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_idc.core.text import plain
 from lightning_idc.metrics.grouping import quarters
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.report.table import Table
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

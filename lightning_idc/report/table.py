@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.text import plain
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.images import open_pair, resize
-from lightning_idc.core.types import Caption, PairSample
-from lightning_idc.core.where import Where, locate
-from lightning_idc.data.core.plotting import plot_pair
-from lightning_idc.files import finite
+from lightning_idc.data.plotting import plot_pair
+from lightning_idc.images.images import open_pair, resize
+from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.no_change import says_nothing_changed
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.where import Where, locate
+from lightning_idc.utils.files import finite
 
 if TYPE_CHECKING:
     from PIL.Image import Image

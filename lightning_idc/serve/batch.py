@@ -16,17 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc.callbacks.write_predictions import line_of, prediction_key, records_of
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.images import open_pair, resize
-from lightning_idc.core.input_spec import InputSpec
-from lightning_idc.core.types import PairSample
-from lightning_idc.errors import ConfigError, DataError, IDCError
-from lightning_idc.files import atomic_write
+from lightning_idc.images.images import open_pair, resize
+from lightning_idc.images.input_spec import InputSpec
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import Answer, answer_pairs
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.synthesis.actors import ActorPool, connected
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.files import atomic_write
 
 _RETRIES = 3
 """Of a batch whose actor died."""

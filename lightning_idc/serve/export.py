@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.transformer import DecoderState
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import atomic_write
 
 ABOUT = "captioner.json"
 """File beside the graphs: words, size of images, and ids that decoding has to know."""

@@ -15,12 +15,12 @@ from xml.etree import ElementTree
 import torch
 
 from lightning_idc.callbacks.write_predictions import line_of
-from lightning_idc.core.images import open_pair, resize
-from lightning_idc.core.paths import check_target
-from lightning_idc.core.value_range import ImageOptions
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write
+from lightning_idc.images.images import open_pair, resize
+from lightning_idc.images.value_range import ImageOptions
 from lightning_idc.report.html import Entry, write_report
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.paths import check_target
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
 """Of pairs in reports; ``differs`` are those of :func:`by_pixels`."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_idc.core.text import printable
+from lightning_idc.utils.text import printable
 
 MOST = 20
 """Notes that are printed: thousands of pairs may be of thousands of sizes."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.names import nearest
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import nearest
 
 if TYPE_CHECKING:
-    from lightning_idc.core.captioner import PairCaptioner
+    from lightning_idc.models.captioner import PairCaptioner
 
 MODELS = Path(__file__).parent / "models"
 SAMPLES = Path(__file__).parent / "samples"
@@ -95,13 +95,13 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
 
     Args:
         name: as of :class:`ModelOptions`.
-        options: of :func:`~lightning_idc.methods.vlm.opening.open_captioner`.
+        options: of :func:`~lightning_idc.models.vlm.opening.open_captioner`.
 
     Raises:
         ConfigError: there is no model of this name.
         CheckpointError: a file or folder cannot be read.
     """
-    from lightning_idc.methods.vlm.opening import open_captioner
+    from lightning_idc.models.vlm.opening import open_captioner
 
     known = shipped()
     path = known[name] if name in known else Path(name)
@@ -147,8 +147,8 @@ def _image_options(given: Sequence[str]) -> dict[str, Any]:
     """Options of reading images from ``name=value``."""
     import yaml
 
-    from lightning_idc.core.arguments import accepted_arguments
-    from lightning_idc.core.value_range import ImageOptions
+    from lightning_idc.images.value_range import ImageOptions
+    from lightning_idc.utils.arguments import accepted_arguments
 
     known = accepted_arguments(ImageOptions) or ()
     found: dict[str, Any] = {}

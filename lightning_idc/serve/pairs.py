@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_idc.core.image_files import opacity
-from lightning_idc.core.images import read_image, resize
-from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.pair_columns import SIDES
-from lightning_idc.data.io.pair_folders import images_below, read_tables
-from lightning_idc.data.io.tables import KINDS
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.data.tables.files import Root
+from lightning_idc.data.tables.pair_columns import SIDES
+from lightning_idc.data.tables.pair_folders import images_below, read_tables
+from lightning_idc.data.tables.tables import KINDS
+from lightning_idc.images.image_files import opacity
+from lightning_idc.images.images import read_image, resize
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 
 EXPECTED = (
     "expected two folders, a folder that holds before/ and after/, a .csv or .jsonl table with the columns before and "

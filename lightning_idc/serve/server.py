@@ -15,16 +15,16 @@ import litserve
 import litserve.server
 from litserve.server import RegularRequestHandler
 
-from lightning_idc.core.children import end_with_parent
-from lightning_idc.core.text import printable
-from lightning_idc.errors import IDCError
 from lightning_idc.serve.front import Refused, add_routes
 from lightning_idc.serve.limits import Limits
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.children import end_with_parent
+from lightning_idc.utils.errors import IDCError
+from lightning_idc.utils.text import printable
 
 if TYPE_CHECKING:
-    from lightning_idc.core.captioner import PairCaptioner
-    from lightning_idc.core.types import PairSample
+    from lightning_idc.images.types import PairSample
+    from lightning_idc.models.captioner import PairCaptioner
 
 # LitServe 0.2.19 starts an MCP server of its own wherever the package mcp is installed, with names that it only imports
 # beside fastmcp, and fails; ours is `lightning-idc mcp`
@@ -96,9 +96,9 @@ class PairAPI(litserve.LitAPI):
             return [{"failed": f"{type(error).__name__} while answering; the server's log says more"}]
 
     def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
-        from lightning_idc.files import finite
-        from lightning_idc.methods.vlm.module import VLMCaptioner
+        from lightning_idc.models.vlm.module import VLMCaptioner
         from lightning_idc.serve.answers import answer_pairs
+        from lightning_idc.utils.files import finite
 
         captioner = self.captioner
         assert captioner is not None

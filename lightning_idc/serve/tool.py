@@ -9,9 +9,9 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.errors import IDCError
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.utils.errors import IDCError
 
 
 class Described(TypedDict):

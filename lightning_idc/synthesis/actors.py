@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class Worker(Protocol):

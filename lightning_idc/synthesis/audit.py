@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.text import plain
-from lightning_idc.errors import DataError, StoreError
-from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.synthesis.progress import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import DataError, StoreError
+from lightning_idc.utils.files import save
+from lightning_idc.utils.text import plain
 
 _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
 _AREA_BOTH = ("match", "caption_match")

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 BITS = 64
 """Length of a difference hash."""

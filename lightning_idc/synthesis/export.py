@@ -8,9 +8,9 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.juicer import sample_of
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Layout = Literal["parquet", "webdataset", "jsonl"]
 _SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "webp"}

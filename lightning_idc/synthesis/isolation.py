@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from lightning_idc.errors import ConfigError, StoreError
 from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
 from lightning_idc.synthesis.reading import decoded
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 FAILED = "error"
 """Reason of records that were dropped because a stage raised an error."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from lightning_idc.errors import DataError, DatasetNotFoundError
-from lightning_idc.files import digest
 from lightning_idc.synthesis.records import Record
+from lightning_idc.utils.errors import DataError, DatasetNotFoundError
+from lightning_idc.utils.files import digest
 
 META, STATS = "__dj__meta__", "__dj__stats__"
 IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
-from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.utils.errors import ConfigError
 
 
 class Launcher(ABC):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.image_files import open_image
-from lightning_idc.core.images import resize
-from lightning_idc.errors import DataError
+from lightning_idc.images.image_files import open_image
+from lightning_idc.images.images import resize
+from lightning_idc.utils.errors import DataError
 
 _SIDE = 112
 

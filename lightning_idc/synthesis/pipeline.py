@@ -8,12 +8,12 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from lightning_idc.core.distributed import get_rank_world_size
-from lightning_idc.errors import ConfigError
+from lightning_idc.models.distributed import get_rank_world_size
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource
+from lightning_idc.utils.errors import ConfigError
 
 
 class Records(Job, LightningDataModule):

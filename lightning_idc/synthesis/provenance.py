@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.errors import StoreError
-from lightning_idc.files import atomic_write
+from lightning_idc.utils.errors import StoreError
+from lightning_idc.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from lightning_idc.synthesis.stages import BasePipelineStage

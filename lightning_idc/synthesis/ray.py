@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import check_number
 from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.utils.errors import check_number
 
 
 class _Worker:

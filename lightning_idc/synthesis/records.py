@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import read_image_bytes, resize
-from lightning_idc.errors import DataError, IDCError
+from lightning_idc.images.images import read_image_bytes, resize
 from lightning_idc.synthesis.drawing import same_size
+from lightning_idc.utils.errors import DataError, IDCError
 
 UNREADABLE = "unreadable image"
 ImageFormat = Literal["png", "jpeg", "webp"]

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError, DataError, check_choice
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError, check_choice
 
 LONGEST_NAME = 200
 """Signs of a name; file systems allow 255 bytes, suffix included."""

@@ -22,7 +22,6 @@ from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered, read_manifest
 from lightning_idc.data.store.reader import check_sizes, shard_of, shards_in
 from lightning_idc.data.store.shards import Shard
-from lightning_idc.errors import ConfigError, DataError, StoreError, check_choice, check_number
 from lightning_idc.synthesis.isolation import IsolatedStage
 from lightning_idc.synthesis.progress import Progress, log_shard, rate
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
@@ -30,6 +29,7 @@ from lightning_idc.synthesis.reading import read_ahead
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RECORDS, REMEDY, RecordSource, RecordStore, failed_in, write_records
+from lightning_idc.utils.errors import ConfigError, DataError, StoreError, check_choice, check_number
 
 _POLL = 0.2
 """Seconds between looks for shards that other processes make."""

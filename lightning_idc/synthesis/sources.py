@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from lightning_idc.core.paths import inside
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
-from lightning_idc.files import file_digest, fingerprint
+from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.synthesis.records import Record, encode_png
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.files import file_digest, fingerprint
+from lightning_idc.utils.paths import inside
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 

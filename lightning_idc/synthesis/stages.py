@@ -13,10 +13,10 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.synthesis.models.base import ModelInterface
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class BasePipelineStage(LightningModule, ABC):

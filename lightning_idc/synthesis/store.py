@@ -14,8 +14,8 @@ import numpy as np
 from lightning_idc.data.store.manifest import numbered
 from lightning_idc.data.store.reader import Column, Store
 from lightning_idc.data.store.shards import Shard, open_shard, write_shard
-from lightning_idc.errors import StoreError
 from lightning_idc.synthesis.records import Record
+from lightning_idc.utils.errors import StoreError
 
 REMEDY = (
     "remove that file and run its stage again, which makes it anew (of a recipe: remove the stage.json of that stage, "

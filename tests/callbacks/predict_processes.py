@@ -14,7 +14,7 @@ from helpers.training import QUIET
 from lightning.pytorch import Callback, Trainer, seed_everything
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
-from lightning_idc.core.loading import load_module
+from lightning_idc.models.loading import load_module
 
 PAIRS = 600
 

@@ -13,11 +13,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.store import feature_store
-from lightning_idc.errors import ConfigError
-from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import SmallCNN
+from lightning_idc.utils.errors import ConfigError
 
 
 def captioner(**options: Any) -> PairTransformer:

@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from predict_processes import PAIRS, ManyPairs
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 SCRIPT = Path(__file__).parent / "predict_processes.py"
 

@@ -43,7 +43,7 @@ def test_a_checkpoint_is_tested_and_predicted_on_the_data_of_its_training(
     "stored",
     [
         {"class_path": "os.system", "init_args": {}},
-        {"class_path": "lightning_idc.data.io.files.Root", "init_args": {"path": "/"}},
+        {"class_path": "lightning_idc.data.tables.files.Root", "init_args": {"path": "/"}},
         {"class_path": "Mixture", "init_args": {"parts": {"a": {"class_path": "os.system", "init_args": {}}}}},
         {"class_path": "SyntheticPairs", "init_args": {"transform": torch.zeros(1)}},
         {"class_path": "SyntheticPairs", "init_args": [1]},

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_idc.cli import main
 from lightning_idc.cli.case_study import case_study
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 
 
 def stage(folder: Path, name: str, negatives: dict[str, str]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from lightning_idc.cli.configuration import normalised
 from lightning_idc.cli.errors import TOP, explain, readable
 from lightning_idc.cli.training import check_config
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.names import class_of
-from lightning_idc.errors import PairError
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import PairError
+from lightning_idc.utils.names import class_of
 
 
 def config(**over: Any) -> dict[str, Any]:

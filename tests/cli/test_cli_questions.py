@@ -14,8 +14,8 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.questions import Question, read_questions
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.paired_accuracy import CONTRAST, corrected_key, paired_accuracy, read_answers
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 def pictures(folder: Path, *names: str) -> None:
@@ -189,7 +189,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_captioner_is_asked(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lightning_idc.methods.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.module import VLMCaptioner
 
     asked: list[str] = []
     prompt_inputs = VLMCaptioner.prompt_inputs
@@ -218,7 +218,7 @@ def test_a_captioner_is_asked(
 
 def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
 
     asked: list[tuple[list[str], str]] = []
     call = QuestionAnswerer.__call__
@@ -255,7 +255,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "internvl"])
 def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
 
     captioner = vlm_tiny.captioner(kind, image_size=(32, 32))
     picture = vlm_tiny.samples(1, 32)[0].before

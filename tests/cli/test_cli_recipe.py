@@ -9,7 +9,7 @@ import pytest
 
 from lightning_idc.cli.configuration import merge, parse_overrides, parse_value, set_key
 from lightning_idc.cli.recipe import Recipe, choices, load, override, resolve
-from lightning_idc.errors import ConfigError, PairError
+from lightning_idc.utils.errors import ConfigError, PairError
 
 TWO = """
 recipe: {title: Toy, minutes: 1, smoke: {data.items: 4}}

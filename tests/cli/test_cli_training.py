@@ -16,7 +16,7 @@ from lightning_idc.callbacks.progress import PlainProgress, duration
 from lightning_idc.cli import main
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.training import RESULT, PairCLI, with_checkpoint
-from lightning_idc.errors import IDCError, PairError
+from lightning_idc.utils.errors import IDCError, PairError
 
 TRAINER = {"max_epochs": 1, "logger": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -184,9 +184,9 @@ def test_durations() -> None:
 
 @pytest.mark.slow
 def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
-    from lightning_idc.core.vocabulary import Vocabulary
     from lightning_idc.data import SyntheticPairs
-    from lightning_idc.methods import PairTransformer
+    from lightning_idc.models import PairTransformer
+    from lightning_idc.nn.vocabulary import Vocabulary
 
     monkeypatch.chdir(tmp_path)
     words = Vocabulary.build(["the cube moved"]).words

@@ -14,8 +14,8 @@ import torch
 
 from lightning_idc.cli import VERBS, lightning, main
 from lightning_idc.cli.recipes import shipped
-from lightning_idc.core.loading import load_captioner
-from lightning_idc.errors import CheckpointError
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.utils.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -145,8 +145,8 @@ def test_doctor_warns_of_versions_that_run_code(
 def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
-    from lightning_idc.core.vocabulary import Vocabulary
-    from lightning_idc.methods.pair_transformer.module import PairTransformer
+    from lightning_idc.models.pair_transformer.module import PairTransformer
+    from lightning_idc.nn.vocabulary import Vocabulary
 
     words = Vocabulary.build(["the cube moved"]).words
     torch.manual_seed(0)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import lightning_idc
-from lightning_idc.methods import PairTransformer
+from lightning_idc.models import PairTransformer
 
 WITHOUT_RIGHTS = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
 """Root may write into folders that nobody can write to; without these two rights it cannot either."""
@@ -36,7 +36,7 @@ def current(tmp_path: Path) -> Path:
     model = PairTransformer(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "a"], no_change_captions=["a"], **sizes)
     model.build()
     content = {"state_dict": model.state_dict(), "hyper_parameters": dict(model.hparams), "loops": {}}
-    content |= {"class_path": "lightning_idc.methods.PairTransformer", "epoch": 0, "global_step": 0}
+    content |= {"class_path": "lightning_idc.models.PairTransformer", "epoch": 0, "global_step": 0}
     torch.save({**content, "pytorch-lightning_version": lightning.__version__}, data / "model.ckpt")
     for path in (*data.iterdir(), data, folder):
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -21,7 +21,7 @@ import lightning_idc.cli
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.cli import main, processes, stages
 from lightning_idc.cli.locking import only_run_in
-from lightning_idc.errors import PairError
+from lightning_idc.utils.errors import PairError
 
 ROOT = Path(__file__).resolve().parents[2]
 FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"

@@ -15,7 +15,7 @@ from toy_idc import RECIPE
 
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.peers import place_in_job
-from lightning_idc.errors import PairError
+from lightning_idc.utils.errors import PairError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_TEST = RECIPE.replace("  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}\n", "")

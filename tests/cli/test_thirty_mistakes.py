@@ -1,7 +1,7 @@
 """The thirty mistakes that new users were seen to make, one after another: each is right, or refused in one sentence.
 
 The numbers are those of the walk that four first-time users made. What images of odd kinds become is walked through in
-``tests/data/test_odd_images.py``.
+``tests/images/test_odd_images.py``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import yaml
 from PIL import Image
 
 from lightning_idc.cli import lightning, main
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.methods import PairTransformer
+from lightning_idc.models import PairTransformer
+from lightning_idc.nn.vocabulary import Vocabulary
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = str(ROOT / "recipes" / "quickstart.yaml")
@@ -90,7 +90,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "tiny.yaml").write_text(yaml.safe_dump(config))
     stored = {"pytorch-lightning_version": "2.5.0", "state_dict": {"x": torch.zeros(2)}, "hyper_parameters": {}}
     stored |= {"epoch": 0, "global_step": 0, "loops": {}, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}
-    for name, holds in (("look", "lightning_idc.methods.ObjectNaming"), ("other", "somebody.Else")):
+    for name, holds in (("look", "lightning_idc.models.ObjectNaming"), ("other", "somebody.Else")):
         torch.save({**stored, "class_path": holds}, root / f"{name}.ckpt")
     torch.save({"state_dict": {"clip.x": torch.zeros(2)}}, root / "foreign.bin")
     return root

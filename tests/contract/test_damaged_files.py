@@ -18,13 +18,13 @@ from helpers.tiny import Shift, TinyCaptioner
 from safetensors.torch import save_file
 from test_hostile_checkpoints import MODEL, gadgets, good  # noqa: F401
 
-from lightning_idc.core.loading import load_captioner
-from lightning_idc.errors import CheckpointError, IDCError
 from lightning_idc.methods.clip4idc.convert import convert
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder
 from lightning_idc.methods.procap.official.encoder import read_weights
+from lightning_idc.models.loading import load_captioner
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.image_tokenizer import load_image_tokenizer
+from lightning_idc.utils.errors import CheckpointError, IDCError
 
 ODD: dict[str, Any] = {
     "none": None,
@@ -166,7 +166,7 @@ def test_captioners(good: dict[str, Any], trace: Path) -> None:  # noqa: F811
         "evil.X",
         "lightning_idc.__main__",
         "lightning_idc.cli.main",
-        "lightning_idc.core.nothing.X",
+        "lightning_idc.models.nothing.X",
     )
     for name in (*classes, "torch.nn.Linear", MODEL + "X", "", "."):
         files[f"class {name}"] = lambda path, name=name: torch.save({**good, "class_path": name}, path)

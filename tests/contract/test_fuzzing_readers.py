@@ -17,13 +17,13 @@ from PIL import Image
 from safetensors.torch import save
 from test_hostile_checkpoints import MODEL, good  # noqa: F401
 
+from lightning_idc.checkpoints.checkpoint_io import newest_checkpoint
 from lightning_idc.cli.configuration import gather, parse_overrides, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
-from lightning_idc.core.checkpoint_io import newest_checkpoint
-from lightning_idc.core.images import read_image_bytes
-from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.value_range import ImageOptions
-from lightning_idc.errors import IDCError
+from lightning_idc.images.images import read_image_bytes
+from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.utils.errors import IDCError
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

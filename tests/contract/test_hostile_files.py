@@ -23,24 +23,24 @@ from test_hostile_models import Calls, harmless, pickles, place  # noqa: F401
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
-from lightning_idc.core.images import read_image
-from lightning_idc.core.text import markdown, plain, printable
-from lightning_idc.core.vocabulary import BertVocabulary
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
-from lightning_idc.data.io.prepare import unpack
 from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.manifest import FORMAT, MANIFEST, Manifest, fingerprint_of, read_manifest
 from lightning_idc.data.store.reader import Store, shards_in
-from lightning_idc.files import digest
+from lightning_idc.data.tables.prepare import unpack
+from lightning_idc.images.images import read_image
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.nn.vocabulary import BertVocabulary
 from lightning_idc.report.html import Entry, write_report
 from lightning_idc.serve.formats import write_junit, write_reg
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.synthesis import store as store_module
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.store import RecordStore, write_records
+from lightning_idc.utils.files import digest
+from lightning_idc.utils.text import markdown, plain, printable
 
 TRACE = "PWNED"
 SYSTEM = pickle.dumps(Calls(__import__("os").system, f"touch {TRACE}"))

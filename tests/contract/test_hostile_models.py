@@ -28,23 +28,23 @@ from safetensors.torch import save as safetensors_bytes
 from test_hostile_checkpoints import LORA, gadgets, good, in_adapters  # noqa: F401
 from test_no_remote_code import CODE, readers
 
+from lightning_idc.checkpoints.reading import read_checkpoint
+from lightning_idc.checkpoints.restricted import read_foreign_checkpoint, read_torchscript
 from lightning_idc.cli.checkpoint_data import with_stored_data
-from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.loading import load_captioner, load_module, strip_aux
-from lightning_idc.core.restricted import read_foreign_checkpoint, read_torchscript
-from lightning_idc.core.vocabulary import ClipVocabulary
-from lightning_idc.errors import CheckpointError, IDCError
-from lightning_idc.methods.adpo.cached_scores import read_scores
 from lightning_idc.methods.clip4idc.convert import convert
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder
-from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.methods.policy.cached_scores import read_scores
 from lightning_idc.methods.procap.official.convert import convert_tokenizer
 from lightning_idc.methods.procap.official.encoder import read_weights
+from lightning_idc.models.loading import load_captioner, load_module, strip_aux
+from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import build_backbone, load_backbone
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.image_tokenizer import load_image_tokenizer
-from lightning_idc.synthesis.slots.diffusion import PromptToPrompt
+from lightning_idc.nn.vocabulary import ClipVocabulary
+from lightning_idc.synthesis.models.diffusion import PromptToPrompt
+from lightning_idc.utils.errors import CheckpointError, IDCError
 
 PROGRAM = "import pathlib\npathlib.Path({trace!r}).touch()\ndef build(*a, **k):\n    pathlib.Path({trace!r}).touch()\n"
 
@@ -308,7 +308,7 @@ STORED: dict[str, Any] = {
     "function": {"class_path": "os.system", "init_args": {"command": "touch PWNED"}},
     "module of ours": {"class_path": "lightning_idc.cli.main", "init_args": {"arguments": ["run", "evil.yaml"]}},
     "callback": {"class_path": "lightning_idc.callbacks.LogPairs", "init_args": {}},
-    "method": {"class_path": "lightning_idc.methods.PairTransformer", "init_args": {}},
+    "method": {"class_path": "lightning_idc.models.PairTransformer", "init_args": {}},
     "class within": {"class_path": "FolderPairs", "init_args": {"transforms": [{"class_path": "evil_mod.build"}]}},
     "deep class": {"class_path": "FolderPairs", "init_args": {"a": [[{"b": {"class_path": "os.system"}}]]}},
     "no options": {"class_path": "FolderPairs", "init_args": "x"},
@@ -356,7 +356,7 @@ def test_names_in_a_checkpoint_fetch_nothing(hparam: str, name: str, place: Path
         {"a": {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", "PWNED"]}}},
         {"a": {"class_path": LORA, "init_args": {"targets": {"class_path": "evil_mod.build"}}}},
         {"a": {"class_path": LORA, "init_args": {"freeze": ["__class__.__init__"], "targets": "(("}}},
-        {"a": {"class_path": "lightning_idc.core.adapter.os", "init_args": {}}},
+        {"a": {"class_path": "lightning_idc.models.adapter.os", "init_args": {}}},
         {"a": {"class_path": "lightning_idc.callbacks.LoRA", "init_args": {}, "_instantiator": "evil_mod.build"}},
         {"a": {"class_path": "lightning_idc.__main__", "init_args": {}}},
     ],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import lightning_idc
-from lightning_idc.errors import IDCError
+from lightning_idc.utils.errors import IDCError
 
 PACKAGE = Path(lightning_idc.__file__).parent
 CODE = """
@@ -59,10 +59,10 @@ def test_every_load_says_that_no_code_is_run() -> None:
 
 
 def readers(folder: Path) -> dict[str, Callable[[], Any]]:
-    from lightning_idc.methods.vlm.loading import load_language_model
-    from lightning_idc.methods.vlm.published import Source, load_model, load_skeleton
     from lightning_idc.metrics.judge import CausalJudge
-    from lightning_idc.synthesis.slots.chat import ChatModel
+    from lightning_idc.models.vlm.loading import load_language_model
+    from lightning_idc.models.vlm.published import Source, load_model, load_skeleton
+    from lightning_idc.synthesis.models.chat import ChatModel
 
     return {
         "model": lambda: load_model(Source(str(folder))),

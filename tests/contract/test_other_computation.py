@@ -12,11 +12,12 @@ from helpers.procap_tiny import QUIET, first_stage, second_stage, tokenizer
 from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 
-from lightning_idc.core.module import PairModule
-from lightning_idc.core.names import public_name
-from lightning_idc.core.vocabulary import SPECIALS
-from lightning_idc.errors import CheckpointError
-from lightning_idc.methods import NAMC, Clip4Idc, Clip4IdcRetrieval, PairNaming, PairTransformer
+from lightning_idc.methods import NAMC, Clip4Idc, Clip4IdcRetrieval, PairNaming
+from lightning_idc.models import PairTransformer
+from lightning_idc.models.module import PairModule
+from lightning_idc.nn.vocabulary import SPECIALS
+from lightning_idc.utils.errors import CheckpointError
+from lightning_idc.utils.names import public_name
 
 WORDS = [*SPECIALS, "nothing", "moved"]
 CAPTIONER: dict[str, Any] = {"vocabulary": WORDS, "image_size": (16, 16), "max_length": 4, "width": 24}

@@ -30,9 +30,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor
 
-from lightning_idc.core.addon import addons_of
-from lightning_idc.core.loading import load_module
-from lightning_idc.errors import ConfigError
+from lightning_idc.models.addon import addons_of
+from lightning_idc.models.loading import load_module
+from lightning_idc.utils.errors import ConfigError
 
 every = pytest.mark.parametrize("name", PLUGINS)
 

@@ -11,7 +11,7 @@ from helpers.tiny import CrudeObjectiveCallback, NoiselessCallback, Shift, TinyC
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
 
-from lightning_idc.core.adapter_callback import AdapterCallback
+from lightning_idc.models.adapter_callback import AdapterCallback
 
 
 def main(kind: str, out: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_idc.data.benchmark import Benchmark, Counts, LayoutError
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC
@@ -21,9 +22,8 @@ from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.data.core.benchmark import Benchmark, Counts, LayoutError
-from lightning_idc.data.core.checking import check
-from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.data.checking import check
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 
 def paint(path: Path, value: int) -> None:

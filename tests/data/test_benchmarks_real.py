@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.core.evaluation import no_change_rates
-from lightning_idc.core.images import read_image, resize
-from lightning_idc.core.types import stack_images
+from lightning_idc.data.benchmark import Benchmark, Counts, LayoutError
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.image_editing_request import ImageEditingRequest
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.data.core.benchmark import Benchmark, Counts, LayoutError
-from lightning_idc.data.core.loading import PairDataset
-from lightning_idc.data.core.sampling import Draw
+from lightning_idc.data.loading import PairDataset
+from lightning_idc.data.sampling import Draw
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
-from lightning_idc.errors import DataError
+from lightning_idc.images.images import read_image, resize
+from lightning_idc.images.types import stack_images
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.confusion import confusion
+from lightning_idc.models.evaluation import no_change_rates
+from lightning_idc.utils.errors import DataError
 
 SPLITS = ("train", "val", "test")
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
-from lightning_idc.data.core.checking import check
-from lightning_idc.data.core.mixture import Mixture
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.checking import check
+from lightning_idc.data.mixture import Mixture
+from lightning_idc.utils.errors import ConfigError
 
 SIDES = ("before", "after")
 

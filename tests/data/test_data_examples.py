@@ -17,7 +17,7 @@ from test_newer_benchmarks import TURNS, changechat, hq_edit, image, lines, rscc
 
 from lightning_idc import data as data_package
 from lightning_idc.data import DeepPCB, PairDataModule
-from lightning_idc.data.core.benchmark import Benchmark
+from lightning_idc.data.benchmark import Benchmark
 
 BASES = {"PairDataModule": "the base class of all data sets"}
 KINDS = {

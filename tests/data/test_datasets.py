@@ -12,7 +12,6 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc import data as data_package
-from lightning_idc.core.types import PairSample
 from lightning_idc.data import (
     DeepPCB,
     DiffSpot,
@@ -22,8 +21,9 @@ from lightning_idc.data import (
     SpotTheDiff,
     SyntheticPairs,
 )
-from lightning_idc.data.core.benchmark import Benchmark
-from lightning_idc.data.core.plotting import as_rgb, plot_pair
+from lightning_idc.data.benchmark import Benchmark
+from lightning_idc.data.plotting import as_rgb, plot_pair
+from lightning_idc.images.types import PairSample
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
-from lightning_idc.data.core.checking import check
+from lightning_idc.data.checking import check
 from lightning_idc.data.transforms.pairs import swap_sides
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 
 LINES = {  # per pair: x1 y1 x2 y2 type
     "00001000": "10 20 40 60 1\n300 300 340 330 3\n310 20 330 50 3\n",

@@ -19,7 +19,7 @@ from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
 from lightning_idc.data import DiffSpot
 from lightning_idc.data.benchmarks.diffspot import Difficulty
-from lightning_idc.errors import IDCError
+from lightning_idc.utils.errors import IDCError
 
 
 def png(value: int) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_idc.core import images
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.core.checking import check
-from lightning_idc.data.io import files as files_module
-from lightning_idc.data.io import pair_folders, tables
-from lightning_idc.data.io.tables import read_table
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError, IDCError
+from lightning_idc.data.checking import check
+from lightning_idc.data.tables import files as files_module
+from lightning_idc.data.tables import pair_folders, tables
+from lightning_idc.data.tables.tables import read_table
+from lightning_idc.images import images
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError, IDCError
 
 ALL_TRAIN = (1.0, 0.0, 0.0)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lightning_idc.data.benchmark import Benchmark
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC
@@ -21,11 +22,10 @@ from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.data.core.benchmark import Benchmark
-from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.jsonfiles import read_objects, read_text
-from lightning_idc.data.io.prepare import unpack
-from lightning_idc.errors import IDCError
+from lightning_idc.data.tables.files import Root
+from lightning_idc.data.tables.jsonfiles import read_objects, read_text
+from lightning_idc.data.tables.prepare import unpack
+from lightning_idc.utils.errors import IDCError
 
 # names that the parsers know, and what may stand where they expect something else
 KNOWN = (

@@ -12,13 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.checking import check
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.core.loading import PairLoader
-from lightning_idc.data.core.sampling import PairSampler, sample_seed
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.data.checking import check
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.loading import PairLoader
+from lightning_idc.data.sampling import PairSampler, sample_seed
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class Numbers(PairSource):

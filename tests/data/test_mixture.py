@@ -15,9 +15,9 @@ from PIL import Image
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.data.core.mixture import Mixture, MixtureSampler, largest_remainder
-from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.mixture import Mixture, MixtureSampler, largest_remainder
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 
 def folder(root: Path, pairs: int, captions: int = 1) -> FolderPairs:
@@ -272,7 +272,7 @@ def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_pat
 def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
     from jsonargparse import ArgumentParser
 
-    from lightning_idc.core.names import with_full_names
+    from lightning_idc.utils.names import with_full_names
 
     folder(tmp_path / "a", 2)
     home = "lightning_idc.data"

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from lightning_idc.data import RSCC, ChangeChat, HQEdit, VLMSubtleBench
-from lightning_idc.data.core.checking import check
-from lightning_idc.errors import IDCError
+from lightning_idc.data.checking import check
+from lightning_idc.utils.errors import IDCError
 
 
 def image(path: Path, value: int) -> None:

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.io import pair_folders, tables
-from lightning_idc.data.io.plain_csv import read_plain_csv
-from lightning_idc.errors import IDCError
+from lightning_idc.data.tables import pair_folders, tables
+from lightning_idc.data.tables.plain_csv import read_plain_csv
+from lightning_idc.utils.errors import IDCError
 
 NAMES = ["before", "after", "caption"]
 cells = st.text(alphabet='ab,;"\r\n é\u2028\ufeff', max_size=6)

@@ -13,7 +13,7 @@ from PIL import Image
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.benchmarks.preference_pairs import PreferencePairs
-from lightning_idc.errors import IDCError
+from lightning_idc.utils.errors import IDCError
 
 IMAGES = ["a.png", "b.png"]
 PROMPT = [

@@ -16,11 +16,11 @@ import pytest
 from helpers.servers import serving
 
 from lightning_idc.cli import data as cli
-from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmark import Remote
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.data.core.benchmark import Remote
-from lightning_idc.data.io.prepare import download, prepare, unpack, wrong_with
+from lightning_idc.data.tables.prepare import download, prepare, unpack, wrong_with
+from lightning_idc.images.types import PairError
 
 GOOD = b'[{"img_id": "1", "sentences": ["x"]}]'
 PAGE = b"\n<!doctype html><html>Sign in to continue</html>"

@@ -12,7 +12,7 @@ from helpers import render_oracle
 
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
-from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 BACKENDS = ["product", "oracle"]
 FRONT = Camera((8.0, 0.0, 0.7), (0.0, 0.0, 0.7), 40.0)  # level, looks along -x: right is +y, up is +z
@@ -234,7 +234,7 @@ def test_what_cannot_be_drawn_is_refused(arguments: dict, kind: type[IDCError], 
 def test_compiles_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy on disk is a convenience: where numba finds no writable folder it must not stop anyone."""
     caching = pytest.importorskip("numba.core.caching")
-    from lightning_idc._compiled import compiled
+    from lightning_idc.utils.compiled import compiled
 
     def twice(x):  # type: ignore[no-untyped-def]
         return x + x

@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.datamodule import PairDataModule, Split, stack_samples
-from lightning_idc.data.core.loading import PairDataset, PairLoader
-from lightning_idc.data.core.sampling import Draw, PairSampler, sample_seed
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.datamodule import PairDataModule, Split, stack_samples
+from lightning_idc.data.loading import PairDataset, PairLoader
+from lightning_idc.data.sampling import Draw, PairSampler, sample_seed
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop
+from lightning_idc.images.types import PairSample
 
 QUIET: dict[str, Any] = {
     "logger": False,

@@ -10,9 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.transforms.robustness import (
     FOG,
     NOISE,
@@ -24,7 +23,8 @@ from lightning_idc.data.transforms.robustness import (
     VagueCaptions,
     plasma,
 )
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError
 
 WORDS = [f"w{number}" for number in range(12)]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_idc.data.core.statistics import caption_statistics, sentence_count, split_statistics
-from lightning_idc.errors import DataError
+from lightning_idc.data.statistics import caption_statistics, sentence_count, split_statistics
+from lightning_idc.utils.errors import DataError
 
 LONG = "a " * 20 + "dog."
 

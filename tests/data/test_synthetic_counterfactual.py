@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.synthetic import SyntheticSource
 from lightning_idc.data.synthetic.cache import Key
 from lightning_idc.data.synthetic.claims import claim_of
@@ -16,7 +15,8 @@ from lightning_idc.data.synthetic.facts import change_accuracy
 from lightning_idc.data.synthetic.grammar import parse
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.phrases import sentences
-from lightning_idc.errors import ConfigError
+from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.utils.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from lightning_idc.data.synthetic.cells import CELL_CLASSES
 from lightning_idc.data.synthetic.geometry import outlines, view_of
 from lightning_idc.data.synthetic.modes import MODES, load_mode
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
-from lightning_idc.errors import ConfigError, StoreError
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 
 def key_of(mode: str = "clevr_change", pairs: int = 24, size: int = 48, split: str = "train", seed: int = 0) -> Key:

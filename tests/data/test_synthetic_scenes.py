@@ -17,7 +17,7 @@ from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
 from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, SceneObject
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 
 def draw_many(mode: str, count: int, seed: int = 3) -> list[ScenePair]:

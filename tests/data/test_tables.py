@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.data.io.tables import read_table
-from lightning_idc.errors import DataError
+from lightning_idc.data.tables.tables import read_table
+from lightning_idc.utils.errors import DataError
 
 ROWS = [["before", "after", "captions"], ["a, b.png", "a;b.png", 'it says "a;b",\tthen\nleaves'], ["c", "d", "e"]]
 

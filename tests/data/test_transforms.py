@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.pairs import (
     Compose,
     CropToChange,
@@ -20,7 +19,8 @@ from lightning_idc.data.transforms.pairs import (
     swap_heights,
     swap_sides,
 )
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, DataError
 
 BOX = (8.0, 4.0, 24.0, 20.0)
 

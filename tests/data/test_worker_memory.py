@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.core.images import read_image
-from lightning_idc.core.raster import MAX_PIXELS
-from lightning_idc.core.value_range import ImageOptions
-from lightning_idc.errors import DataError
+from lightning_idc.images.images import read_image
+from lightning_idc.images.raster import MAX_PIXELS
+from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.utils.errors import DataError
 
 SIDE = 8000
 BOUND = 1.5

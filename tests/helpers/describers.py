@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lightning_idc.synthesis.slots.base import VisionLanguageModel
+from lightning_idc.synthesis.models.base import VisionLanguageModel
 
 
 class InTemplate(VisionLanguageModel):

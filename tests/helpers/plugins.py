@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from helpers.tiny import COLORS, TinyCaptioner, TinyNet, TinyPairs, TinySource
 from helpers.training import fit
 from lightning_idc import callbacks
-from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.adapter_callback import AdapterCallback
-from lightning_idc.core.addon import Addon
-from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods import AdaptersOff, FrozenCopy, MovingAverage, SmallDualEncoder
 from lightning_idc.methods.adpo.negatives import FromData
 from lightning_idc.methods.namc.dual_encoder import vocabulary_with_mask
 from lightning_idc.methods.namc.noise import NOISE_MASK
-from lightning_idc.methods.rl.rewards import LengthReward
+from lightning_idc.methods.policy.rewards import LengthReward
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.models.addon import Addon
+from lightning_idc.models.addon_callback import AddonCallback
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
+from lightning_idc.nn.vocabulary import Vocabulary
 
 PLUGIN_CLASSES = (AddonCallback, AdapterCallback, Addon, Adapter)
 

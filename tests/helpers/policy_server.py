@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairSample
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.captioner import PairCaptioner
 
 
 def decoded(part: dict[str, Any]) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from torch import distributed
 
-from lightning_idc.core.distributed import destroy_process_group, is_distributed
+from lightning_idc.models.distributed import destroy_process_group, is_distributed
 
 TESTS = Path(__file__).resolve().parents[1]
 

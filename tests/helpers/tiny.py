@@ -10,14 +10,14 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.addon import Addon, TrainingStep
-from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairFeatures, PairSample
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import PairFeatures, PairSample
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.addon import Addon, TrainingStep
+from lightning_idc.models.addon_callback import AddonCallback
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.nn.vocabulary import Vocabulary
 
 COLORS = {"red": 0, "green": 1, "blue": 2}
 

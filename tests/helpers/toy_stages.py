@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from lightning_idc.synthesis.models.base import TextModel
 from lightning_idc.synthesis.pipeline import Records
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 

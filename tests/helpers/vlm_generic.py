@@ -12,7 +12,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from helpers.vlm_tiny import CAPTIONS, MROPE, QWEN_TOWER, TEXT, TOWER
-from lightning_idc.methods.vlm.loading import END, PAD, train_tokenizer
+from lightning_idc.models.vlm.loading import END, PAD, train_tokenizer
 
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER}
 QWEN35_TEXT = dict(

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.datamodule import PairDataModule
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.loading import train_tokenizer
-from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.vlm.families import family_of
+from lightning_idc.models.vlm.loading import train_tokenizer
+from lightning_idc.models.vlm.module import VLMCaptioner
 
 TEXT: dict[str, Any] = dict(
     hidden_size=32,

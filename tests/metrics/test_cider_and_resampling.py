@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
 from lightning_idc.metrics.captions import FAST, References, Scores, ScoringResources, score_captions
@@ -19,6 +18,7 @@ from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import evaluate, protocol_named
+from lightning_idc.utils.errors import ConfigError, DataError
 
 WORDS = ["a", "the", "small", "red", "cube", "sphere", "moved", "left", "gone", "now"]
 

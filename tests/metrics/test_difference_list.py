@@ -14,7 +14,6 @@ from helpers.servers import serving
 
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import (
@@ -29,6 +28,7 @@ from lightning_idc.metrics.floors import blind_scores
 from lightning_idc.metrics.grouping import ReferenceRecord, differences, first_differences
 from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
 from lightning_idc.metrics.protocols import protocol_named
+from lightning_idc.utils.errors import DataError
 
 CLOSED = (
     # CLEVR-Change's

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import Difference
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.floors import constant_caption, dealt, reading
+from lightning_idc.utils.errors import DataError
 
 SIZES, COLORS, SHAPES = ("small", "large"), ("red", "blue", "gray"), ("cube", "sphere")
 TRAIN = [

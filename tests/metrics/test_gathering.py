@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.metric import CaptionScores
+from lightning_idc.utils.errors import ConfigError, DataError
 
 HERE = Path(__file__).parent
 RECORDS = [

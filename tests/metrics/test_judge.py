@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, judge_captions
 from lightning_idc.metrics.paired_accuracy import (
     CONTRAST,
@@ -21,6 +20,7 @@ from lightning_idc.metrics.paired_accuracy import (
     paired_accuracy,
     read_answers,
 )
+from lightning_idc.utils.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import pytest
 from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.cli import main
-from lightning_idc.errors import ConfigError
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import USUAL, ScoringResources, score_captions
 from lightning_idc.metrics.meteor import (
@@ -34,6 +33,7 @@ from lightning_idc.metrics.meteor import (
 from lightning_idc.metrics.meteor.normalizer import normalize
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.results import IMPLEMENTATIONS
+from lightning_idc.utils.errors import ConfigError
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 KINDS = ("exact", "stem", "synonym", "paraphrase")

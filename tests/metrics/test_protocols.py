@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
 from lightning_idc.metrics.grouping import ReferenceRecord, paragraph, with_ious, with_types
 from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named, with_vocabulary
 from lightning_idc.metrics.reading import read_ious, read_truths, read_types, read_vocabulary
+from lightning_idc.utils.errors import ConfigError, DataError
 
 # a change here means that old numbers no longer compare with new ones: raise the protocol's version with it
 HASHES = {

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import content
 from lightning_idc.metrics.reading import (
     read_ious,
@@ -21,6 +20,7 @@ from lightning_idc.metrics.reading import (
     read_types,
     read_vocabulary,
 )
+from lightning_idc.utils.errors import ConfigError, DataError
 
 CAPTIONS = {"1": "a cube moved", "2": "nothing\u2028changed", "3": ""}
 FORMS: dict[str, Any] = {

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.cli import main
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.results import SCHEMA, read_result
 from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, write_html
 from lightning_idc.report.result_rows import read_results
+from lightning_idc.utils.errors import DataError
 
 FAST = ("--metrics", "BLEU,ROUGE-L,CIDEr-D")
 CAPTIONS = {"a": "the red cube moved", "b": "nothing has changed", "c": "the ball is gone"}
@@ -106,7 +106,7 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
     def full(target: Path, content: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lightning_idc.files.atomic_write", full)
+    monkeypatch.setattr("lightning_idc.utils.files.atomic_write", full)
     assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
     said = capsys.readouterr()
     assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err

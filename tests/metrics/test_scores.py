@@ -14,13 +14,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.bleu import bleu
 from lightning_idc.metrics.captions import References, score_captions
 from lightning_idc.metrics.cider import cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.metrics.rouge import rouge_l
+from lightning_idc.utils.errors import DataError
 
 WORDS = ["a", "the", "small", "red", "blue", "cube", "sphere", "moved", "left", "of", "is", "gone", "now", "there"]
 

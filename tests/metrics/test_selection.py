@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.show_results import ShowResults, selected_on
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.results import read_result
+from lightning_idc.utils.errors import ConfigError
 
 
 class OwnValidation(TinyPairs):

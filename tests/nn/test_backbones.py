@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.nn.backbones import SmallCNN, TimmGrid, build_backbone, load_backbone
 from lightning_idc.nn.grid_backbone import GridBackbone
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 
 def noise(height: int, width: int, count: int = 2) -> torch.Tensor:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lightning_idc.core.restricted import is_torchscript, read_torchscript
-from lightning_idc.core.vocabulary import ClipVocabulary
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.checkpoints.restricted import is_torchscript, read_torchscript
 from lightning_idc.nn.clip import build_clip
+from lightning_idc.nn.vocabulary import ClipVocabulary
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture

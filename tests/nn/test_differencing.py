@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_idc.core.peaks import THRESHOLD, peaks
-from lightning_idc.core.types import PairSample
-from lightning_idc.core.where import counted, locate
-from lightning_idc.errors import CheckpointError, ConfigError
-from lightning_idc.methods import PairTransformer
-from lightning_idc.methods.pretraining.cell_classification import ChangeNaming, naming_loss
+from lightning_idc.images.types import PairSample
+from lightning_idc.models import PairTransformer
+from lightning_idc.models.pretraining.cell_classification import ChangeNaming, naming_loss
+from lightning_idc.models.where import counted, locate
 from lightning_idc.nn.backbones import build_backbone, grid_of
 from lightning_idc.nn.differencing import CellCounts, DifferenceCNN
+from lightning_idc.nn.peaks import THRESHOLD, peaks
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
 CELL = 8

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.nn.retrieval import ranks, recall_at, recall_of_pairs, symmetric_cross_entropy
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 def test_symmetric_cross_entropy_is_its_definition() -> None:

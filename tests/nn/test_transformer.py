@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_idc.errors import DataError
 from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer
+from lightning_idc.utils.errors import DataError
 
 
 def test_encoder_layer_equals_attention_written_out() -> None:

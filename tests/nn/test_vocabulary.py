@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.core.vocabulary import (
+from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.nn.vocabulary import (
     BERT_SPECIALS,
     BOS,
     EOS,
@@ -22,8 +23,7 @@ from lightning_idc.core.vocabulary import (
     load_vocabulary,
     words_of,
 )
-from lightning_idc.errors import CheckpointError, ConfigError
-from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from lightning_idc.checkpoints.reading import TRAINING_ONLY
 from lightning_idc.cli.recipe import Recipe, Stage, choices, load
-from lightning_idc.core.io import TRAINING_ONLY
-from lightning_idc.core.names import with_full_names
+from lightning_idc.utils.names import with_full_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))

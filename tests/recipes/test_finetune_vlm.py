@@ -15,9 +15,9 @@ from helpers.vlm_tiny import captioner, tokenizer
 import lightning_idc.cli.training
 from lightning_idc.cli import main, stages
 from lightning_idc.cli.recipe import choices, load
-from lightning_idc.core.loading import load_captioner
-from lightning_idc.methods.vlm.loading import configured
-from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.models.vlm.loading import configured
+from lightning_idc.models.vlm.plan import GIB, plan_of_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "paper" / "finetune_vlm.yaml"

@@ -14,14 +14,14 @@ from PIL import Image
 import lightning_idc.cli.training
 from lightning_idc.cli import main, stages
 from lightning_idc.cli.recipe import choices, load
+from lightning_idc.data.benchmark import Benchmark
 from lightning_idc.data.benchmarks.img_diff import ImgDiff
-from lightning_idc.data.core.benchmark import Benchmark
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION
 from lightning_idc.methods.img_diff.release import Release
-from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
+from lightning_idc.utils.errors import ConfigError
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_finetune.yaml"
 

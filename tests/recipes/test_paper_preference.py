@@ -13,7 +13,7 @@ from helpers.policy_server import PolicyServer
 from helpers.servers import serving
 from helpers.vlm_tiny import architecture
 
-from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.module import VLMCaptioner
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "data.num_workers": 0, "data.official": False}
 SHORT = {**HERE, "trainer.strategy": "auto", "trainer.precision": "32-true", "data.batch_size": 3}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli.recipe import choices, load
-from lightning_idc.core.schedules import WarmupLinear
+from lightning_idc.models.schedules import WarmupLinear
 
 PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 SETTINGS = ("optimizer", "schedule", "encoder_schedule", "learning_rates", "captions_per_pair", "decoder_width")

@@ -13,8 +13,8 @@ import pytest
 
 from lightning_idc.cli.recipe import check_recipe, choices, load, override
 from lightning_idc.cli.recipes import shipped
-from lightning_idc.files import default_cache_dir
 from lightning_idc.synthesis.web.browser import Chromium
+from lightning_idc.utils.files import default_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.comparison import Captioned, differences_table, facts_over, facts_table, interval, rows_of
+from lightning_idc.utils.errors import DataError
 
 COLORS, SHAPES = ("red", "blue", "gray", "green"), ("cube", "sphere", "cylinder")
 THINGS = [f"{color} {shape}" for color, shape in itertools.product(COLORS, SHAPES)] * 3

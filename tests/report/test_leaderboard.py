@@ -15,14 +15,14 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lightning_idc.cli import main
-from lightning_idc.errors import DataError
-from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import evaluate, protocol_named
 from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.hub_results import entries, tasks_of
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.files import save_json
 
 WORDS = ["red", "blue", "cube", "ball", "moved", "gone", "left", "right", "small", "large"]
 METRICS = ["BLEU", "ROUGE-L", "CIDEr-D"]

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.methods import PairTransformer
+from lightning_idc.models import PairTransformer
+from lightning_idc.nn.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lightning_idc.cli import main
-from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.actors import connected
+from lightning_idc.utils.errors import ConfigError
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 

@@ -19,11 +19,11 @@ from PIL import Image
 from pyarrow import parquet
 
 from lightning_idc.cli import main
-from lightning_idc.core.types import PairSample
-from lightning_idc.errors import DataError
+from lightning_idc.images.types import PairSample
 from lightning_idc.serve import batch
 from lightning_idc.serve.answers import Answer
 from lightning_idc.serve.pairs import Ignored, list_pairs
+from lightning_idc.utils.errors import DataError
 
 Draw = Callable[..., Path]
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 import lightning_idc
 from lightning_idc.cli import main
-from lightning_idc.core.input_spec import InputSpec
-from lightning_idc.errors import CheckpointError, ConfigError, DataError
+from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.serve.answers import Answer, answer_pairs
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 Draw = Callable[..., Path]
 

@@ -17,10 +17,10 @@ from PIL import Image
 
 import lightning_idc
 from lightning_idc.cli import main
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.decoding import greedy
-from lightning_idc.core.types import stack_images
 from lightning_idc.data import SyntheticPairs
+from lightning_idc.images.types import stack_images
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.nn.decoding.decoding import greedy
 from lightning_idc.serve.export import Encoder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,8 +157,8 @@ def test_what_cannot_be_is_said(
 
 
 def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> None:
-    from lightning_idc.errors import ConfigError
     from lightning_idc.serve.export import write_graphs
+    from lightning_idc.utils.errors import ConfigError
 
     captioner = lightning_idc.load(model, device="cpu")
     captioner.hparams["image_size"] = captioner.hparams["input_spec"] = None

@@ -14,7 +14,7 @@ from helpers.tiny_models import make_llava
 
 import lightning_idc
 from lightning_idc.cli import main
-from lightning_idc.core.where import locate
+from lightning_idc.models.where import locate
 
 # the command as the script `lightning-idc` runs it, what is imported then, and whether the rest still can be: a
 # vision-language model needs transformers, and Lightning must know a compiled module

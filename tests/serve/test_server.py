@@ -334,9 +334,9 @@ def test_a_prompt_that_is_no_text_is_refused_before_it_meets_others() -> None:
 
 
 def test_a_pair_that_is_not_answered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lightning_idc.errors import DataError
     from lightning_idc.serve.opening import ModelOptions
     from lightning_idc.serve.server import PairAPI
+    from lightning_idc.utils.errors import DataError
 
     def answers(self: PairAPI, samples: Any, where: bool, prompt: str | None) -> list[dict[str, Any]]:
         if "huge" in samples:

@@ -12,9 +12,9 @@ from PIL import Image
 import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.serve.opening import DEFAULT, shipped
+from lightning_idc.utils.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
 

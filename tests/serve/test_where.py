@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc import PairCaptioner, PairFeatures, PairSample
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.core.where import boxes_of, locate
+from lightning_idc.models.where import boxes_of, locate
+from lightning_idc.nn.vocabulary import Vocabulary
 
 
 class Differs(nn.Module):

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lightning_idc.methods.img_diff.areas import DifferenceAreas
-from lightning_idc.synthesis.slots.contours import DifferenceContours
-from lightning_idc.synthesis.slots.details import region_of
-from lightning_idc.synthesis.slots.ground import resized
-from lightning_idc.synthesis.slots.things import ChangedThings
+from lightning_idc.synthesis.models.contours import DifferenceContours
+from lightning_idc.synthesis.models.details import region_of
+from lightning_idc.synthesis.models.ground import resized
+from lightning_idc.synthesis.models.things import ChangedThings
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 

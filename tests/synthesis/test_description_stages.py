@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.core.vocabulary import BERT_SPECIALS, BertVocabulary, ClipVocabulary
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
     Refusal,
@@ -20,7 +19,6 @@ from lightning_idc.data.benchmarks.implicit_change import (
     says_something,
 )
 from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.errors import DataError
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import (
     INSTRUCTIONS,
@@ -30,13 +28,15 @@ from lightning_idc.methods.namc.descriptions import (
     ImageParagraphs,
     instruction,
 )
+from lightning_idc.nn.vocabulary import BERT_SPECIALS, BertVocabulary, ClipVocabulary
 from lightning_idc.synthesis.library import rendered_things
+from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, VisionLanguageModel
+from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
-from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel
-from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import Pairs, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
+from lightning_idc.utils.errors import DataError
 
 HEAD = "The difference between the two images is that the first image"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.tiny_models import make_sdxl_parts
 
-from lightning_idc.synthesis.slots.diffusion import DiffusionInpainter, PromptToPrompt, align
+from lightning_idc.synthesis.models.diffusion import DiffusionInpainter, PromptToPrompt, align
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from helpers.toy_stages import Canned
 
-from lightning_idc.errors import DataError
 from lightning_idc.methods.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
 from lightning_idc.methods.img_diff.lexicon import CATEGORIES, Lexicon
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
+from lightning_idc.utils.errors import DataError
 
 
 def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.methods.img_diff.captions import PromptedEdits
+from lightning_idc.synthesis.models import endpoint as module
+from lightning_idc.synthesis.models.base import CutOff
+from lightning_idc.synthesis.models.endpoint import Endpoint, EndpointText, EndpointVision
 from lightning_idc.synthesis.run import run
-from lightning_idc.synthesis.slots import endpoint as module
-from lightning_idc.synthesis.slots.base import CutOff
-from lightning_idc.synthesis.slots.endpoint import Endpoint, EndpointText, EndpointVision
 from lightning_idc.synthesis.sources import Sentences
+from lightning_idc.utils.errors import ConfigError, IDCError
 
 
 class Server:

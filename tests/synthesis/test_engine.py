@@ -23,15 +23,15 @@ from PIL import Image
 from lightning_idc.cli import main
 from lightning_idc.cli.run import _with_engine
 from lightning_idc.data.store.manifest import ShardName
-from lightning_idc.errors import ConfigError, DataError, StoreError
 from lightning_idc.synthesis.launchers import ArrayTask
+from lightning_idc.synthesis.models.base import ModelInterface
 from lightning_idc.synthesis.progress import PROGRESS, rate
 from lightning_idc.synthesis.records import THUMBNAIL, Record
 from lightning_idc.synthesis.run import Job, run
-from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.stages import MapStage, PipelineStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError, StoreError
 
 SIZES = {"batch_size": 4, "shard_size": 6}
 

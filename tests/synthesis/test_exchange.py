@@ -16,7 +16,6 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.errors import DataError, DatasetNotFoundError
 from lightning_idc.synthesis.duplicates import Deduplicate
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.juicer import JsonLines
@@ -26,6 +25,7 @@ from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.stages import MapStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import DataError, DatasetNotFoundError
 
 AREAS = [
     {"box": [2.0, 4.0, 12.0, 24.0], "captions": ["a dog", "a cat"], "difference": "It became a cat.", "dropped": None},

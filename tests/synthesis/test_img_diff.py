@@ -17,8 +17,7 @@ from synthesis import scenes
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
-from lightning_idc.data.core.checking import check_benchmark
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.checking import check_benchmark
 from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
@@ -33,15 +32,16 @@ from lightning_idc.methods.img_diff.release import Release
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.drawing import draw_box, side_by_side
+from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
+from lightning_idc.synthesis.models.base import Region as Found
+from lightning_idc.synthesis.models.pretrained import BlipMatcher
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.run import run
-from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
-from lightning_idc.synthesis.slots.base import Region as Found
-from lightning_idc.synthesis.slots.pretrained import BlipMatcher
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 

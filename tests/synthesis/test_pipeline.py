@@ -15,11 +15,11 @@ from helpers.processes import launch
 from helpers.toy_stages import Numbers, Shade, digests, everything, run_under_trainer, shard, shards_of
 
 from lightning_idc.data.store import shards
-from lightning_idc.errors import ConfigError, StoreError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 
 def number_plus(record: Record) -> Record:

@@ -10,8 +10,8 @@ import pytest
 
 from lightning_idc.cli.preflight import check_models
 from lightning_idc.cli.recipe import load, override
-from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.preflight import preflight
+from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ def step(name: str, model: dict[str, Any], **data: Any) -> dict[str, Any]:
 
 
 def chat(**options: Any) -> dict[str, Any]:
-    return {"class_path": "lightning_idc.synthesis.slots.chat.ChatModel", "init_args": options}
+    return {"class_path": "lightning_idc.synthesis.models.chat.ChatModel", "init_args": options}
 
 
 def edits(model: dict[str, Any]) -> dict[str, Any]:
@@ -35,13 +35,13 @@ def test_all_problems_of_all_stages_are_told_together(tmp_path: Path) -> None:
         "init_args": {"texts": str(tmp_path / "captions.txt")},
     }
     painter = {
-        "class_path": "lightning_idc.synthesis.slots.diffusion.PromptToPrompt",
+        "class_path": "lightning_idc.synthesis.models.diffusion.PromptToPrompt",
         "init_args": {"model": "no/sdxl"},
     }
     paint = {"class_path": "lightning_idc.methods.img_diff.painting.PaintPairs", "init_args": {"painter": painter}}
     fast = {
         "class_path": "lightning_idc.methods.img_diff.areas.DifferenceAreas",
-        "init_args": {"segmenter": {"class_path": "lightning_idc.synthesis.slots.sam.FastSamSegmenter"}},
+        "init_args": {"segmenter": {"class_path": "lightning_idc.synthesis.models.sam.FastSamSegmenter"}},
     }
     wrong = {"class_path": "lightning_idc.methods.img_diff.areas.PairSimilarity", "init_args": {"filters": "papper"}}
     steps = [

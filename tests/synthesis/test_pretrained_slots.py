@@ -10,17 +10,17 @@ import pytest
 import torch
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam
 
-from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.img_diff.questions import PromptedTeller
-from lightning_idc.synthesis.slots.base import CutOff
-from lightning_idc.synthesis.slots.chat import (
+from lightning_idc.synthesis.models.base import CutOff
+from lightning_idc.synthesis.models.chat import (
     ChatModel,
     ChatVisionModel,
     GumbelSampling,
     PromptedCaptioner,
 )
-from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
-from lightning_idc.synthesis.slots.sam import SamSegmenter
+from lightning_idc.synthesis.models.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
+from lightning_idc.synthesis.models.sam import SamSegmenter
+from lightning_idc.utils.errors import CheckpointError
 
 TEXTS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat ."]
 

@@ -23,12 +23,12 @@ from lightning_idc.methods.img_diff.judging import NaturalImages
 from lightning_idc.methods.img_diff.painting import PaintPairs
 from lightning_idc.methods.img_diff.presets import PRESETS
 from lightning_idc.synthesis import drawing
+from lightning_idc.synthesis.models.base import PairPainter, Region, VisionLanguageModel
+from lightning_idc.synthesis.models.chat import VICUNA
+from lightning_idc.synthesis.models.diffusion import DiffusionInpainter, PromptToPrompt, _SharedAttention
+from lightning_idc.synthesis.models.pretrained import BlipMatcher
+from lightning_idc.synthesis.models.sam import FastSamSegmenter, both_pictures
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import PairPainter, Region, VisionLanguageModel
-from lightning_idc.synthesis.slots.chat import VICUNA
-from lightning_idc.synthesis.slots.diffusion import DiffusionInpainter, PromptToPrompt, _SharedAttention
-from lightning_idc.synthesis.slots.pretrained import BlipMatcher
-from lightning_idc.synthesis.slots.sam import FastSamSegmenter, both_pictures
 
 PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 REWRITTEN = "the paper's questions are those of the branch ImgDiff; data-juicer rewrote this one later"

@@ -9,16 +9,16 @@ import torch
 from synthesis import own_cutouts, pasted_and_described, rightly_named
 from torch import Tensor
 
-from lightning_idc.core.images import resize
+from lightning_idc.images.images import resize
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import Descriptions
 from lightning_idc.synthesis.library import library_identity
+from lightning_idc.synthesis.models.base import VisionLanguageModel
+from lightning_idc.synthesis.models.chat import PromptedCaptioner
+from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
-from lightning_idc.synthesis.slots.base import VisionLanguageModel
-from lightning_idc.synthesis.slots.chat import PromptedCaptioner
-from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 

@@ -14,16 +14,13 @@ from helpers.toy_stages import Numbers, Shade, pair_of
 from torch import Tensor
 
 from lightning_idc.cli import main
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.img_diff.filtering import Refilter
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.duplicates import Deduplicate, ImageHashes, difference_hash
 from lightning_idc.synthesis.export import export_records
-from lightning_idc.synthesis.records import Record, decode_image, encode_image
-from lightning_idc.synthesis.run import run
-from lightning_idc.synthesis.slots.base import (
+from lightning_idc.synthesis.models.base import (
     DifferenceTeller,
     ImageCaptioner,
     ImageEncoder,
@@ -31,9 +28,12 @@ from lightning_idc.synthesis.slots.base import (
     Region,
     Segmenter,
 )
+from lightning_idc.synthesis.records import Record, decode_image, encode_image
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 pytest.importorskip("cv2")
 

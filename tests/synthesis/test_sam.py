@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.synthesis.slots.base import Region
-from lightning_idc.synthesis.slots.sam import (
+from lightning_idc.synthesis.models.base import Region
+from lightning_idc.synthesis.models.sam import (
     FastSamSegmenter,
     SamSegmenter,
     both_pictures,
@@ -18,6 +17,7 @@ from lightning_idc.synthesis.slots.sam import (
     point_grid,
     stability,
 )
+from lightning_idc.utils.errors import ConfigError
 
 
 def test_a_hundred_masks_of_1024_pixels_become_boxes_in_time() -> None:

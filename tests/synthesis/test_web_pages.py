@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import KINDS, change_page
 from lightning_idc.synthesis.web.pages import draw_page, elements_of, to_html
 from lightning_idc.synthesis.web.stages import RenderPages, WebPages
+from lightning_idc.utils.errors import ConfigError
 
 VIEW = 240, 320
 BROWSER = Chromium(*VIEW)

@@ -7,12 +7,12 @@ import io
 import re
 from pathlib import Path
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, read_objects, read_text, sentences
-from lightning_idc.data.io.tables import Row
-from lightning_idc.errors import DataError
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import find, read_objects, read_text, sentences
+from lightning_idc.data.tables.tables import Row
+from lightning_idc.utils.errors import DataError
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
@@ -43,7 +43,7 @@ class BirdsToWords(Benchmark):
         https://github.com/google-research-datasets/birds-to-words
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = BirdsToWords.split("data/birds_to_words", "test")[0]

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.core.sampling import PairSampler
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, read_json, sentences
-from lightning_idc.data.io.tables import short
-from lightning_idc.errors import ConfigError, DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.sampling import PairSampler
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import find, read_json, sentences
+from lightning_idc.data.tables.tables import short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.errors import ConfigError, DataError, check_choice
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}
@@ -44,7 +44,7 @@ class CLEVRChange(Benchmark):
     Args:
         pairs: those with a change, those without, or all.
         scenes_together: in training, the pair of a scene with a change and the one without come in the same step.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = CLEVRChange.split("data/clevr_change", "test")[0]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.clevr_change import numbers_of
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import read_json, sentences
-from lightning_idc.errors import DataError
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import read_json, sentences
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.errors import DataError
 
 PAIRS = {"train": 40_800, "val": 2_400, "test": 4_800}
 UNCHANGED = frozenset(
@@ -42,7 +42,7 @@ class CLEVRDC(Benchmark):
         https://github.com/hsgkim/clevr-dc
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = CLEVRDC.split("data/clevr_dc", "test")[0]

@@ -12,9 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import read_image, resize
-from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.benchmarks.defects import (
     BOARD,
     TYPES,
@@ -24,9 +21,12 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
-from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import DataError, check_number
+from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.source import PairSource
+from lightning_idc.images.images import read_image, resize
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import DataError, check_number
+from lightning_idc.utils.paths import inside
 
 LISTED = {"trainval": 1000, "test": 500}
 
@@ -182,7 +182,7 @@ class DeepPCB(PairDataModule):
         official: insist on the numbers of pairs that the official lists have.
         repaired: further pairs of the training split that have no defect: tested boards of the first pairs with the
             template's pixels in the boxes. The official pairs all have one.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = DeepPCB("data/deeppcb").dataset("test")[0]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairSample, stack_images
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB
-from lightning_idc.errors import DataError
+from lightning_idc.images.types import PairSample, stack_images
+from lightning_idc.utils.errors import DataError
 
 IGNORED = -100
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, TableSource, load_tables
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.core.source import PairSource, View
-from lightning_idc.data.io.tables import short
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError, check_choice
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.tables.tables import short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError, check_choice
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
 MIXED = "mixed"
@@ -38,7 +38,7 @@ class DiffSpot(PairDataModule):
     Args:
         root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, fetched by hand.
         difficulty: of the pairs; ``no_diff`` are those without a change.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = DiffSpot("data/diffspot").dataset("test")[0]
@@ -143,7 +143,7 @@ class HQEdit(HuggingFaceTable):
         after: column of images.
         captions: column of instructions.
         inverse_captions: column of the instructions that lead back.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = HQEdit("data/hq_edit").dataset("test")[0]

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.core.paths import inside
-from lightning_idc.core.text import printable
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
-from lightning_idc.data.io.pair_columns import SAME, SPLITS
-from lightning_idc.data.io.pair_folders import SHOWN, read_tables, read_two_folders, tables_in
-from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.io.tables import KINDS, first_columns
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.tables.files import FileSource, Record, Root, fault_of, progress, split_by_hash
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS
+from lightning_idc.data.tables.pair_folders import SHOWN, read_tables, read_two_folders, tables_in
+from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
+from lightning_idc.data.tables.tables import KINDS, first_columns
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.paths import inside
+from lightning_idc.utils.text import printable
 
 OnBad = Literal["raise", "skip"]
 
@@ -60,7 +60,7 @@ class FolderPairs(PairDataModule):
         on_bad: what happens to pairs whose images are missing or cannot be read; ``skip`` opens every image once at the
             start and leaves those pairs out. Either way they are counted and named.
         follow_links: read what links below the root lead to, wherever that is.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
         ConfigError: an argument is not one of its choices.

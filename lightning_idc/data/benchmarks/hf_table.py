@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.images import Interpolation, read_pair, resize
-from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairSample
-from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
-from lightning_idc.data.core.datamodule import SPLITS as ALL_SPLITS
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.core.source import PairSource, View
-from lightning_idc.data.io.files import state_of
-from lightning_idc.data.io.jsonfiles import sentences
-from lightning_idc.data.io.tables import require, short
-from lightning_idc.errors import ConfigError, DataError, IDCError
-from lightning_idc.files import digest, digest_of_all
+from lightning_idc.data.datamodule import SPLITS as ALL_SPLITS
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.tables.files import state_of
+from lightning_idc.data.tables.jsonfiles import sentences
+from lightning_idc.data.tables.tables import require, short
+from lightning_idc.images.images import Interpolation, read_pair, resize
+from lightning_idc.images.types import PairSample
+from lightning_idc.images.value_range import PLAIN, ImageOptions
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.files import digest, digest_of_all
+from lightning_idc.utils.paths import inside
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
@@ -211,7 +211,7 @@ class HuggingFaceTable(PairDataModule):
         rejected: column of rejected captions, texts or lists of texts; ``captions`` then names the chosen ones.
         margin: column that says by how much the chosen caption is better.
         error_type: column with what is wrong with the rejected one.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> data = HuggingFaceTable("pairs/train.jsonl", "before", "after", "caption")

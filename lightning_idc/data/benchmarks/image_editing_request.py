@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
 
 PAIRS = {"train": 3_061, "val": 383, "test": 495}
 SENTENCES = {"train": 3_061, "val": 1_149, "test": 1_485}
@@ -26,7 +26,7 @@ class ImageEditingRequest(Benchmark):
         https://github.com/airsplay/VisualRelationships
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = ImageEditingRequest.split("data/image_editing_request", "test")[0]

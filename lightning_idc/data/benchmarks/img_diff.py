@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import FileSource, Record, split_by_hash
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
-from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import ConfigError, DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
+from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
+from lightning_idc.data.tables.tables import Row, short
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, DataError, check_choice
 
 Part = Literal["replacement", "removal"]
 REMOVAL = 5_773
@@ -40,7 +40,7 @@ class ImgDiff(Benchmark):
     Args:
         part: replaced objects, or removed ones, whose captions answer which image has the object.
         shares: of train, val and test.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = ImgDiff.split("data/img_diff", "test")[0]

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_idc.core.sentences import sentence_end
-from lightning_idc.core.vocabulary import word_places, words_of
+from lightning_idc.nn.vocabulary import word_places, words_of
+from lightning_idc.utils.sentences import sentence_end
 
 _VERBS = """
     is describes depicts illustrates displays demonstrates introduces has positions starts places discusses promotes

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import FileSource, Record, Root
-from lightning_idc.data.io.jsonfiles import read_json, read_text, sentences
-from lightning_idc.data.io.tables import parse_json, short
-from lightning_idc.errors import DataError, IDCError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import FileSource, Record, Root
+from lightning_idc.data.tables.jsonfiles import read_json, read_text, sentences
+from lightning_idc.data.tables.tables import parse_json, short
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import DataError, IDCError, check_choice
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
@@ -40,7 +40,7 @@ class InstructPix2Pix(Benchmark):
 
     Args:
         seeds: one pair per instruction, or all.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = InstructPix2Pix.split("data/instructpix2pix", "test")[0]
@@ -127,7 +127,7 @@ class PromptSource(FileSource):
     Args:
         records: one per pair, without captions.
         files: where the folders are.
-        options: of :class:`~lightning_idc.data.io.files.FileSource`.
+        options: of :class:`~lightning_idc.data.tables.files.FileSource`.
     """
 
     def __init__(self, records: Sequence[Record], files: Root, *options: Any) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
-from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import DataError
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import needed, read_json, sentences
+from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.errors import DataError
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
 UNCHANGED = frozenset(
@@ -40,7 +40,7 @@ class LEVIRCC(Benchmark):
         https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = LEVIRCC.split("data/levir_cc", "test")[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, needed, read_objects, sentences
-from lightning_idc.errors import DataError
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import find, needed, read_objects, sentences
+from lightning_idc.utils.errors import DataError
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
 """Edits of each split."""
@@ -33,7 +33,7 @@ class MagicBrush(Benchmark):
     Cite: Zhang, Mo, Chen, Sun, Su: MagicBrush (NeurIPS 2023), https://github.com/OSU-NLP-Group/MagicBrush
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = MagicBrush.split("data/magicbrush", "test")[0]

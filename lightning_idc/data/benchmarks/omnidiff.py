@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import read_objects, sentences
-from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import read_objects, sentences
+from lightning_idc.data.tables.tables import Row, short
+from lightning_idc.utils.errors import DataError, check_choice
 
 Subset = Literal["real", "render"]
 PAIRS = {
@@ -48,7 +48,7 @@ class OmniDiff(Benchmark):
         subset: photographs or renders; the paper evaluates them apart.
         fields: where records say what, over :data:`FIELDS`.
         annotations_file: name of the annotation files, with ``{subset}`` and ``{split}``.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = OmniDiff.split("data/omnidiff", "test")[0]

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.io.files import FileSource, Record, Root, split_by_hash
-from lightning_idc.data.io.pair_columns import SAME, SPLITS
-from lightning_idc.data.io.tables import Row, short, stream_table
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.tables.files import FileSource, Record, Root, split_by_hash
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS
+from lightning_idc.data.tables.tables import Row, short, stream_table
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 
 
 class PreferencePairs(PairDataModule):
@@ -28,7 +28,7 @@ class PreferencePairs(PairDataModule):
             ``images``, ``messages`` (the last one the chosen answer), ``rejected_response``. Perhaps also ``margin``,
             ``error_type``, ``id``, ``split``.
         shares: of train, val and test, where nothing names the split.
-        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
         ConfigError: shares are not three numbers that sum to 1.

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.tables import Row, read_table, require
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.data.tables.files import Root
+from lightning_idc.data.tables.tables import Row, read_table, require
 from lightning_idc.metrics.paired_accuracy import corrected_key
+from lightning_idc.utils.errors import ConfigError, DataError
 
 COLUMNS = ("pair", "question", "answer", "before", "after")
 ALONE = ("pair", "question", "answer", "image")

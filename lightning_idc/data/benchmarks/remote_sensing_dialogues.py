@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record, split_by_hash
-from lightning_idc.data.io.jsonfiles import needed, read_objects, read_text, sentences
-from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import ConfigError, DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record, split_by_hash
+from lightning_idc.data.tables.jsonfiles import needed, read_objects, read_text, sentences
+from lightning_idc.data.tables.tables import Row, short
+from lightning_idc.utils.errors import ConfigError, DataError, check_choice
 
 Turn = Literal["first", "last"]
 INSTRUCTIONS = {"train": 87_935, "test": 17_172}
@@ -32,7 +32,7 @@ class ChangeChat(Benchmark):
 
     Args:
         turn: which answer of a conversation is the caption.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = ChangeChat.split("data/changechat", "test")[0]
@@ -107,7 +107,7 @@ class RSCC(Benchmark):
     Args:
         shares: of train, val and test.
         test_list: file of test pairs, relative to the root.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = RSCC.split("data/rscc", "test")[0]

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
-from lightning_idc.errors import check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
+from lightning_idc.utils.errors import check_choice
 
 Grouping = Literal["grouped", "entry", "multi"]
 EmptyReferences = Literal["leave_out", "keep"]
@@ -50,7 +50,7 @@ class SpotTheDiff(Benchmark):
         grouping: one of the three.
         max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
         empty_references: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = SpotTheDiff.split("data/spot_the_diff", "test")[0]

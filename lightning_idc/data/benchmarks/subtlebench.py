@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.core.benchmark import Benchmark, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.benchmark import Benchmark, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
+from lightning_idc.utils.errors import ConfigError
 
 CATEGORIES = (
     *("action", "attribute", "emotion", "existence", "quality"),
@@ -33,7 +33,7 @@ class VLMSubtleBench(Benchmark):
     Args:
         category: keep pairs of one kind only.
         domain_name: keep pairs of one domain only.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = VLMSubtleBench.split("data/vlm_subtlebench", "test")[0]

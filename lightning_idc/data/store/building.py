@@ -13,7 +13,7 @@ from typing import Any
 from lightning_idc.data.store.manifest import Manifest
 from lightning_idc.data.store.reader import Store
 from lightning_idc.data.store.shards import OPEN_SHARDS, Shard
-from lightning_idc.errors import StoreError
+from lightning_idc.utils.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)

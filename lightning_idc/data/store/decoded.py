@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import Interpolation
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.store.building import Plan, build, rows_per_shard
 from lightning_idc.data.store.manifest import fingerprint_of, numbered
 from lightning_idc.data.store.reader import Store
 from lightning_idc.data.store.shards import Shard, tensor_batch, write_shard
-from lightning_idc.errors import ConfigError, StoreError
+from lightning_idc.images.images import Interpolation
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 _CHUNK = 32
 _TIMED = 16

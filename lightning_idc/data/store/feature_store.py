@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.data.store.growing import KeyedStore
-from lightning_idc.errors import DataError, StoreError
-from lightning_idc.files import DIGEST_BYTES, digest_of_all
+from lightning_idc.utils.errors import DataError, StoreError
+from lightning_idc.utils.files import DIGEST_BYTES, digest_of_all
 
 _TOLERANCE = 0.05
 # types of different sizes, which the number of bytes tells apart

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.images import Interpolation, resize
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
+from lightning_idc.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, read_manifest
 from lightning_idc.data.store.reader import Table, shards_in
 from lightning_idc.data.store.shards import Shard, check_shard, open_shard, tensor_batch, write_shard
-from lightning_idc.errors import StoreError
+from lightning_idc.utils.errors import StoreError
 
 
 class GrowingStore:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import StoreError
-from lightning_idc.files import atomic_write, digest, fingerprint
+from lightning_idc.utils.errors import StoreError
+from lightning_idc.utils.files import atomic_write, digest, fingerprint
 
 FORMAT = 3
 """Version of the layout; stores of another one are refused."""

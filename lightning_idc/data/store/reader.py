@@ -11,8 +11,8 @@ from typing import Any
 
 from lightning_idc.data.store.manifest import Manifest, ShardName, read_manifest
 from lightning_idc.data.store.shards import Shard, check_shard, open_shard
-from lightning_idc.errors import StoreError
-from lightning_idc.files import fingerprint
+from lightning_idc.utils.errors import StoreError
+from lightning_idc.utils.files import fingerprint
 
 
 def shards_in(folder: Path, manifest: Manifest, remedy: str = "") -> list[Shard]:

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from lightning_idc.data.store.manifest import ShardName
-from lightning_idc.errors import StoreError
+from lightning_idc.utils.errors import StoreError
 
 OPEN_SHARDS = 256
 """Shards that a process keeps mapped at once, of all stores together."""

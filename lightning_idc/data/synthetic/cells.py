@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.datamodule import Split
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
 """Number of labels of each attribute, in the order of the label maps; 0 means that nothing stands in the cell."""

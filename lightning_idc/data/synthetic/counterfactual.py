@@ -16,7 +16,7 @@ from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_
 from lightning_idc.data.synthetic.facts import change_accuracy
 from lightning_idc.data.synthetic.phrases import sentences
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 BACKWARDS = {"add": "drop", "drop": "add"}
 OPPOSITE = {"left": "right", "right": "left", "front": "behind", "behind": "front"}

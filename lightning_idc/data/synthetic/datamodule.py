@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Relations
 from lightning_idc.data.synthetic.source import SyntheticSource
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import default_cache_dir
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import default_cache_dir
 
 
 class SyntheticPairs(PairDataModule):

@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components, compose
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
 from lightning_idc.data.synthetic.sampling import Relations, Rng
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE
+from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.utils.errors import ConfigError
 
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
 _KINDS = tuple(ATTRIBUTE_WORDS)

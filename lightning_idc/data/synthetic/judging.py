@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from lightning_idc.data.synthetic.claims import ParsedChange
 from lightning_idc.data.synthetic.grammar import parse, parse_report
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.difference_list import Matches, best_matches
+from lightning_idc.utils.errors import DataError
 
 
 def exact_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:

@@ -16,7 +16,7 @@ from lightning_idc.data.synthetic.scene import Scene
 from lightning_idc.data.synthetic.shading import DEFAULT_CAMERA as DEFAULT_CAMERA
 from lightning_idc.data.synthetic.shading import DEFAULT_LIGHTS as DEFAULT_LIGHTS
 from lightning_idc.data.synthetic.shading import pack
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 MAX_SIZE = 8192
 """Largest height and width, pixels."""

@@ -15,7 +15,6 @@ from math import sqrt
 
 import numpy as np
 
-from lightning_idc._compiled import compiled
 from lightning_idc.data.synthetic import rays, shading
 from lightning_idc.data.synthetic.rays import (
     FAR,
@@ -35,6 +34,7 @@ from lightning_idc.data.synthetic.rays import (
     passed,
     visibility,
 )  # fmt: skip
+from lightning_idc.utils.compiled import compiled
 
 _f = np.float32
 P2, P8 = _f(0.2), _f(0.8)

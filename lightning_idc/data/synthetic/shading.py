@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, SceneObject
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 
 DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 46.0)
 """CLEVR's place of the camera; everything within |x|, |y| <= 3 is in a square picture."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.synthetic.cache import Key, ensure
+from lightning_idc.images.types import PairSample
 
 
 class SyntheticSource(PairSource):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import Interpolation, resize
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
-from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.images.images import Interpolation, resize
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
 
 
 class PairTransform(ABC):

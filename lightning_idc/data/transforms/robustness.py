@@ -14,11 +14,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import Interpolation
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.source import PairSource, View
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.source import PairSource, View
+from lightning_idc.images.images import Interpolation
+from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
+from lightning_idc.utils.errors import ConfigError
 
 _Level = TypeVar("_Level")
 SPLITS = ("train", "val", "test", "predict")

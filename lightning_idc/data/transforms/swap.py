@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.benchmarks.implicit_change import component_places, unquoted
 from lightning_idc.data.transforms.pairs import PairTransform
-from lightning_idc.errors import DataError
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import DataError
 
 
 def swap_descriptions(text: str) -> str:

@@ -9,24 +9,24 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_idc.core.addon import Addon, TrainingStep
-from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import mean_over_processes
-from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.loading import load_module
-from lightning_idc.core.trial import trial_features
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import CheckpointError, ConfigError, check_number, check_positive, reads_file
+from lightning_idc.checkpoints.reading import read_checkpoint
+from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
-from lightning_idc.methods.adpo.policy_callback import train_data
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import CHECK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
 from lightning_idc.methods.adpo.retriever import EncoderHeads, FeatureHeads, PairTextMatcher
+from lightning_idc.methods.policy.policy_callback import train_data
+from lightning_idc.models.addon import Addon, TrainingStep
+from lightning_idc.models.addon_callback import AddonCallback
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import mean_over_processes
+from lightning_idc.models.loading import load_module
+from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.retrieval import symmetric_cross_entropy
+from lightning_idc.utils.errors import CheckpointError, ConfigError, check_number, check_positive, reads_file
 
 FEWEST = 8.0
 """Effective number of candidates below which a retriever has collapsed: it rejects the same captions for all pairs."""

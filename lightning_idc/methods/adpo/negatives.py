@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.sampling import check_sampling
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
+from lightning_idc.nn.decoding.sampling import check_sampling
+from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lightning_idc.core.addon import TrainingStep
-    from lightning_idc.data.core.datamodule import PairDataModule
+    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.models.addon import TrainingStep
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def truths_of(data: PairDataModule, who: str) -> Any:
     Raises:
         ConfigError: the training split is not rendered.
     """
-    from lightning_idc.data.core.source import View
+    from lightning_idc.data.source import View
     from lightning_idc.data.synthetic.source import SyntheticSource
 
     source: Any = data.pairs_of("train")
@@ -362,6 +362,6 @@ class Mixture(_Several):
 
 
 def _is_addon(source: object) -> bool:
-    from lightning_idc.core.addon import Addon
+    from lightning_idc.models.addon import Addon
 
     return isinstance(source, Addon)

@@ -8,8 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_idc.core.vocabulary import words_of
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Weighting = Literal["frequency", "distinct", "stratified"]
 NO_CHANGE_SHARE = 0.3

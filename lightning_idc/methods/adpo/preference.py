@@ -6,15 +6,15 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_idc.core.addon import Addon, TrainingStep, addons_of
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError, check_number, check_positive
+from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
-from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.adpo.preference_addon import OTHER_IMAGES, Preference
-from lightning_idc.methods.adpo.references import FrozenCopy, NoReference, ReferencePolicy
+from lightning_idc.methods.policy.policy_callback import PolicyCallback, train_data
+from lightning_idc.methods.policy.references import FrozenCopy, NoReference, ReferencePolicy
+from lightning_idc.models.addon import Addon, TrainingStep, addons_of
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.utils.errors import ConfigError, check_number, check_positive
 
 
 class PreferenceOptimization(PolicyCallback):

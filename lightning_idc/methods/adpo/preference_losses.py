@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, check_number, check_positive
 from lightning_idc.methods.adpo.comparison import Comparison
 from lightning_idc.methods.adpo.losses import PreferenceLoss, beyond, dpo, margin
+from lightning_idc.utils.errors import ConfigError, check_number, check_positive
 
 
 def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:

@@ -7,8 +7,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.distributed import mean_over_processes
-from lightning_idc.errors import check_number
+from lightning_idc.models.distributed import mean_over_processes
+from lightning_idc.utils.errors import check_number
 
 
 def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairFeatures
-from lightning_idc.core.vocabulary import words_of
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.retrieval import PairTextEncoder
+from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.utils.errors import ConfigError
 
 LARGEST_TABLE = 8192
 """Single words and pairs of neighbouring words that a caption encoder knows; the most frequent ones."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.vocabulary import CLIP
-from lightning_idc.errors import CheckpointError, reads_file
+from lightning_idc.checkpoints.reading import read_checkpoint
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
+from lightning_idc.nn.vocabulary import CLIP
+from lightning_idc.utils.errors import CheckpointError, reads_file
 
 HEAD_WIDTH = 64
 """Of the attention heads of every CLIP of OpenAI."""

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_dict, all_gather_object
-from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
-from lightning_idc.core.module import PairModule
-from lightning_idc.core.types import ProvidesCaptions
-from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
-from lightning_idc.errors import CheckpointError, DataError, reads_file
+from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint, refuse_other_computation
+from lightning_idc.images.types import ProvidesCaptions
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip, encoder_computation, tower_computation
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import all_gather_dict, all_gather_object
+from lightning_idc.models.module import PairModule
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
+from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
+from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 
 VIT_B_32 = "ViT-B-32-quickgelu"
 """OpenAI's weights were trained with QuickGELU."""
@@ -45,7 +45,7 @@ class Clip4IdcRetrieval(PairModule):
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
         mask_equal: a pair is not trained away from a caption of another pair that is one of its own references as well.
             For data in which many pairs have the same captions, such as pairs without a change.
-        options: of :class:`~lightning_idc.core.module.PairModule`.
+        options: of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     word_hparams = ("vocabulary",)
@@ -210,7 +210,7 @@ class Clip4Idc(PairCaptioner):
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
         max_length: most tokens of a generated caption; as many as CLIP's text tower takes when None and no captions
             were seen.
-        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairFeatures
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, TEXT_HEADS, clip_computation, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
@@ -30,6 +28,8 @@ from lightning_idc.nn.transformer import (
     split_heads,
     split_step,
 )
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.errors import ConfigError, DataError
 
 BERT_EPS = 1e-12
 LARGEST_SCALE = 100.0

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.schedules import Schedule, WarmupCosine
-from lightning_idc.core.vocabulary import SPECIALS, Vocabulary
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.clip4idc.net import PairClip, tower_computation
-from lightning_idc.methods.pretraining.cell_classification import CellNaming, CellNet
+from lightning_idc.models.pretraining.cell_classification import CellNaming, CellNet
+from lightning_idc.models.schedules import Schedule, WarmupCosine
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.clip import build_clip
+from lightning_idc.nn.vocabulary import SPECIALS, Vocabulary
+from lightning_idc.utils.errors import ConfigError
 
 
 class TowerGrid(nn.Module):
@@ -53,7 +53,7 @@ class PairNaming(CellNaming):
         stem_weights: checkpoint of ObjectNaming whose backbone the stem starts from.
         classes: number of classes of each of the A attributes, "nothing here" included.
         schedule: multiplier of the learning rate over the run.
-        options: of :class:`~lightning_idc.core.module.PairModule`.
+        options: of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     def __init__(

@@ -18,10 +18,10 @@ from lightning_idc.methods.img_diff.filtering import (
     suppress_overlap,
 )
 from lightning_idc.methods.img_diff.presets import Filters, check_matcher, filters_named
+from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
+from lightning_idc.synthesis.models.embedded import ColorMatcher, PixelEncoder
+from lightning_idc.synthesis.models.things import ChangedThings
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
-from lightning_idc.synthesis.slots.things import ChangedThings
 from lightning_idc.synthesis.stages import PipelineStage
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from lightning_idc.methods.img_diff.lexicon import Lexicon
 from lightning_idc.methods.img_diff.prompts import CAPTION_EDIT
+from lightning_idc.synthesis.models.base import TextModel
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import PipelineStage
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")

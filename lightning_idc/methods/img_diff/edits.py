@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import resize
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
-from lightning_idc.errors import ConfigError, check_choice, check_number
+from lightning_idc.images.images import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.utils.errors import ConfigError, check_choice, check_number
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]
 KINDS: tuple[Kind, ...] = ("replace", "recolor", "remove", "add", "move")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_idc.data.synthetic.geometry import box_iou
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.presets import SCORES, Filters, filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.utils.errors import ConfigError
 
 Area = dict[str, Any]
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, UNNATURAL_FILTER
 from lightning_idc.synthesis.drawing import BAR, draw_box, side_by_side
+from lightning_idc.synthesis.models.base import TextModel, VisionLanguageModel
+from lightning_idc.synthesis.models.embedded import WordEncoder
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import TextModel, VisionLanguageModel
-from lightning_idc.synthesis.slots.embedded import WordEncoder
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 CATEGORIES = (
     "machine", "living_thing", "natural_object", "fruit", "vehicle", "container", "clothing", "fixture", "appliance",

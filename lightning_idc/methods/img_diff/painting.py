@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_idc.synthesis.models.base import PairPainter
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import PairPainter
 from lightning_idc.synthesis.stages import PipelineStage
 
 

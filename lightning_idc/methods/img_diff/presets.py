@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.synthesis.slots.base import ImageTextMatcher
+from lightning_idc.synthesis.models.base import ImageTextMatcher
+from lightning_idc.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

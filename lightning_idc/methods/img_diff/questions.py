@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_pixels, box_in_shares
 from lightning_idc.synthesis.drawing import side_by_side
-from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
+from lightning_idc.synthesis.models.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
+from lightning_idc.utils.errors import ConfigError
 
 _WRITTEN = {"shares": box_in_shares, "pixels": box_in_pixels}
 

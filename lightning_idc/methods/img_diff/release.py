@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_shares
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError
 
 REPLACEMENT = "img_diff_object_replacement.json"
 PICTURES = "object_replacement/filtered_new_edit_data"

@@ -10,15 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.images import resize
+from lightning_idc.images.images import resize
 from lightning_idc.methods.img_diff.areas import cosines
 from lightning_idc.methods.img_diff.filtering import kept, reject, suppress_overlap
 from lightning_idc.methods.img_diff.presets import PRESETS
 from lightning_idc.methods.img_diff.prompts import REMOVAL_QUESTION, box_in_shares
 from lightning_idc.synthesis.drawing import draw_box
-from lightning_idc.synthesis.records import Record, encode_image, record_seed
-from lightning_idc.synthesis.release import file_name
-from lightning_idc.synthesis.slots.base import (
+from lightning_idc.synthesis.models.base import (
     ImageCaptioner,
     ImageEncoder,
     ImageTextMatcher,
@@ -27,9 +25,11 @@ from lightning_idc.synthesis.slots.base import (
     Segmenter,
     crop,
 )
-from lightning_idc.synthesis.slots.contours import DifferenceContours, TeleaInpainter
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
-from lightning_idc.synthesis.slots.prototypes import NearestPrototype
+from lightning_idc.synthesis.models.contours import DifferenceContours, TeleaInpainter
+from lightning_idc.synthesis.models.embedded import ColorMatcher, PixelEncoder
+from lightning_idc.synthesis.models.prototypes import NearestPrototype
+from lightning_idc.synthesis.records import Record, encode_image, record_seed
+from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 

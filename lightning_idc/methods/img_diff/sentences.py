@@ -15,16 +15,16 @@ from lightning_idc.methods.img_diff.filtering import (
 )
 from lightning_idc.methods.img_diff.presets import check_matcher, filters_named
 from lightning_idc.synthesis.drawing import draw_box
-from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import (
+from lightning_idc.synthesis.models.base import (
     DifferenceTeller,
     ImageCaptioner,
     ImageTextMatcher,
     TextEncoder,
     crop,
 )
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, TemplateTeller, WordEncoder
-from lightning_idc.synthesis.slots.prototypes import NearestPrototype
+from lightning_idc.synthesis.models.embedded import ColorMatcher, TemplateTeller, WordEncoder
+from lightning_idc.synthesis.models.prototypes import NearestPrototype
+from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 
 SIDES = ("before", "after")

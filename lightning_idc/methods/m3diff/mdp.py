@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lightning_idc.core.adapter import Adapter
-from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.m3diff.cost import measure_forward
+from lightning_idc.models.adapter import Adapter
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
+from lightning_idc.utils.errors import ConfigError, check_number
 
 # of SigLIP's 26 used layers, those that the paper reads (section 5.2)
 PAPER_LAYERS, PAPER_DEPTH = (17, 20, 23, 26), 26

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.models.adapter_callback import AdapterCallback
 
 
 class MDPAdapter(AdapterCallback):

@@ -18,13 +18,13 @@ from lightning_idc.data.benchmarks.implicit_change import (
     says_something,
     unquoted,
 )
-from lightning_idc.errors import DataError, check_choice
+from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
+from lightning_idc.synthesis.models.contours import DifferenceContours
+from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
-from lightning_idc.synthesis.slots.contours import DifferenceContours
-from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import DataError, check_choice
 
 TEMPLATE = (
     "The difference between the two images is that the first image {verb} [object description], "

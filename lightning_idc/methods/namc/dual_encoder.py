@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
-from lightning_idc.errors import CheckpointError, reads_file
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, build_clip, eot_pooling, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
+from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
+from lightning_idc.utils.errors import CheckpointError, reads_file
 
 MASK_WORD = "[MASK]"
 
@@ -167,7 +167,7 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     Raises:
         CheckpointError: the file is missing or holds something else.
     """
-    from lightning_idc.core.io import read_checkpoint
+    from lightning_idc.checkpoints.reading import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     options: dict[str, Any] | None = checkpoint.get("dual_encoder")

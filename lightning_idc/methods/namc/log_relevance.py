@@ -9,14 +9,14 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_idc.core.addon import addons_of
-from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.transforms.pairs import Resize
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import save
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+from lightning_idc.models.addon import addons_of
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import save
 
 
 class LogRelevance(Callback):

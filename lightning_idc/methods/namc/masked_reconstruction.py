@@ -10,12 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.addon import Addon, TrainingStep, addons_of
-from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.trial import trial_features
-from lightning_idc.core.types import PairBatch, PairFeatures
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
@@ -26,7 +21,12 @@ from lightning_idc.methods.namc.noise import (
     resize_mask,
 )
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
+from lightning_idc.models.addon import Addon, TrainingStep, addons_of
+from lightning_idc.models.addon_callback import AddonCallback
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Distance = Callable[..., Tensor]
 """Elementwise loss of two tensors under ``reduction="none"``, such as ``torch.nn.functional.l1_loss``."""

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.errors import ConfigError, check_choice
+from lightning_idc.synthesis.models.base import ImageEncoder
+from lightning_idc.synthesis.models.embedded import PixelEncoder
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import ImageEncoder
-from lightning_idc.synthesis.slots.embedded import PixelEncoder
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.errors import ConfigError, check_choice
 
 VIEWS = ("clip", "dino")
 EXACT_UP_TO = 200_000

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairBatch, PairFeatures
-from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.methods.namc.noise import NOISE_MASK
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
+from lightning_idc.nn.vocabulary import Vocabulary
 
 
 class NAMC(PairCaptioner):
@@ -33,7 +33,7 @@ class NAMC(PairCaptioner):
         heads: attention heads.
         hidden: width of the feed-forward layers; four times ``width`` when None.
         dropout: share of activations dropped in training.
-        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     computation_hparams = ("heads",)

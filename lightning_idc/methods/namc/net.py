@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairFeatures
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import resize_mask
 from lightning_idc.nn.grid_backbone import GridBackbone

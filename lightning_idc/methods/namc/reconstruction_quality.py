@@ -8,12 +8,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_idc.core.addon import AUX, AddonSteps, addons_of
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_dict
-from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
+from lightning_idc.models.addon import AUX, AddonSteps, addons_of
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import all_gather_dict
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 ROWS = ("mir_vqgan", "vqgan_raw", "mir_raw")
 """Rebuilt patches against those of the tokenizer's own ids, these against the image, rebuilt ones against the image."""

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.distributed import all_gather_dict
-from lightning_idc.core.module import PairModule
-from lightning_idc.core.schedules import Schedule, WarmupCosine
-from lightning_idc.core.types import ProvidesCaptions
-from lightning_idc.core.vocabulary import Vocabulary, words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.images.types import ProvidesCaptions
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction
 from lightning_idc.methods.namc.noise import pool_subwords, relevance, token_similarity
+from lightning_idc.models.distributed import all_gather_dict
+from lightning_idc.models.module import PairModule
+from lightning_idc.models.schedules import Schedule, WarmupCosine
 from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.vocabulary import Vocabulary, words_of
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class RelevancePretraining(PairModule):
@@ -44,7 +44,7 @@ class RelevancePretraining(PairModule):
         freeze_backbone: train everything else only.
         scale: 1 / temperature.
         schedule: multiplier of the learning rate over the run.
-        options: of :class:`~lightning_idc.core.module.PairModule`.
+        options: of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     vision_modules = ("net",)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_idc.core.text import plain
-from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.methods.namc.dual_encoder import DualEncoder
 from lightning_idc.methods.namc.noise import pool_subwords, relevance, token_similarity
+from lightning_idc.nn.vocabulary import words_of
 from lightning_idc.report.sheet import BAD, GRAY, INK, PAPER
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

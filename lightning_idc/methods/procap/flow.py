@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.io import read_checkpoint
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.checkpoints.reading import read_checkpoint
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 class Midpoint(nn.Module, ABC):

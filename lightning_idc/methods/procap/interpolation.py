@@ -9,14 +9,14 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.source import PairSource
 from lightning_idc.data.store.feature_store import weights_digest
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
 from lightning_idc.methods.procap.keyframes import OWN, RANDOM
 from lightning_idc.methods.procap.procedures import ProcedureFolder
+from lightning_idc.utils.errors import ConfigError
 
 
 class Similarity(Protocol):

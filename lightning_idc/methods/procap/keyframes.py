@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.loading import load_module
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.store.growing import KeyedStore
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.procedures import ProcedureFolder
+from lightning_idc.models.loading import load_module
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
-from lightning_idc.synthesis.slots.base import ImageEncoder
-from lightning_idc.synthesis.slots.pretrained import DinoImages
+from lightning_idc.synthesis.models.base import ImageEncoder
+from lightning_idc.synthesis.models.pretrained import DinoImages
+from lightning_idc.utils.errors import ConfigError, DataError, check_number
 
 PAPERS_ENCODER = "facebook/dinov2-large"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 MaskRule = Callable[[tuple[int, int, int], torch.Generator], Tensor]
 """Frames, height and width of a sample's grid to bool ``(F, h, w)``, True where a patch is masked."""

@@ -9,17 +9,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
-from lightning_idc.core.schedules import Constant, Schedule
-from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import CheckpointError, ConfigError, reads_file
+from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint, refuse_other_computation
+from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
 from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.schedules import Constant, Schedule
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
 from lightning_idc.nn.transformer import Decoder
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.errors import CheckpointError, ConfigError, reads_file
 
 
 class ProCap(PairCaptioner):
@@ -45,7 +45,7 @@ class ProCap(PairCaptioner):
         relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
             the paper does not. Both stages must agree.
         encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
-        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

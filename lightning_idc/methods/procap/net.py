@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairFeatures
-from lightning_idc.errors import DataError
+from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
 from lightning_idc.nn.relative_position import RelativePositionBias
 from lightning_idc.nn.transformer import DecoderState, EncoderLayer
+from lightning_idc.utils.errors import DataError
 
 PLACE_SCALE = 0.3
 """Standard deviation of each of the three parts of a place: together they are as large as embedded features."""

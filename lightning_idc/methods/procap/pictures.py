@@ -13,13 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_idc.core.text import plain
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.core.sampling import Draw
-from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import save
+from lightning_idc.data.sampling import Draw
+from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.files import save
+from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

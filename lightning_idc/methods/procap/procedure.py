@@ -11,11 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.schedules import Warmup
-from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
-from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.net import ProcedureEncoder
@@ -28,7 +24,11 @@ from lightning_idc.methods.procap.procedure_net import (
 from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
 from lightning_idc.methods.procap.warps import shifted_color, warp
 from lightning_idc.metrics.no_change import NO_CHANGE
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.schedules import Warmup
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.errors import ConfigError, DataError, check_number
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ProcedureModel(PairCaptioner):
         relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
             the paper does not. Both stages must agree.
         similarity: that frames are chosen by, as of :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
-        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, read_manifest
-from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import digest
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.files import digest
 
 SIMILARITIES = "similarities"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 TokenizerSource = str | dict[str, Any] | None
 """Checkpoint of an image tokenizer, or the configuration of one whose weights follow."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.distributed import is_distributed
-from lightning_idc.core.module import PairModule
-from lightning_idc.errors import DataError
-from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss, refuse_other_labels
+from lightning_idc.models.distributed import is_distributed
+from lightning_idc.models.module import PairModule
+from lightning_idc.models.pretraining.cell_classification import cells_named, naming_loss, refuse_other_labels
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
+from lightning_idc.utils.errors import DataError
 
 
 class TokenizerNet(nn.Module):
@@ -42,7 +42,7 @@ class TokenizerTraining(PairModule):
         squared: weight of the squared error of pixels beside the absolute one, which may leave out what is small.
         start: checkpoint with a tokenizer to go on from, whose sizes count instead of those above.
         revive_every: steps after which entries that nothing chose meanwhile move to cells of the batch; 0 leaves them.
-        options: of :class:`~lightning_idc.core.module.PairModule`.
+        options: of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     vision_modules = ("net",)

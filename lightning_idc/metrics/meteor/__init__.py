@@ -10,12 +10,12 @@ import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from lightning_idc.errors import ConfigError
 from lightning_idc.metrics.corpus import Tokens
 from lightning_idc.metrics.meteor import java, scorer
 from lightning_idc.metrics.meteor.outcome import MeteorScores as MeteorScores
 from lightning_idc.metrics.meteor.outcome import NotComputed as NotComputed
 from lightning_idc.metrics.meteor.statistics import from_statistics as from_statistics
+from lightning_idc.utils.errors import ConfigError
 
 Backend = Literal["python", "java"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc._compiled import compiled
 from lightning_idc.metrics.corpus import Ints
 from lightning_idc.metrics.meteor.paraphrases import LONGEST
 from lightning_idc.metrics.meteor.relations import EXACT, PARAPHRASE, STEM, Sentences
+from lightning_idc.utils.compiled import compiled
 
 
 @compiled

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_idc.files import DIGEST_BYTES, atomic_write, digest
 from lightning_idc.metrics.meteor.hashing import line_hashes
 from lightning_idc.metrics.meteor.paraphrases import FILTER_BITS, ParaphraseTable
+from lightning_idc.utils.files import DIGEST_BYTES, atomic_write, digest
 
 VERSION = 1
 """Raise it when the same file would give another index."""

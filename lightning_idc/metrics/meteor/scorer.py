@@ -11,7 +11,6 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from lightning_idc.files import default_cache_dir
 from lightning_idc.metrics.corpus import Floats, Ints, Tokens
 from lightning_idc.metrics.meteor import paraphrase_index
 from lightning_idc.metrics.meteor.normalizer import normalize_all
@@ -20,6 +19,7 @@ from lightning_idc.metrics.meteor.relations import Matches, Relation, Sentences,
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.meteor.statistics import count, from_statistics, unbroken_as_none
 from lightning_idc.metrics.meteor.wordnet import WordNet
+from lightning_idc.utils.files import default_cache_dir
 
 _WORDS_AT_ONCE = 1 << 19
 """Words of candidates and references that are in memory as numbers at once; a gigabyte for eight times as many."""

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc._compiled import compiled
 from lightning_idc.metrics.meteor.relations import EXACT
+from lightning_idc.utils.compiled import compiled
 
 BEAM = 40
 COST, FREE, LAST, CHOICE = range(4)

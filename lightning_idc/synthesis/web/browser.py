@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.images import read_image_bytes
-from lightning_idc.errors import ConfigError
-from lightning_idc.synthesis.slots.base import ModelInterface
+from lightning_idc.images.images import read_image_bytes
+from lightning_idc.synthesis.models.base import ModelInterface
+from lightning_idc.utils.errors import ConfigError
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(e => {

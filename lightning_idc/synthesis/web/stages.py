@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import fingerprint
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import KINDS, change_page
 from lightning_idc.synthesis.web.pages import draw_page, to_html
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import fingerprint
 
 
 class WebPages:

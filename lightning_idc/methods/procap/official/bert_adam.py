@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 
 class BertAdam(Optimizer):

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
-from lightning_idc.errors import CheckpointError, DataError, reads_file
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     SPECIAL_TOKENS,
@@ -24,6 +22,8 @@ from lightning_idc.methods.procap.official.encoder import (
 from lightning_idc.methods.procap.official.module import OfficialProCap, OfficialProcedureModel
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining
+from lightning_idc.nn.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
+from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 
 # the code's own special words come in this order; ours are the first four of every vocabulary
 _THEIRS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")

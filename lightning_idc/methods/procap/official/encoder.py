@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
-from lightning_idc.errors import ConfigError, reads_file
+from lightning_idc.checkpoints.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, Remember, attend, grouped, merge_heads, split_heads
+from lightning_idc.utils.errors import ConfigError, reads_file
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from lightning_idc.core.captions import refuse_without_caption
-from lightning_idc.core.types import PairBatch, PairFeatures
+from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     TEXT_SLOTS,
@@ -30,6 +29,7 @@ from lightning_idc.methods.procap.official.procedure import (
     swapped_halves,
 )
 from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.models.captions import refuse_without_caption
 
 
 class OfficialProcedureModel(ProcedureModel):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.schedules import Warmup
 from lightning_idc.methods.procap.masks import MaskRule, entire_mask, random_patch_mask
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import SPECIAL_TOKENS, TEXT_SLOTS, blind_rows
 from lightning_idc.methods.procap.procedure_net import Hidden, ProcedureReader
+from lightning_idc.models.schedules import Warmup
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
 
 LOSS_WEIGHTS = (7.0, 0.5, 0.5)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.procap.flow import Midpoint, warp
 from lightning_idc.methods.procap.official.encoder import read_weights, renamed
 from lightning_idc.methods.procap.official.vfiformer_windows import FusionTransformer, leaky
+from lightning_idc.utils.errors import CheckpointError
 
 DIVISOR = 64
 """Sides are padded to multiples of it: eight pixels of a window at an eighth of the resolution."""

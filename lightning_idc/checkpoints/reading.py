@@ -1,0 +1,232 @@
+"""Reading checkpoints: tensors and plain types only, and classes of this library by the names they are stored under."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.utils.errors import CheckpointError, ConfigError
+from lightning_idc.utils.names import exported, public_name
+
+TRAINING_ONLY = frozenset(
+    {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "undecayed"}
+)
+"""Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
+
+_IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+PIECES = ".metadata"
+"""File of torch.distributed.checkpoint that lists what each process of a sharded model wrote."""
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint file, refusing anything but tensors and plain types.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, in pieces, or would run code when loaded.
+    """
+    if Path(path, PIECES).is_file():
+        # its list of pieces is a pickle, which might run code
+        raise CheckpointError(
+            f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
+            "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
+        )
+    if "://" in str(path):
+        raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
+    if not Path(path).is_file():
+        raise CheckpointError(
+            f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)"
+        )
+    try:
+        # mapped, so that an optimizer's state, two thirds of the file, is not read where only weights are asked for;
+        # files of torch's format before 1.6 cannot be mapped
+        mapped = zipfile.is_zipfile(path)
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # a damaged file fails in many ways
+        raise CheckpointError(_unreadable(path, error)) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a checkpoint, names with values")
+    return found
+
+
+def _unreadable(path: str | Path, error: Exception) -> str:
+    """Sentence on a file that torch refused; torch's own advises to load it in the way that runs its code."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    for magic, kind in _IMAGES.items():
+        if start.startswith(magic):
+            return f"{str(path)!r} is an image ({kind}); expected a checkpoint (.ckpt) or a folder of save_pretrained"
+    names = re.findall(r"(?:GLOBAL|global|class|function|type) `?([\w.]+\.\w+)`?", str(error))
+    if names and isinstance(error, pickle.UnpicklingError):
+        return (
+            f"{str(path)!r} holds {names[0]} and not only tensors and plain types: loading it would run code, so do "
+            "not load it; ask for a file of weights only, such as safetensors"
+        )
+    return (
+        f"{str(path)!r} is damaged, incomplete, or not a checkpoint of tensors and plain types "
+        f"({type(error).__name__}); use another copy of it"
+    )
+
+
+def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that are not numbers: a captioner made of them says nothing, without an error.
+
+    Raises:
+        CheckpointError: a weight is NaN.
+    """
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
+            raise CheckpointError(
+                f"{str(path)!r}: the weights {name!r} hold NaN, from a training that diverged or a damaged file; use "
+                "an earlier checkpoint"
+            )
+
+
+def refuse_other_computation(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that were trained to be used in another way, which their shapes do not show.
+
+    Args:
+        wanted: hyper-parameters of whoever takes the weights over; those that both name are compared.
+        found: those that the weights were trained with.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: one differs.
+    """
+    for name, value in wanted.items():
+        if name in found and found[name] != value:
+            raise CheckpointError(
+                f"{str(path)!r} was trained with {name}: {found[name]} and this model has {name}: {value}; its weights "
+                f"fit both and mean something in the first alone; set {name}: {found[name]}, or take other weights"
+            )
+
+
+def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Hyper-parameters of a checkpoint as constructor arguments that nothing but plain values can come from.
+
+    Left out are those that only matter to training and those that Lightning adds for its own use, since either may
+    name a class or a function that would then be called.
+
+    Raises:
+        CheckpointError: a value names a class; only ``adapters`` may, and of this library alone.
+    """
+    found = checkpoint.get("hyper_parameters") or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{str(path)!r}: hyper_parameters is a {type(found).__name__}; expected names with values"
+        )
+    plain = {k: v for k, v in found.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
+    for name, value in plain.items():
+        if name == "adapters":
+            _check_adapters(value, path)
+        elif names_a_class(value):
+            raise CheckpointError(
+                f"{str(path)!r}: the hyper-parameter {name!r} names a class to build ({str(value)[:200]!r}); expected "
+                "plain values. The file may be hostile: do not load it, or give this argument yourself"
+            )
+    return plain
+
+
+def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
+    """Refuse hyper-parameters with which a checkpoint could be written, and never be opened again.
+
+    Args:
+        hparams: by name, as checkpoints will hold them.
+        owner: name of the class that they are arguments of.
+
+    Raises:
+        ConfigError: one is no plain value, or names a class.
+    """
+    for name, value in hparams.items():
+        if str(name).startswith("_") or name in TRAINING_ONLY:
+            continue
+        if _opens(value) and (name == "adapters" or not names_a_class(value)):
+            continue
+        raise ConfigError(
+            f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), and a checkpoint that holds "
+            "it would be refused when it is opened, since only plain values are read; take a text, a number, or lists "
+            f"and dicts of these and make the object in build_net, or `del self.hparams[{name!r}]` in __init__"
+        )
+
+
+def _opens(value: Any) -> bool:
+    """Whether a file with the value in it can be read without running code."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # what cannot be pickled, or must not be, fails in many ways
+        return False
+    return True
+
+
+def _check_adapters(records: Any, path: str | Path) -> None:
+    for name, record in (records or {}).items() if isinstance(records, Mapping) or records is None else [("", records)]:
+        fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "merged"}
+        options = record.get("init_args") if fits else None
+        if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or names_a_class(options):
+            raise CheckpointError(
+                f"{str(path)!r}: the adapter {name!r} is made from {str(record)[:200]!r}; expected the class_path of "
+                "an adapter of this library and plain init_args. The file may be hostile: do not load it"
+            )
+
+
+def names_a_class(value: Any) -> bool:
+    """Whether plain values name a class to build."""
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(names_a_class, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(names_a_class, value))
+
+
+def class_named(path: str, base: type) -> Any:
+    """Class that a checkpoint names: ``base`` itself, a subclass that is already imported, or one of this library.
+
+    A class of a script or notebook is stored as ``__main__.NAME``; any imported class of that name is taken for it. Of
+    several, as when a cell ran twice, the one that was made last is meant.
+
+    Args:
+        path: public name, as a checkpoint stores it.
+        base: what the class must be, or derive from.
+
+    Raises:
+        CheckpointError: there is no such class.
+    """
+    if not isinstance(path, str):
+        raise CheckpointError(f"the checkpoint names the class {str(path)[:100]!r}; expected the path of a class")
+    module, _, name = path.rpartition(".")
+    if module.split(".")[0] == "lightning_idc":
+        try:
+            package = importlib.import_module(module)
+            if exported(path):
+                getattr(package, name)  # imports the module that defines it
+        except ModuleNotFoundError as error:
+            raise CheckpointError(
+                f"the checkpoint holds a {path}, which this version does not have: {error}"
+            ) from error
+    known = [base]
+    for kind in known:
+        known += kind.__subclasses__()
+    for kind in reversed(known):
+        if path == public_name(kind):
+            return kind
+    for kind in reversed(known):
+        if path == f"__main__.{kind.__qualname__}" and not kind.__module__.startswith("lightning_idc."):
+            return kind
+    if module.split(".")[0] == "lightning_idc":
+        raise CheckpointError(
+            f"the checkpoint holds a {path}, which is not a {base.__qualname__}: expected that of a stage which trains "
+            "one, such as RUN/train/checkpoints/best.ckpt"
+        )
+    raise CheckpointError(
+        f"the checkpoint holds a {path}, which is not a {base.__qualname__} of this library; if it is yours, "
+        f"import its module first: --import {'MODULE' if module == '__main__' else module.split('.')[0] or path}"
+    )

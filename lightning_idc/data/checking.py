@@ -1,0 +1,142 @@
+"""Checking all pairs of a data module: what is there, and what is wrong with it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+
+from lightning_idc.data.benchmark import Benchmark
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import IDCError
+from lightning_idc.utils.files import digest
+
+Say = Callable[[str], object]
+_log = logging.getLogger(__name__)
+_SHOWN = 5
+
+
+def check(data: PairDataModule, say: Say = _log.info) -> list[str]:
+    """Read every pair of every split of a data module once, and return all that is wrong.
+
+    The annotations of a benchmark are compared with the official counts first, and its missing images named.
+
+    Args:
+        data: whose pairs.
+        say: is given what there is of each split, line by line.
+    """
+    return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, data.labelled, say)
+
+
+def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
+    """Compare annotations with the official counts, name missing images, then read the pairs that are there."""
+    problems: dict[str, None] = {}
+    readable: list[Split] = []
+    incomplete = False
+    say("\n".join([data.heading(), *data.remarks()]))
+    for split in data.labelled:
+        try:
+            records, expected = data.records(split), data.expected(split)
+        except IDCError as error:
+            problems[str(error)] = None
+            continue
+        say(f"{split}: expected {expected}; found {data.found(split)}")
+        if problem := data.miscount(split):
+            problems[problem] = None
+        wanted = {path for record in records for path in (record.before, record.after)}
+        absent = set(data.files.absent(wanted))
+        if absent:
+            incomplete = True
+            problems[data.missing_images(split, absent)] = None
+        if not absent or absent < wanted:
+            readable.append(split)
+    if incomplete:
+        say(data.layout().lstrip())
+    rest = copy(data)
+    rest.official, rest.on_missing = False, "skip"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out is known
+        problems |= dict.fromkeys(check_pairs(rest, readable, say))
+    return list(problems)
+
+
+def check_pairs(
+    data: PairDataModule,
+    splits: Sequence[Split],
+    say: Say = _log.info,
+) -> list[str]:
+    """Read every pair of every split once, say what there is of each split, and return all that is wrong.
+
+    Wrong are a split without pairs, pairs that cannot be read or lack a caption that they must have, sizes that no
+    batch can hold, and ids or images that two splits share.
+
+    Args:
+        data: whose pairs.
+        splits: that are read.
+        say: is given what there is of each split.
+    """
+    from tqdm.auto import tqdm
+
+    problems: dict[str, None] = {}  # one table may fail all splits in the same words
+    home: dict[str, str] = {}
+    named = data.ids_are_names()
+    digests: dict[str, tuple[str, str]] = {}
+    sizes: Counter[str] = Counter()
+    for split in splits:
+        try:
+            source = data.pairs_of(split)
+        except IDCError as error:
+            problems[str(error)] = None
+            continue
+        found: dict[str, list[str]] = {}
+        own_sizes: Counter[str] = Counter()
+        repeats: list[str] = []
+        for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
+            name = source.ids[index]
+            if named and home.setdefault(name, split) != split:
+                found.setdefault(f"ids are also in {home[name]}", []).append(name)
+            silent = not any(map(str.strip, source.captions(index)))
+            if silent and not data.uncaptioned(split, source.change_type(index)):
+                found.setdefault("pairs have no caption", []).append(name)
+            try:
+                sample = source.load(index)
+            except IDCError as error:
+                found.setdefault("pairs cannot be read", []).append(str(error))
+                continue
+            own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
+            twin, place = digests.setdefault(_digest(sample), (name, split))
+            if place == split and twin != name:
+                repeats.append(f"{name} = {twin}")
+            if place != split and home.get(name, split) == split:  # a pair whose id is shared is known
+                found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
+        for what, names in found.items():
+            told = _some(names, "; " if what.endswith("read") else ", ")
+            problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
+        captions = sum(len(source.captions(index)) for index in range(len(source)))
+        say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}")
+        if repeats:
+            say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
+        sizes += own_sizes
+    if len(sizes) > 1 and data.image_size is None and not data.group_by_size:
+        problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
+    return list(problems)
+
+
+def _digest(sample: PairSample) -> str:
+    """Digest of both images."""
+    images = (image.contiguous().numpy().data for image in (sample.before, sample.after))
+    return digest(repr(tuple(sample.before.shape)), *images)
+
+
+def _counted(sizes: Counter[str]) -> str:
+    if len(sizes) == 1:
+        return next(iter(sizes))
+    shown = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(_SHOWN))
+    return (shown or "unknown size") + (", ..." if len(sizes) > _SHOWN else "")
+
+
+def _some(names: Sequence[str], between: str) -> str:
+    return between.join(names[:_SHOWN]) + (f"{between}..." if len(names) > _SHOWN else "")

@@ -1,1 +1,0 @@
-"""Data modules, data sets, samplers and loaders of pairs."""

@@ -1,0 +1,312 @@
+"""PairDataModule: splits of pairs as loaders. A benchmark subclasses it and writes :meth:`source`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
+from lightning_idc.data.sampling import PairSampler
+from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.store.decoded import decoded_once
+from lightning_idc.data.tables.record_table import distinct
+from lightning_idc.data.transforms.robustness import Corrupted, Corruption
+from lightning_idc.images.images import Interpolation
+from lightning_idc.images.types import PairSample, stack_images
+from lightning_idc.images.value_range import Bands, ImageOptions, ValueRange
+from lightning_idc.metrics.no_change import NO_CHANGE
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError, check_choice, check_number
+
+Split = Literal["train", "val", "test", "predict"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+MOST_NO_CHANGE_SENTENCES = 64
+_READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
+
+
+class PairDataModule(LightningDataModule):
+    """Base of all data modules.
+
+    Args:
+        batch_size: pairs per process and step.
+        num_workers: loader processes; 0 loads in the training process. Never changes what is loaded.
+        image_size: height and width, or one number for both, that every image is resized to; None leaves them.
+        transform: applied to training pairs after resizing.
+        seed: of order, transforms and drawn captions.
+        limit: keep only the first pairs of every split.
+        interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
+        corruption: of the captions or images of some splits, to test robustness with.
+        group_by_size: let the pairs of a batch be of nearly one size, for captioners that take images of several
+            (``image_size: null``); an evaluation then goes by size.
+        group_by_length: let the pairs of a training batch have captions of nearly one length in words, so that little
+            of it is padding.
+        cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
+        value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
+            images of a pair together), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None refuses them.
+        bands: indices of the channels that are read, from 0, or ``all``; None refuses all but grey and colour images.
+        page: index of the image in files of several; None refuses them.
+        fill_nan: value that takes the place of NaN and of missing data; None refuses images that have any.
+    """
+
+    domain = "image pairs"
+    """What the pairs show, for captioners to say what they know."""
+    labelled: tuple[Split, ...] = SPLITS
+    """Splits that the data have."""
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        image_size: int | tuple[int, int] | None = None,
+        transform: Transform | None = None,
+        seed: int = 0,
+        limit: int | None = None,
+        interpolation: Interpolation = "bilinear",
+        corruption: Corruption | None = None,
+        cache_images: str | Path | None = None,
+        value_range: ValueRange | None = None,
+        bands: Bands | None = None,
+        page: int | None = None,
+        fill_nan: float | None = None,
+        group_by_size: bool = False,
+        group_by_length: bool = False,
+    ) -> None:
+        super().__init__()
+        check_number("batch_size", batch_size, minimum=1)
+        check_number("num_workers", num_workers, minimum=0)
+        check_choice("interpolation", interpolation, get_args(Interpolation))
+        if limit is not None:
+            check_number("limit", limit, minimum=1)
+        self.interpolation: Interpolation = interpolation
+        self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
+        self.image_size: tuple[int, int] | None = (
+            (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
+        )
+        if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
+            raise ConfigError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
+        if group_by_size and self.image_size is not None:
+            raise ConfigError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
+        if group_by_size and group_by_length:
+            raise ConfigError("group_by_size and group_by_length want two orders of the pairs; leave out either")
+        self.group_by_size, self.group_by_length = group_by_size, group_by_length
+        self.image_options = ImageOptions(value_range, bands, page, fill_nan)
+        self.transform, self.corruption = transform, corruption
+        self.cache_images = Path(cache_images).expanduser() if cache_images is not None else None
+        if self.cache_images is not None and self.image_size is None:
+            raise ConfigError("cache_images keeps images of one size; set image_size, too")
+        self._sources: dict[str, PairSource] = {}
+        self._training: PairLoader | None = None
+        self._position: dict[str, int] = {}
+
+    @abstractmethod
+    def source(self, split: Split) -> PairSource:
+        """Pairs of a split; called once per split."""
+
+    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        """Whether a pair of a split and a type of change may have no caption."""
+        return False
+
+    def ids_are_names(self) -> bool:
+        """Whether an id is the name of one pair, whatever its split; False where ids count the pairs of a split."""
+        return True
+
+    def pairs_of(self, split: Split) -> PairSource:
+        """Pairs of a split, cut to ``limit``.
+
+        Raises:
+            DataError: the split is empty or names a pair twice.
+        """
+        if split not in self._sources:
+            source = self.source(split)
+            if not len(source):
+                raise DataError(f"{type(self).__name__}: the split {split!r} has no pairs")
+            if distinct(source.ids) < len(source):
+                twice = [name for name, count in Counter(source.ids).items() if count > 1]
+                raise DataError(
+                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
+                )
+            if self.limit is not None:
+                source = FirstPairs(source, self.limit)
+            if self.cache_images is not None and self.image_size is not None:
+                source = decoded_once(source, self.cache_images, self.image_size, self.interpolation, rank_zero_info)
+            if self.corruption is not None and split in self.corruption.splits:
+                source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
+            self._sources[split] = source
+        return self._sources[split]
+
+    def native_size(self) -> tuple[int, int] | None:
+        """Height and width of the images before any resizing, by the first pair; None where none can be read."""
+        first = self._first_pair()
+        return None if first is None else (int(first.before.shape[1]), int(first.before.shape[2]))
+
+    def _first_pair(self) -> PairSample | None:
+        for split in _READ_FIRST:
+            try:
+                return self.pairs_of(split).load(0)
+            except IDCError:
+                continue
+        return None
+
+    def input_spec(self) -> dict[str, Any]:
+        """What describes the images that a captioner is trained on, in plain values, to be stored with it.
+
+        Returns:
+            ``image_size`` (height, width; that of the files where nothing resizes them), ``interpolation``,
+            ``value_range``, ``bands``, ``page``, ``fill_nan``, ``channels`` and ``domain``.
+        """
+        size = self.image_size or self.native_size()
+        bands = self.image_options.bands
+        if bands == "all":
+            first = self._first_pair()
+            channels = None if first is None else len(first.before)
+        else:
+            channels = 3 if bands is None else len(bands)
+        return {
+            "image_size": None if size is None else list(size),
+            "interpolation": self.interpolation,
+            **self.image_options.to_dict(),
+            "channels": channels,
+            "domain": self.domain,
+        }
+
+    def leave_out(self, split: Split, ids: Collection[str]) -> None:
+        """Take pairs out of a split, such as those that an interrupted prediction has written already."""
+        source = self.pairs_of(split)
+        self._sources[split] = View(source, [place for place, id in enumerate(source.ids) if id not in ids])
+
+    def train_captions(self) -> list[str]:
+        """All captions of the training split."""
+        source = self.pairs_of("train")
+        return [caption for index in range(len(source)) for caption in source.captions(index)]
+
+    def no_change_captions(self) -> list[str]:
+        """Distinct captions of unchanged training pairs, at most 64; [] where the data labels none."""
+        source = self.pairs_of("train")
+        unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
+        distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
+        return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
+
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """What a generated caption gets right, by name of the fact; None where it does not apply."""
+        return {}
+
+    def dataset(self, split: Split) -> PairDataset:
+        """A split as a torch dataset, with what is done to its pairs: ``data.dataset("test")[0]`` is a pair.
+
+        It needs no trainer and no captioner: ``DataLoader(data.dataset("test"), collate_fn=list)`` works.
+        """
+        from lightning_idc.data.transforms.pairs import Resize
+
+        training = split == "train"
+        transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
+        if training and self.transform is not None:
+            transforms.append(self.transform)
+        return PairDataset(self.pairs_of(split), transforms, self.seed, drawn=training)
+
+    def loader(self, split: Split) -> PairLoader:
+        """Loader of a split; batches come from the captioner's ``collate``."""
+        dataset = self.dataset(split)
+        sampler = self.sampler(split, dataset.source)
+        if self.group_by_size:
+            sizes = [dataset.source.image_size(index) for index in range(len(dataset))]
+            sampler.group_by_size(sizes, self.batch_size)
+        if self.group_by_length and split == "train":
+            sampler.group_by_length(caption_lengths(dataset.source), self.batch_size)
+        return PairLoader(
+            dataset,
+            sampler,
+            self.batch_size,
+            num_workers=self.num_workers,
+            collate_fn=self._collate(),
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def sampler(self, split: Split, source: PairSource) -> PairSampler:
+        """Order of the pairs of a split."""
+        return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
+
+    def _collate(self) -> Any:
+        from lightning_idc.models.captioner import PairCaptioner
+
+        model = self.trainer.lightning_module if self.trainer is not None else None
+        return model.collate if isinstance(model, PairCaptioner) else stack_samples
+
+    @property
+    def _overfits(self) -> bool:
+        """Whether Lightning would make the loaders of a fit anew, around a sampler that knows no epochs."""
+        trainer: Any = self.trainer
+        return trainer is not None and trainer.overfit_batches > 0
+
+    def train_dataloader(self) -> PairLoader | Batches:
+        if self._overfits:
+            # nobody tells the sampler an epoch, so all of them are the same batches
+            return Batches(self.loader("train"))
+        self._training = self.loader("train")
+        if self._position:
+            self._training.load_state_dict(self._position)
+            self._position = {}
+        return self._training
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands.
+
+        Lightning asks the loader too, but gives it its state back only when nobody has asked for the number of steps
+        before, and every schedule does.
+        """
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._position = dict(state_dict)
+
+    def val_dataloader(self) -> PairLoader | Batches:
+        return Batches(self.loader("val")) if self._overfits else self.loader("val")
+
+    def test_dataloader(self) -> PairLoader:
+        return self.loader("test")
+
+    def predict_dataloader(self) -> Batches:
+        return Batches(self.loader("predict"))
+
+
+class FirstPairs(View):
+    """The first pairs of another source."""
+
+    def __init__(self, source: PairSource, limit: int) -> None:
+        super().__init__(source, range(min(limit, len(source))))
+
+    def fingerprint(self) -> str | None:
+        whole = self.source.fingerprint()
+        return whole and f"{whole}/{len(self)}"
+
+
+def caption_lengths(source: PairSource) -> list[int]:
+    """Words of the longest caption of every pair."""
+    return [
+        max((caption.count(" ") + 1 for caption in source.captions(index)), default=0) for index in range(len(source))
+    ]
+
+
+def refuse_options(options: ImageOptions, why: str) -> None:
+    """Refuse options of reading for data that are always read in one way.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    given = [name for name, value in options.to_dict().items() if value is not None]
+    if given:
+        raise ConfigError(f"{why}; {given[0]} has no meaning there, leave it out")
+
+
+def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:
+    """Batch for modules that are not captioners: uint8 ``images (B, 2, 3, H, W)``, ``ids``, ``captions``."""
+    return {
+        "images": stack_images(samples),
+        "ids": [sample.id for sample in samples],
+        "captions": [sample.captions for sample in samples],
+    }

@@ -1,0 +1,91 @@
+"""Numbers of a data set as OmniDiff's tables 1 and 2 give them: pairs, captions, words, sentences, vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.utils.errors import DataError
+
+LONG = 20  # words; table 1 calls captions of more than this long
+_SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionStatistics:
+    """What there is to say about the captions of a data set.
+
+    Args:
+        pairs: number of pairs.
+        captions: of all pairs.
+        words: of all captions, as the scores count them: Penn Treebank tokens without punctuation.
+        sentences: of all captions; one that ends without a mark counts.
+        vocabulary: distinct words, lower-cased.
+        long_captions: captions of more than 20 words.
+    """
+
+    pairs: int
+    captions: int
+    words: int
+    sentences: int
+    vocabulary: int
+    long_captions: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values as they are printed."""
+        per_caption = max(1, self.captions)
+        return [
+            ("pairs", f"{self.pairs:,}"),
+            ("captions", f"{self.captions:,}"),
+            ("captions per pair", f"{self.captions / max(1, self.pairs):.2f}"),
+            ("words per caption", f"{self.words / per_caption:.1f}"),
+            ("sentences", f"{self.sentences:,}"),
+            ("sentences per caption", f"{self.sentences / per_caption:.1f}"),
+            ("vocabulary", f"{self.vocabulary:,}"),
+            (f"captions of more than {LONG} words", f"{100 * self.long_captions / per_caption:.0f} %"),
+        ]
+
+
+def sentence_count(caption: str) -> int:
+    """Number of sentences; text behind the last full stop is one, and marks inside a number end none."""
+    parts = _SENTENCE_END.split(caption)
+    return sum(1 for part in parts if part.strip())
+
+
+def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
+    """Count the captions of pairs.
+
+    Args:
+        captions: of each pair, all its captions.
+
+    Raises:
+        DataError: there are no pairs.
+    """
+    pairs = words = sentences = long_captions = count = 0
+    vocabulary: set[str] = set()
+    for texts in captions:
+        pairs += 1
+        for text in texts:
+            tokens = ptb_tokenize(text)
+            count += 1
+            words += len(tokens)
+            sentences += sentence_count(text)
+            long_captions += len(tokens) > LONG
+            vocabulary.update(tokens)
+    if not pairs:
+        raise DataError("there are no pairs to count")
+    return CaptionStatistics(pairs, count, words, sentences, len(vocabulary), long_captions)
+
+
+def split_statistics(captions: dict[str, list[Sequence[str]]]) -> dict[str, CaptionStatistics]:
+    """Statistics of each split and, where there are several, of all together.
+
+    Args:
+        captions: by split, all captions of each pair.
+    """
+    found = {split: caption_statistics(texts) for split, texts in captions.items()}
+    if len(found) > 1:
+        found["all"] = caption_statistics(text for texts in captions.values() for text in texts)
+    return found

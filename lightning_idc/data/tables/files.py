@@ -1,0 +1,279 @@
+"""Pairs whose images are files: one record per pair, read when asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.tables.tables import short
+from lightning_idc.images.image_files import size_of_image
+from lightning_idc.images.images import Interpolation, read_image, read_pair, resize
+from lightning_idc.images.types import PairError, PairSample
+from lightning_idc.images.value_range import PLAIN, ImageOptions
+from lightning_idc.utils.files import digest_of_all
+from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
+
+_Seen = tuple[int, int] | str
+_SURELY_FITS = LONGEST_NAME // 4  # characters; in UTF-8 none takes more than four bytes
+# (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
+_scanned: dict[tuple[str, int, int, str], _Seen] = {}
+
+
+@dataclass(slots=True)
+class Record:
+    """One pair as a table or a folder names it.
+
+    Args:
+        id: of the pair.
+        where: file and line, for messages.
+        before: path of the image.
+        after: path of the image.
+        captions: all of them, "" for an empty one.
+        split: as named; None where nothing names it.
+        change_type: label of the change.
+        meta: whatever else the benchmark says of the pair.
+    """
+
+    id: str
+    where: str
+    before: Path
+    after: Path
+    captions: list[str] = field(default_factory=list)
+    split: str | None = None
+    change_type: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"pair {self.id!r} ({self.where})"
+
+
+class FileSource(PairSource):
+    """Pairs whose images are files.
+
+    Args:
+        records: one per pair.
+        size: height and width of the images; None leaves them.
+        interpolation: how images are scaled.
+        options: value range, bands and page of the files.
+        scale_after: scale a second image of another size to that of the first, as where an edit may be a crop.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[Record],
+        size: tuple[int, int] | None,
+        interpolation: Interpolation = "bilinear",
+        options: ImageOptions = PLAIN,
+        scale_after: bool = False,
+    ) -> None:
+        self.records, self.size, self.interpolation, self.options = records, size, interpolation, options
+        self.scale_after = scale_after
+        self.ids = self._ids()
+
+    def _ids(self) -> Sequence[str]:
+        return [record.id for record in self.records]
+
+    def captions(self, index: int) -> list[str]:
+        return self.records[index].captions
+
+    def change_type(self, index: int) -> str | None:
+        return self.records[index].change_type
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return self.records[index].meta
+
+    def fingerprint(self) -> str:
+        return digest_of_all(self._decisive())
+
+    def _decisive(self) -> Iterator[str]:
+        yield f"{type(self).__qualname__}/{self.size}/{self.interpolation}"
+        yield "" if self.options == PLAIN else f"/{self.options.to_dict()}"
+        for record in self.records:
+            for path in (record.before, record.after):
+                yield f"\0{record.id}\0{state_of(path, record.name)}"
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        record = self.records[index]
+        return self.size or size_of_image(record.before, record.name) or super().image_size(index)
+
+    def load(self, index: int) -> PairSample:
+        record = self.records[index]
+        before, after = read_pair(record.before, record.after, record.name, self.options)
+        if self.size is not None:
+            before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
+        elif self.scale_after:
+            after = resize(after, (before.shape[1], before.shape[2]), self.interpolation)
+        return PairSample(record.id, before, after, list(record.captions), record.change_type, meta=record.meta)
+
+
+def state_of(path: Path, record: str) -> str:
+    """Path, times and size of a file: what is otherwise once the file has changed.
+
+    Args:
+        path: of the file.
+        record: what the file belongs to, for the message.
+
+    Raises:
+        PairError: it is not there.
+    """
+    try:
+        seen = os.stat(path)
+    except OSError as error:
+        raise PairError(f"{record}: {str(path)!r} cannot be read ({error})") from error
+    # anybody can set the time of change of the content, nobody that of the file's entry
+    return f"{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
+
+
+class Root:
+    """Files below one folder; each folder below it is resolved once, however many files it holds.
+
+    Args:
+        path: the folder; nothing outside it is read.
+        follow_links: read what links below it lead to, wherever that is.
+    """
+
+    def __init__(self, path: str | Path, follow_links: bool = False) -> None:
+        self.path, self.follow_links = Path(path).expanduser(), follow_links
+        self._folders: dict[str, Path] = {}
+
+    def file(self, relative: str, record: str) -> Path:
+        """Path of a file that may or may not be there.
+
+        Raises:
+            PairError: the path is absolute, leaves the root or cannot be one.
+        """
+        folder, name = self.parts(relative, record)
+        return self._folders[folder] / name
+
+    def parts(self, relative: str, record: str) -> tuple[str, str]:
+        """Folder and name of a file that may or may not be there; cheaper than its path.
+
+        Raises:
+            PairError: the path is absolute, leaves the root or cannot be one.
+        """
+        folder, _, name = (relative.replace("\\", "/") if "\\" in relative else relative).rpartition("/")
+        if folder not in self._folders or relative[:1] == "/":
+            # the first file of a folder is judged with its own path, which the message then names
+            inside(self.path, relative, record, self.follow_links)
+            self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
+        if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, LONGEST_NAME)):
+            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
+        return folder, name
+
+    def plain(self, relatives: Any) -> bool:
+        """Whether :meth:`parts` surely takes all the paths of an Arrow array as they are."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if pc.any(pc.or_(pc.match_substring(relatives, "\\"), pc.starts_with(relatives, "/"))).as_py():
+            return False
+        names = pc.replace_substring_regex(relatives, "(?s)^.*/", "")
+        odd = pc.is_in(names, value_set=pyarrow.array(["", ".", ".."], names.type))
+        if pc.any(odd).as_py() or (pc.max(pc.utf8_length(names)).as_py() or 0) > _SURELY_FITS:
+            return False
+        try:
+            for place in folders_of(relatives).values():
+                self.parts(relatives[place].as_py(), "")
+        except PairError:
+            return False
+        return True
+
+    def absent(self, paths: Iterable[Path]) -> list[Path]:
+        """Those of the paths where no file is; every folder is listed once.
+
+        Raises:
+            PairError: a file is a link that leaves the root.
+        """
+        listed: dict[Path, set[str]] = {}
+        missing = []
+        for path in paths:
+            folder = path.parent
+            if folder not in listed:
+                listed[folder] = self._files_in(folder)
+            if path.name not in listed[folder]:
+                missing.append(path)
+        return missing
+
+    def files_in(self, folder: str) -> set[str]:
+        """Names of the files in a folder that :meth:`parts` gave.
+
+        Raises:
+            PairError: a file is a link that leaves the root.
+        """
+        return self._files_in(self._folders[folder])
+
+    def _files_in(self, folder: Path) -> set[str]:
+        base = self.path.resolve()
+        names: set[str] = set()
+        if not folder.is_dir():
+            return names
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                linked = entry.is_symlink() and not self.follow_links
+                if linked and not Path(entry.path).resolve().is_relative_to(base):
+                    raise PairError(
+                        f"{entry.path!r} is a link that leaves the data folder {self.path}; with follow_links: true it "
+                        "is read"
+                    )
+                if entry.is_file():
+                    names.add(entry.name)
+        return names
+
+
+def folders_of(relatives: Any) -> dict[str, int]:
+    """What stands before the names in an Arrow array of paths, with the slash, and the place of the first of each."""
+    import pyarrow.compute as pc
+
+    folders = pc.replace_substring_regex(relatives, r"[^/]*\z", "").dictionary_encode()
+    # they are numbered in the order of their first places
+    seen = np.maximum.accumulate(folders.indices.to_numpy())
+    return dict(
+        zip(folders.dictionary.to_pylist(), np.searchsorted(seen, range(len(folders.dictionary))).tolist(), strict=True)
+    )
+
+
+def split_by_hash(name: str, shares: Sequence[float]) -> str:
+    """Split of an id, from its hash alone."""
+    point = int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big") / 2**64
+    return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
+
+
+def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
+    from tqdm.auto import tqdm
+
+    return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
+
+
+def fault_of(record: Record, sized: bool, options: ImageOptions = PLAIN) -> str | None:
+    """What is wrong with the images of a pair; they may differ in size where both are resized."""
+    before, after = _scan(record.before, options), _scan(record.after, options)
+    for found in (before, after):
+        if isinstance(found, str):
+            return found
+    if before == after or sized:
+        return None
+    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; set image_size to resize both"
+
+
+def _scan(path: Path, options: ImageOptions) -> _Seen:
+    """Height and width of an image, or what is wrong with it."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return f"there is no image {str(path)!r}"
+    key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
+    if key not in _scanned:
+        try:
+            height, width = read_image(path, options=options).shape[1:]
+            _scanned[key] = height, width
+        except PairError as error:
+            _scanned[key] = str(error)
+    return _scanned[key]

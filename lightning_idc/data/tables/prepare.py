@@ -1,0 +1,245 @@
+"""Getting a benchmark: download what may be, verify it, unpack archives, and say what is left to do by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from lightning_idc.utils.errors import PairError
+from lightning_idc.utils.paths import describe_start, inside, is_web_page
+
+if TYPE_CHECKING:
+    from lightning_idc.data.benchmark import Benchmark, Remote
+
+_log = logging.getLogger(__name__)
+TIMEOUT = 30
+"""Seconds that a server may be silent."""
+_CHUNK = 1 << 20
+_MAGIC = {
+    ".gz": (b"\x1f\x8b",),
+    ".jpg": (b"\xff\xd8\xff",),
+    ".json": (b"{", b"["),
+    ".parquet": (b"PAR1",),
+    ".png": (b"\x89PNG",),
+    ".tgz": (b"\x1f\x8b",),
+    ".zip": (b"PK\x03\x04", b"PK\x05\x06"),
+}
+
+_ENCRYPTED = 1  # a zip's flag of a member
+
+
+def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[str], object] = _log.info) -> list[str]:
+    """Fetch and verify the files of a benchmark below its root; say what happens, return what is left to do.
+
+    Args:
+        data: the benchmark.
+        archives: that were fetched by hand, to be verified and unpacked below the root.
+        say: is given what happens, line by line.
+
+    Raises:
+        PairError: a file is not an archive, is damaged, or holds paths that leave the root.
+    """
+    for archive in archives or []:
+        count = unpack(archive, data.root)
+        say(f"unpacked {count:,} files of {archive} to {data.root}")
+    left = []
+    for remote in data.remotes:
+        data.root.mkdir(parents=True, exist_ok=True)
+        target = inside(data.root, remote.path, str(data.root))
+        if target.is_dir():
+            say(f"there is    {remote.path}/")
+        elif target.is_file():
+            problem = wrong_with(target, remote)
+            say(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}")
+            if problem:
+                left.append(f"{problem}; delete it and run this again")
+        elif remote.page and (folder := _folder_of(remote.path, data.root)):
+            left.append(f"{remote.path} is in {str(folder)!r}; give that folder as root")
+        elif remote.page:
+            left.append(f"{remote.path} must be fetched by hand from {remote.url}")
+        else:
+            problem = download(remote, target)
+            if problem is None:
+                say(f"downloaded  {remote.path}")
+            else:
+                left.append(f"{remote.path} cannot be downloaded ({problem}); fetch {remote.url} by hand to {target}")
+    if left:
+        say(f"{data.title}:{data.layout()}")
+    return left
+
+
+def _folder_of(path: str, root: Path) -> Path | None:
+    """Folder at most two below the root that holds a path, as archives with a folder of their own leave it."""
+    for pattern in ("*/", "*/*/"):
+        for folder in sorted(found.relative_to(root) for found in root.glob(pattern)):
+            hidden = any(part.startswith((".", "__MACOSX")) for part in folder.parts)
+            if not hidden and (root / folder / path).exists():
+                return root / folder
+    return None
+
+
+def wrong_with(path: Path, remote: Remote) -> str | None:
+    """What tells a file from the one that it should be: size, first bytes, checksum; None where nothing does."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        start = file.read(64)
+        if is_web_page(start):
+            return f"{path}: {describe_start(start)}"
+        if remote.size is not None and size != remote.size:
+            return f"{path} has {size:,} bytes; expected {remote.size:,}"
+        magic = _MAGIC.get(Path(remote.path).suffix.lower())
+        if magic and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(magic):
+            return f"{path} is no {Path(remote.path).suffix} file: {describe_start(start)}"
+        if remote.sha256 is not None:
+            file.seek(0)
+            digest = hashlib.sha256()
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+            if digest.hexdigest() != remote.sha256:
+                return f"{path} has the SHA-256 {digest.hexdigest()[:16]}...; expected {remote.sha256[:16]}..."
+    return None
+
+
+def download(remote: Remote, target: Path) -> str | None:
+    """Fetch a file to its place, whole and verified or not at all; what went wrong, or None.
+
+    Args:
+        remote: the file.
+        target: where it belongs.
+    """
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    part = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with urlopen(remote.url, timeout=TIMEOUT) as answer, open(part, "wb") as file:
+            copied = _copy(answer, file, remote.size)
+            told = answer.headers.get("Content-Length", "")
+        if told.isdecimal() and copied != int(told):
+            return f"the server stopped after {copied:,} of {int(told):,} bytes"
+        problem = wrong_with(part, remote)
+        if problem is None:
+            part.replace(target)
+        return problem
+    except (OSError, HTTPException, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int | None) -> int:
+    copied = 0
+    while chunk := source.read(_CHUNK):
+        copied += len(chunk)
+        if max_bytes is not None and copied > max_bytes:
+            raise ValueError(f"more than the {max_bytes:,} bytes expected")
+        target.write(chunk)
+    return copied
+
+
+# ---- archives ---------------------------------------------------------------------------------------------------
+
+
+def unpack(archive: Path, root: Path) -> int:
+    """Unpack a zip or tar archive below a root; the number of its files.
+
+    Nothing is written where a member leaves the root, is a link or a device, or where the disk is too small.
+
+    Raises:
+        PairError: the file is not an archive, or cannot be unpacked.
+    """
+    if not archive.is_file():
+        raise PairError(f"there is no archive {str(archive)!r}")
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as packed:
+                return _write(_of_zip(packed, root), root, archive)
+        if tarfile.is_tarfile(archive):
+            with tarfile.open(archive) as bundle:
+                return _write(_of_tar(bundle), root, archive)
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        if isinstance(error, PairError):
+            raise
+        raise PairError(f"{archive} cannot be unpacked ({error}); fetch it again") from error
+    with open(archive, "rb") as file:
+        start = file.read(64)
+    if start.startswith(_MAGIC[".zip"]):
+        raise PairError(
+            f"{archive} is a zip archive without its end: the download stopped, or it is one of several parts. Fetch "
+            "the whole of it, or join the parts first"
+        )
+    by_hand = "" if is_web_page(start) else f"; unpack it by hand below {root} if it is another kind of archive"
+    raise PairError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{by_hand}")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A regular file in an archive.
+
+    Args:
+        name: its path in the archive.
+        size: bytes, unpacked.
+        open: gives its contents.
+    """
+
+    name: str
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
+def _of_zip(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
+    for info in packed.infolist():
+        if info.flag_bits & _ENCRYPTED:
+            raise PairError(
+                f"{packed.filename} holds {info.filename!r} under a password; unpack it by hand below {root}"
+            )
+        if stat.S_ISLNK(info.external_attr >> 16):
+            raise PairError(f"{packed.filename} holds the link {info.filename!r}; only files are unpacked")
+        if not info.is_dir():
+            yield Member(info.filename, info.file_size, partial(packed.open, info))
+
+
+def _of_tar(bundle: tarfile.TarFile) -> Iterator[Member]:
+    for info in bundle.getmembers():
+        if not info.isreg() and not info.isdir():
+            raise PairError(f"{bundle.name!s} holds {info.name!r}, a link or device; only files are unpacked")
+        if info.isreg():
+            yield Member(info.name, info.size, partial(_extracted, bundle, info))
+
+
+def _extracted(bundle: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
+    file = bundle.extractfile(info)
+    assert file is not None  # only regular files come here
+    return file
+
+
+def _write(members: Iterable[Member], root: Path, archive: Path) -> int:
+    listed = list(members)
+    targets = [inside(root, member.name, str(archive)) for member in listed]  # all are judged before any is written
+    needed, free = sum(member.size for member in listed), shutil.disk_usage(root).free
+    if needed > free:
+        raise PairError(f"{archive} needs {needed:,} bytes in {root}, where {free:,} are free")
+    for member, target in zip(listed, targets, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.part")
+        try:
+            with member.open() as source, open(part, "wb") as file:
+                _copy(source, file, member.size)
+            os.replace(part, target)
+        except ValueError as error:
+            raise PairError(f"{archive}: {member.name!r} is larger than it claims") from error
+        finally:
+            part.unlink(missing_ok=True)
+    return len(listed)

@@ -1,0 +1,1 @@
+"""Images: the types of a pair, decoding files, mapping values to uint8."""

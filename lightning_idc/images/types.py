@@ -1,0 +1,194 @@
+"""What flows through the library: one pair, a batch of pairs, and what a captioner makes of them.
+
+A pair is always exactly two images, index 0 = before, 1 = after. Several captions share one look at a
+pair, so everything that scores text takes ``(B, K, T)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.errors import PairError as PairError
+
+
+@dataclass(slots=True)
+class PairSample:
+    """One pair of images with everything known about it.
+
+    Args:
+        id: unique name of the pair within its split.
+        before: uint8 image, ``(C, H, W)``; C is 3 unless bands are chosen.
+        after: uint8 image of the same shape, ``(C, H, W)``.
+        captions: all references; may be empty.
+        change_type: label of the change, as the benchmark names it.
+        boxes: changed regions in pixels, ``(N, 2, 4)`` as x1 y1 x2 y2, ``[:, 0]`` in the before image and
+            ``[:, 1]`` in the after image; NaN where a change has no extent on that side.
+        masks: changed pixels, bool ``(2, H, W)``, before and after.
+        meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
+
+    Raises:
+        DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
+    """
+
+    id: str
+    before: Tensor
+    after: Tensor
+    captions: list[str] = field(default_factory=list)
+    change_type: str | None = None
+    boxes: Tensor | None = None
+    masks: Tensor | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
+            raise DataError(
+                f"pair {self.id!r}: captions is {self.captions!r}; expected a list of texts, such as "
+                f"[{self.captions!r}]"
+            )
+        for side, image in (("before", self.before), ("after", self.after)):
+            if not isinstance(image, Tensor):
+                raise DataError(
+                    f"pair {self.id!r}: the {side} image is a {type(image).__name__}; expected a uint8 tensor (C, H, W)"
+                )
+            if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
+                raise DataError(
+                    f"pair {self.id!r}: the {side} image is {image.dtype} {tuple(image.shape)}; "
+                    "expected uint8 (C, H, W)"
+                )
+        if len(self.before) != len(self.after):
+            raise DataError(
+                f"pair {self.id!r}: before has {len(self.before)} channels and after has {len(self.after)}; choose the "
+                "same ones of both with `bands`"
+            )
+        if self.before.shape != self.after.shape:
+            raise DataError(
+                f"pair {self.id!r}: before is {tuple(self.before.shape)} and after is "
+                f"{tuple(self.after.shape)}; give both one size (for example with `image_size`)"
+            )
+
+
+@dataclass(slots=True)
+class PairBatch:
+    """Pairs as a captioner's ``collate`` hands them to its steps.
+
+    Args:
+        images: uint8 ``(B, 2, C, H, W)``, 0 = before and 1 = after; captioners normalise on the device.
+        tokens: int64 ``(B, K, T)``, K captions per pair, each begin token, words, end token, padding.
+        caption_mask: bool ``(B, K, T)``, True where a token is to be predicted: words and the end token,
+            never the begin token or padding. A row without any True is an absent caption.
+        ids: B pair names.
+        references: all captions of each pair.
+        change_types: labels of the changes, None where unknown.
+        model_inputs: whatever else a processor makes, batched along dimension 0.
+        chosen: the captions that ``tokens`` holds, at most K per pair.
+        meta: ``meta`` of each sample.
+        pixels: what a processor made of all images in the loader's workers, of any shape; read it by
+            :attr:`prepared`.
+        pixels_of: the images that ``pixels`` were made of.
+    """
+
+    images: Tensor
+    tokens: Tensor
+    caption_mask: Tensor
+    ids: list[str]
+    references: list[list[str]]
+    change_types: list[str | None]
+    model_inputs: dict[str, Tensor] = field(default_factory=dict)
+    chosen: list[list[str]] = field(default_factory=list)
+    meta: list[dict[str, Any]] = field(default_factory=list)
+    pixels: dict[str, Tensor] = field(default_factory=dict)
+    pixels_of: Tensor | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def prepared(self) -> dict[str, Tensor] | None:
+        """:attr:`pixels`; None where there are none, or where an add-on has put other images in place of theirs."""
+        return self.pixels if self.pixels and self.pixels_of is self.images else None
+
+    def _map(self, move: Any) -> PairBatch:
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        tensors.pop("pixels_of", None)
+        inputs = {name: move(value) for name, value in self.model_inputs.items()}
+        pixels = {name: move(value) for name, value in (self.prepared or {}).items()}
+        changed = {name: move(value) for name, value in tensors.items()}
+        return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"])
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:
+        """Copy of the batch with every tensor on ``device``."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PairBatch:
+        """Copy of the batch in page-locked memory; called by the data loader."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+
+@dataclass(slots=True)
+class PairFeatures:
+    """What one look at a batch of pairs gives to whatever reads it.
+
+    Args:
+        memory: tokens that a decoder attends to, ``(B, N, D)``.
+        mask: bool ``(B, N)``, True where ``memory`` counts; None when all of it does.
+        extras: named intermediate tensors, batched along dimension 0, for add-ons.
+    """
+
+    memory: Tensor
+    mask: Tensor | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.memory.shape[0]
+
+
+@dataclass(slots=True)
+class Caption:
+    """A generated sentence and how sure the captioner is of it.
+
+    Args:
+        text: the sentence.
+        log_prob: mean log-probability per token, the end token included.
+        change_score: 1 minus the probability of the known no-change sentences; None when none is known.
+    """
+
+    text: str
+    log_prob: float
+    change_score: float | None = None
+
+
+def stack_images(samples: Sequence[PairSample]) -> Tensor:
+    """Stack pairs into uint8 ``(B, 2, C, H, W)``.
+
+    Raises:
+        DataError: the pairs differ in size.
+    """
+    sizes = {tuple(sample.before.shape): sample.id for sample in samples}
+    if len(sizes) > 1:
+        found = ", ".join(f"{size[1]}x{size[2]} ({name!r})" for size, name in sizes.items())
+        raise DataError(f"a batch holds pairs of mixed sizes: {found}; set the data module's `image_size`")
+    return torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
+
+
+@runtime_checkable
+class ProvidesCaptions(Protocol):
+    """What a module asks of a data module before its layers can be made."""
+
+    image_size: tuple[int, int] | None
+
+    def train_captions(self) -> list[str]: ...
+
+    def no_change_captions(self) -> list[str]: ...
+
+
+@runtime_checkable
+class ProvidesInputSpec(Protocol):
+    """What a captioner asks of a data module to know what its images are like."""
+
+    def input_spec(self) -> dict[str, Any]: ...

@@ -1,0 +1,10 @@
+from lightning_idc.models.pair_transformer.module import PairTransformer as PairTransformer
+from lightning_idc.models.pretraining.cell_classification import CellNaming as CellNaming
+from lightning_idc.models.pretraining.cell_classification import ChangeNaming as ChangeNaming
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming as ObjectNaming
+from lightning_idc.models.vlm.contract import check_family as check_family
+from lightning_idc.models.vlm.families import register_family as register_family
+from lightning_idc.models.vlm.lora import LoraAdapter as LoraAdapter
+from lightning_idc.models.vlm.module import VLMCaptioner as VLMCaptioner
+from lightning_idc.models.vlm.publishing import push_to_hub as push_to_hub
+from lightning_idc.models.vlm.tower import TowerNaming as TowerNaming

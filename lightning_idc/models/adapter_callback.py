@@ -1,0 +1,40 @@
+"""AdapterCallback: puts an adapter onto the module that is trained or tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.addon_callback import check_place, check_processes
+from lightning_idc.models.module import PairModule
+from lightning_idc.utils.errors import ConfigError
+
+
+class AdapterCallback(Callback):
+    """Puts an adapter onto the module that is trained or tested.
+
+    Args:
+        name: of the adapter; two of one class need two names.
+        kind: class of the adapter.
+        options: plain values that it is made from.
+    """
+
+    def __init__(self, name: str, kind: type[Adapter], **options: Any) -> None:
+        self.name, self.kind, self.options = name, kind, options
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}[{self.name}]"
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(pl_module, PairModule):
+            raise ConfigError(
+                f"{type(self).__name__} goes onto a PairCaptioner or another PairModule; "
+                f"{type(pl_module).__name__} is neither"
+            )
+        check_place(trainer, self, "adapter")
+        if stage == "fit":
+            check_processes(trainer, self)
+        pl_module.add_adapter(self.name, self.kind, **self.options)

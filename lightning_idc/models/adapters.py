@@ -1,0 +1,136 @@
+"""The adapters of a module: recorded by name, strict in the checkpoint, rebuilt on load without a Trainer."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_idc.checkpoints.reading import class_named
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.distributed import all_gather_object, is_rank_zero, is_sharded
+from lightning_idc.utils.errors import CheckpointError, ConfigError
+
+RECORDS = "adapters.json"
+
+
+class AdapterSet(nn.ModuleDict):
+    """Adapters that are installed on a network, by name.
+
+    Args:
+        hparams: hyper-parameters of the module that holds this set; ``hparams["adapters"]`` says what each adapter is
+            made from (``class_path``, ``init_args`` and, once it is part of the network, ``merged``).
+    """
+
+    def __init__(self, hparams: MutableMapping[str, Any]) -> None:
+        super().__init__()
+        self._hparams = hparams
+
+    @property
+    def recorded(self) -> dict[str, dict[str, Any]]:
+        """What the adapters are made from, by name."""
+        return dict(self._hparams.get("adapters") or {})
+
+    def record(self, records: dict[str, dict[str, Any]] | None) -> None:
+        """Add to what the adapters are made from; one that is recorded already stays as it is.
+
+        Raises:
+            ConfigError: an adapter is recorded under this name with other options.
+        """
+        known = self.recorded
+        for name, record in (records or {}).items():
+            if not {"class_path", "init_args"} <= set(record):
+                raise ConfigError(f"the adapter {name!r} is made from {record}; expected class_path and init_args")
+            if any(known.get(name, record)[key] != record[key] for key in ("class_path", "init_args")):
+                raise ConfigError(
+                    f"the captioner has an adapter {name!r} made from {known[name]}, which does not go with {record}; "
+                    "give the new one another name"
+                )
+            known.setdefault(name, record)
+        self._hparams["adapters"] = known or None
+
+    def forget(self) -> dict[str, dict[str, Any]]:
+        """Take all records out, and return them."""
+        known = self.recorded
+        self._hparams["adapters"] = None
+        return known
+
+    def installed(self) -> dict[str, Adapter]:
+        """Installed adapters by name."""
+        return {name: adapter for name, adapter in self.items() if isinstance(adapter, Adapter)}
+
+    def install(self, net: nn.Module, device: torch.device) -> None:
+        """Install every recorded adapter that is not yet on the network."""
+        for name, record in self.recorded.items():
+            if name in self:
+                continue
+            if is_sharded(net):
+                raise ConfigError(
+                    f"the adapter {name!r} comes after the network was sharded; list its callback in the configuration"
+                )
+            # building draws random numbers; without the fork it would shift the host's dropout and data order
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(zlib.crc32(f"{name}/{torch.initial_seed()}".encode()))
+                adapter: Adapter = class_named(record["class_path"], Adapter)(**record["init_args"])
+                adapter.install(net)
+            if record.get("merged"):
+                adapter.merge(net)
+            adapter.train(self.training)
+            self[name] = adapter.to(device)
+
+    def merge(self, net: nn.Module) -> None:
+        """Make all adapters part of the network, so that what is added later can be disabled to get back here."""
+        records = self.recorded
+        for name, adapter in self.installed().items():
+            if adapter.merge(net):
+                del self[name], records[name]
+            else:
+                records[name] = {**records[name], "merged": True}
+        self._hparams["adapters"] = records or None
+
+    def save(self, net: nn.Module, folder: Path) -> None:
+        """Write records and weights of the adapters that are not merged; all processes must call this."""
+        loose = {name: adapter for name, adapter in self.installed().items() if not adapter.merged}
+        for name, adapter in loose.items():
+            adapter.save(net, folder / name)
+        if is_rank_zero():
+            folder.mkdir(parents=True, exist_ok=True)
+            records = {name: self.recorded[name] for name in loose}
+            (folder / RECORDS).write_text(json.dumps(records, indent=2), encoding="utf-8")
+        all_gather_object(None)  # no process goes on to read what is not written yet
+
+    def load(self, net: nn.Module, folder: Path, device: torch.device) -> None:
+        """Install the adapters that :meth:`save` wrote, with their weights.
+
+        Raises:
+            CheckpointError: the folder is not one of those, or does not fit the network.
+        """
+        if not (folder / RECORDS).is_file():
+            raise CheckpointError(f"{str(folder)!r} has no {RECORDS}; expected a folder that save_adapters wrote")
+        try:
+            records = json.loads((folder / RECORDS).read_text(encoding="utf-8"))
+            self.record(records)
+        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{str(folder / RECORDS)!r} is damaged ({error}); save the adapters again") from error
+        self.install(net, device)
+        for name in records:
+            self.installed()[name].load(net, folder / name)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Switch off all adapters that are not merged: within, the network is what it was before they came."""
+        with ExitStack() as stack:
+            for adapter in self.installed().values():
+                if not adapter.merged:
+                    stack.enter_context(adapter.disabled())
+            yield
+
+    def trained(self, net: nn.Module) -> set[int]:
+        """Identities of the parameters that :meth:`disabled` takes out of play."""
+        return {id(p) for adapter in self.installed().values() for p in adapter.trained(net)}

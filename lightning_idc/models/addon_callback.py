@@ -1,0 +1,139 @@
+"""AddonCallback: attaches an add-on to whatever module is trained.
+
+It registers the add-on in ``Callback.setup``, which is before the strategy wraps the model and before optimizers exist,
+so DDP, FSDP and checkpoints see its parameters.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch import nn
+
+from lightning_idc.models.addon import AUX, Addon, AddonHost, addons_of, reconcile_addons
+from lightning_idc.models.distributed import shard
+from lightning_idc.models.foreign import attach, detach
+from lightning_idc.utils.errors import ConfigError
+
+
+class AddonCallback(Callback):
+    """Attaches an :class:`Addon` to whatever module is trained; subclasses write :meth:`build`.
+
+    Args:
+        name: key under ``aux_addons``; two add-ons of one class need two names.
+        weight: factor of the add-on's losses; 0 equals absent.
+        at: path of the sub-module whose output is ``step.features``, for hosts that are not an AddonHost.
+    """
+
+    def __init__(self, name: str, weight: float = 1.0, at: str | None = None) -> None:
+        self.name = name
+        self.weight = weight
+        self.at = at
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}[{self.name}]"
+
+    @abstractmethod
+    def build(self, host: LightningModule) -> Addon:
+        """Make the add-on; the host's layers exist when this is called."""
+
+    def adopt(self, host: LightningModule, addon: Addon) -> None:
+        """Take over parts of an add-on that an earlier run attached; only callbacks that work with them need it."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._check(trainer, pl_module, stage)
+        cooperative = isinstance(pl_module, AddonHost)
+        if isinstance(pl_module, AddonHost):
+            pl_module.build()
+        elif self.at is not None:
+            # the tapped layers may be made there only; Lightning asks that it be idempotent
+            pl_module.configure_model()
+        attached = addons_of(pl_module)
+        if self.name in attached:
+            self.adopt(pl_module, attached[self.name])
+        else:
+            self._register(pl_module)
+            if not cooperative and pl_module.device_mesh is not None:
+                addon = addons_of(pl_module)[self.name]
+                shard(addon, pl_module.device_mesh, addon.sharded_methods)
+        attached = addons_of(pl_module)
+        attached[self.name].weight = self.weight
+        owners = [name for name, addon in attached.items() if addon.replaces_objective]
+        if len(owners) > 1:
+            raise ConfigError(f"add-ons {owners} all replace the training loss; at most one may: remove the others")
+        if not cooperative and stage == "fit":
+            attach(pl_module, self.name, self.at)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        detach(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
+
+    def _register(self, host: LightningModule) -> None:
+        if AUX not in host._modules:
+            host.add_module(AUX, nn.ModuleDict())
+            cast(Any, host).register_load_state_dict_pre_hook(reconcile_addons)
+        # building draws random numbers; without the fork it would shift the host's dropout and data order
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(f"{self.name}/{torch.initial_seed()}".encode()))
+            addon: Any = self.build(host)
+        if not isinstance(addon, Addon):
+            raise ConfigError(f"{type(self).__name__}.build returned {addon!r:.80}; expected an Addon")
+        box = host.get_submodule(AUX)
+        assert isinstance(box, nn.ModuleDict)
+        box[self.name] = addon.to(host.device)
+
+    def _check(self, trainer: Trainer, host: LightningModule, stage: str) -> None:
+        callbacks: list[Callback] = cast(Any, trainer).callbacks
+        names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
+        if names.count(self.name) > 1:
+            raise ConfigError(f"two add-ons are called {self.name!r}; give each a `name` of its own")
+        check_place(trainer, self, "add-on")
+        if stage != "fit":
+            return
+        if not host.automatic_optimization:
+            raise ConfigError(
+                f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
+            )
+        check_processes(trainer, self)
+
+
+def check_place(trainer: Trainer, callback: Callback, brings: str) -> None:
+    """Refuse a callback that brings weights after one that has copied the model.
+
+    Args:
+        trainer: with all callbacks.
+        callback: whose place among them counts.
+        brings: what the weights belong to, for the message.
+
+    Raises:
+        ConfigError: a WeightAveraging callback stands before it.
+    """
+    callbacks: list[Callback] = cast(Any, trainer).callbacks
+    earlier = callbacks[: callbacks.index(callback)] if callback in callbacks else []
+    if any(isinstance(other, WeightAveraging) for other in earlier):
+        raise ConfigError(
+            f"{type(callback).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
+            f"the {brings}'s weights; list the {brings} first"
+        )
+
+
+def check_processes(trainer: Trainer, callback: Callback) -> None:
+    """Refuse processes that are spawned or forked, in which weights that a callback brings would get lost.
+
+    Raises:
+        ConfigError: the strategy starts such processes.
+    """
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise ConfigError(
+            f"{type(callback).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
+            "main process; use strategy=ddp"
+        )

@@ -1,0 +1,72 @@
+"""Loading trained modules and captioners from files, without a Trainer and without running code of the file."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from lightning.pytorch import LightningModule
+
+from lightning_idc.checkpoints.checkpoint_io import write_checkpoint
+from lightning_idc.checkpoints.reading import PIECES, class_named, plain_hparams, read_checkpoint
+from lightning_idc.models.addon import AUX
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import CheckpointError, reads_file
+
+M = TypeVar("M", bound=LightningModule)
+
+
+@reads_file("path")
+def load_module(kind: type[M], path: str | Path) -> M:
+    """Module of a known class from a ``.ckpt`` file, in eval mode; nothing in the file can name what is run.
+
+    ``load_from_checkpoint`` is not used: it hands hyper-parameters to jsonargparse, which builds any class that a
+    value names.
+
+    Raises:
+        CheckpointError: the file cannot be read, or does not hold a module of this class.
+    """
+    checkpoint = read_checkpoint(path)
+    plain = plain_hparams(checkpoint, path)
+    # the file may hold a subclass; one that is not known here is read as the class that was asked for
+    with suppress(CheckpointError):
+        kind = class_named(checkpoint.get("class_path"), kind)
+    known = accepted_arguments(kind)
+    module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
+    module.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"])
+    return module.eval()
+
+
+@reads_file("path")
+def load_captioner(path: str | Path) -> PairCaptioner:
+    """Captioner of this library from a ``.ckpt`` file or a folder of ``save_pretrained``, ready to describe pairs.
+
+    Raises:
+        CheckpointError: there is nothing to load, or it names a class of somebody else.
+    """
+    if Path(path).is_dir() and not Path(path, PIECES).is_file():
+        return PairCaptioner.from_pretrained(path)
+    class_path = read_checkpoint(path).get("class_path")
+    if class_path is None:
+        raise CheckpointError(f"{str(path)!r} is not a checkpoint of a PairCaptioner")
+    kind: type[PairCaptioner] = class_named(class_path, PairCaptioner)
+    return load_module(kind, path)
+
+
+@reads_file("source")
+def strip_aux(source: str | Path, target: str | Path) -> list[str]:
+    """Copy a checkpoint without the weights of its add-ons, for modules that are not PairCaptioners.
+
+    Returns:
+        names of the weights that were left out.
+    """
+    checkpoint = read_checkpoint(source)
+    state = checkpoint["state_dict"]
+    dropped = [key for key in state if key.startswith(f"{AUX}.")]
+    for key in dropped:
+        del state[key]
+    write_checkpoint(checkpoint, target)
+    return dropped

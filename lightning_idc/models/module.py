@@ -1,0 +1,442 @@
+"""PairModule: the base of everything trainable in this library, captioners and what is not a captioner alike.
+
+A subclass makes its network in :meth:`PairModule.make_net`, says what its loss is in :meth:`PairModule.training_loss`,
+and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoints of plain types from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from lightning_idc.checkpoints.folders import CONFIG, read_config, read_weights, write_folder
+from lightning_idc.checkpoints.reading import (
+    TRAINING_ONLY,
+    class_named,
+    plain_hparams,
+    read_checkpoint,
+    refuse_nan,
+    refuse_other_computation,
+    refuse_unreadable,
+)
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapters import AdapterSet
+from lightning_idc.models.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
+from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
+from lightning_idc.models.parameter_groups import SPARED, by_decay, clip_apart
+from lightning_idc.models.schedules import Constant, Schedule, scheduled
+from lightning_idc.utils.errors import ConfigError, IDCError, check_number, reading, reads_file
+from lightning_idc.utils.names import public_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class PairModule(AddonHost):
+    """Trains a network on pairs of images.
+
+    Args:
+        learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
+            ``adapters.<name>``, ``addons.<name>``.
+        adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
+        init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
+        merge_adapters: make the adapters of ``init_from`` part of the network, so that disabling those that
+            come later gives back what training started from.
+        optimizer: makes the optimizer from parameter groups.
+        schedule: multiplier of the learning rate over the run.
+        schedules: other ones, by parameter group.
+        undecayed: endings of the names of parameters that weight decay spares, such as ``bias``.
+    """
+
+    vision_modules: tuple[str, ...] = ("net.backbone",)
+    """Paths of the sub-modules whose parameters form the group ``vision``."""
+    word_hparams: tuple[str, ...] = ()
+    """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    computation_hparams: tuple[str, ...] = ()
+    """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
+    sharded_methods: tuple[str, ...] = ()
+    """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
+
+    def __init__(
+        self,
+        learning_rates: dict[str, float] | None = None,
+        adapters: dict[str, dict[str, Any]] | None = None,
+        init_from: str | None = None,
+        merge_adapters: bool = False,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        schedules: dict[str, Schedule] | None = None,
+        undecayed: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        for group, factor in (learning_rates or {}).items():
+            check_number(f"learning_rates.{group}", factor, minimum=0)
+        # of the outermost subclass, whose arguments are all of the checkpoint's
+        self.save_hyperparameters(ignore=list(TRAINING_ONLY))
+        self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
+        if isinstance(undecayed, str):
+            raise ConfigError(f"undecayed is {undecayed!r}; expected a list of endings, such as [{undecayed!r}]")
+        self.undecayed = tuple(undecayed)
+        self.init_from: str | None = init_from
+        self._merges_adapters = merge_adapters
+        self.net: nn.Module | None = None
+        self.adapters = AdapterSet(self.hparams)
+        self._unchecked: tuple[Tensor, list[str]] | None = None
+        self._rng: list[dict[str, Tensor]] | None = None
+        cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
+
+    # ---- what a subclass writes -------------------------------------------------------------------------
+
+    def make_net(self) -> nn.Module | None:
+        """Make the network; None while it cannot be known, as a checkpoint may still bring what it needs."""
+        raise ConfigError(f"{type(self).__name__} has no make_net; write it")
+
+    def encode(self, batch: Any) -> Any:
+        """Features that add-ons see and the loss reads; the batch itself unless a subclass has some."""
+        return batch
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        """Loss of a batch; add-ons may replace it and add to it."""
+        raise ConfigError(f"{type(self).__name__} has no training_loss; write it")
+
+    def batch_ids(self, batch: Any) -> list[str]:
+        """Names of the pairs of a batch, for messages."""
+        return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
+
+    # ---- training ---------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        steps = AddonSteps(self, batch, batch_idx)
+        batch = steps.change_batch()
+        features = steps.change_features(self.encode(batch))
+        loss = steps.objective()
+        if loss is None:
+            loss = self.training_loss(features, batch)
+        loss = steps.total(loss)
+        ids = self.batch_ids(batch)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=max(1, len(ids) or len(batch)))
+        self._refuse_nonfinite(loss, ids)
+        return loss
+
+    def _refuse_nonfinite(self, loss: Tensor, ids: list[str]) -> None:
+        """Stop at a NaN loss. On an accelerator the check runs one step late, so that it never waits for it."""
+        late, self._unchecked = self._unchecked, (loss.detach(), ids)
+        if loss.device.type == "cpu":
+            self.check_loss()
+        elif late is not None:
+            _check_finite(*late)
+
+    def check_loss(self) -> None:
+        """Raise if the last training loss was not finite; also asked before a checkpoint is written."""
+        if self._unchecked is not None:
+            _check_finite(*self._unchecked)
+
+    # ---- making, sharding, optimising -------------------------------------------------------------------
+
+    @property
+    def data(self) -> Any:
+        """Data module of the run, None without one."""
+        trainer = self._trainer
+        return None if trainer is None else cast(Any, trainer).datamodule
+
+    @property
+    def fitting(self) -> bool:
+        """Whether a Trainer is fitting this module."""
+        return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def built_net(self) -> Any:
+        """The network.
+
+        Raises:
+            ConfigError: it is not made yet.
+        """
+        if self.net is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
+                "data module that has train_captions()"
+            )
+        return self.net
+
+    def build(self) -> None:
+        """Make the network with its adapters, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        if self.net is None:
+            wanted = self.adapters.forget()
+            start = self.load_start()
+            self.net = self.make_net()
+            if self.net is not None and start is not None:
+                self.adapters.install(self.net, self.device)  # those that the weights belong to
+                self.load_state_dict(start)
+                if self._merges_adapters:
+                    self.merge_adapters()
+            self.adapters.record(wanted)
+        if self.net is not None:
+            self.adapters.install(self.net, self.device)
+
+    def load_start(self) -> dict[str, Tensor] | None:
+        """Weights that ``init_from`` names, taking over what they were trained with; None without it.
+
+        Raises:
+            CheckpointError: the file cannot be used, or its weights are for another computation.
+        """
+        if self.init_from is None:
+            return None
+        checkpoint = read_checkpoint(self.init_from)
+        with reading(self.init_from):
+            hparams = plain_hparams(checkpoint, self.init_from)
+            self.refuse_other_computation(hparams, self.init_from)
+            self.adopt(hparams)
+            state: dict[str, Tensor] = checkpoint["state_dict"]
+            refuse_nan(state, self.init_from)
+        return state
+
+    @classmethod
+    def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        """What of hyper-parameters says how weights are used, which their shapes need not show, by name."""
+        return {name: hparams[name] for name in cls.computation_hparams if name in hparams}
+
+    def refuse_other_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
+        """Refuse a checkpoint whose weights fit in shape and would compute something else here.
+
+        Raises:
+            CheckpointError: its hyper-parameters differ in :meth:`computation`; what it does not say is not compared.
+        """
+        refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
+
+    def adopt(self, hparams: dict[str, Any]) -> None:
+        """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
+        for name in self.word_hparams:
+            if hparams.get(name) is not None:
+                self.hparams[name] = hparams[name]
+        self.adapters.record(hparams.get("adapters"))
+
+    def configure_model(self) -> None:
+        self.build()
+        if self.fitting and self.device_mesh is None:
+            self._copy_for_averages()
+        if self.device_mesh is not None and self.net is not None:
+            shard(self.net, self.device_mesh, self.sharded_methods)
+            for adapter in self.adapters.values():
+                shard(adapter, self.device_mesh, ())
+            for addon in addons_of(self).values():
+                for part in addon.modules():
+                    if isinstance(part, PairModule):
+                        self._shard_copy(part)
+                shard(addon, self.device_mesh, addon.sharded_methods)
+
+    def _copy_for_averages(self) -> None:
+        """Let Lightning copy this module again: its copy of before the network was made would average nothing."""
+        for callback in cast(Any, self.trainer).callbacks:
+            if isinstance(callback, StochasticWeightAveraging):
+                callback.setup(self.trainer, self, "fit")
+
+    def _shard_copy(self, part: PairModule) -> None:
+        """Shard a copy of this module, such as a frozen reference, unit by unit as this module is."""
+        part._device_mesh, part._trainer = self.device_mesh, self._trainer
+        part.configure_model()
+        part._trainer = None
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
+        groups: dict[str, list[nn.Parameter]] = {}
+        for path, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                groups.setdefault(self.group_of(path), []).append(parameter)
+        for argument, named in (
+            ("learning_rates", self.hparams["learning_rates"] or {}),
+            ("schedules", self.schedules),
+        ):
+            if unknown := set(named) - set(groups):
+                raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
+        spared = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
+        return [part for name, parameters in groups.items() for part in by_decay(name, parameters, spared)]
+
+    def group_of(self, path: str) -> str:
+        """Group of a parameter."""
+        if path.startswith(f"{AUX}."):
+            return f"addons.{path.split('.')[1]}"
+        if path.startswith("adapters."):
+            return f"adapters.{path.split('.')[1]}"
+        return "vision" if path.startswith(tuple(f"{module}." for module in self.vision_modules)) else "language"
+
+    def configure_optimizers(self) -> Any:
+        assert self.built_net is not None
+        optimizer = cast(Any, self.optimizer)(self.parameter_groups())
+        for group in optimizer.param_groups:
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(SPARED), 1.0)
+        schedules = [self.schedule_of(group["name"].removesuffix(SPARED)) for group in optimizer.param_groups]
+        return scheduled(optimizer, schedules, self.trainer)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
+        apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
+        if gradient_clip_val and clip_apart(optimizer, gradient_clip_val, gradient_clip_algorithm == "value", apart):
+            return
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def schedule_of(self, group: str) -> Schedule:
+        """Schedule of a group of parameters."""
+        return self.schedules.get(group, self.schedule)
+
+    # ---- adapters ---------------------------------------------------------------------------------------
+
+    def add_adapter(self, name: str, kind: type[Adapter], **options: Any) -> None:
+        """Put an adapter onto the network, or, before there is one, have it put on when there is. Twice is once.
+
+        Args:
+            name: of the adapter, under which checkpoints keep it.
+            kind: its class.
+            options: plain values that it is made from.
+
+        Raises:
+            ConfigError: another adapter has this name, or the network has no place for this one.
+        """
+        self.build()
+        before = self.hparams["adapters"]
+        self.adapters.record({name: {"class_path": public_name(kind), "init_args": options}})
+        if self.net is not None:
+            try:
+                self.adapters.install(self.net, self.device)
+            except IDCError:
+                self.hparams["adapters"] = before
+                raise
+
+    def merge_adapters(self) -> None:
+        """Make all adapters part of the network, so that what is added later can be disabled to get back here."""
+        self.adapters.merge(self.built_net)
+
+    @contextmanager
+    def disable_adapters(self) -> Iterator[None]:
+        """Switch off all adapters that are not merged: within, the module is what it was before they came."""
+        with self.adapters.disabled():
+            yield
+
+    def trainable_non_adapter_parameters(self) -> list[str]:
+        """Paths of trainable parameters of the network that :meth:`disable_adapters` does not undo."""
+        own = self.adapters.trained(self.built_net)
+        return [path for path, p in self.built_net.named_parameters() if p.requires_grad and id(p) not in own]
+
+    def save_adapters(self, folder: str | Path) -> Path:
+        """Write what the adapters are made from and their weights, each in a folder of its name, and nothing else.
+
+        A LoRA's folder has the layout of peft. Merged adapters belong to the network and are not written. In a
+        distributed run all processes must call this; sharded weights are put together and the first process writes.
+        """
+        self.adapters.save(self.built_net, Path(folder))
+        return Path(folder)
+
+    @reads_file("folder")
+    def load_adapters(self, folder: str | Path) -> None:
+        """Install the adapters that :meth:`save_adapters` wrote, with their weights.
+
+        Raises:
+            CheckpointError: the folder is not one of those, or does not fit the network.
+        """
+        self.adapters.load(self.built_net, Path(folder), self.device)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_loss()
+        refuse_unreadable(self.hparams, type(self).__name__)
+        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint["rng"] = all_gather_object(state)
+        checkpoint["class_path"] = public_name(type(self))
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
+        hparams = plain_hparams(checkpoint, "the checkpoint")
+        self.refuse_other_computation(hparams, "the checkpoint")
+        words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
+        if self.net is None or any(words[name] != self.hparams[name] for name in words):
+            self.adopt(hparams)
+            self.rebuild()
+        elif hparams.get("adapters"):
+            self.adapters.record(hparams["adapters"])
+            self.adapters.install(self.net, self.device)
+        self._rng = checkpoint.get("rng")
+
+    def rebuild(self) -> None:
+        """Make the network again for a checkpoint that brings all of its weights."""
+        self.net, self.init_from = None, None
+        self.adapters.clear()
+        self.build()
+        if self.net is not None and self._trainer is not None and self.device_mesh is None:
+            self.net.to(self.device)
+
+    def on_fit_start(self) -> None:
+        """Train what was loaded to be asked: Lightning trains a module in the mode that it finds it in."""
+        if self.trainer.checkpoint_callback is not None:
+            refuse_unreadable(self.hparams, type(self).__name__)  # before hours of training, not after them
+        if not self.training:
+            self.train()
+
+    def on_train_start(self) -> None:
+        """Continue the random numbers where the checkpoint left them, one stream per rank."""
+        states, self._rng = self._rng, None
+        if states is None or len(states) != self.trainer.world_size:
+            return
+        state = states[self.trainer.global_rank]
+        torch.set_rng_state(state["cpu"].cpu())
+        if "cuda" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+
+    # ---- folders to share -------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
+
+        In a distributed run all processes must call this; sharded weights are put together and the first one writes.
+        """
+        folder = Path(folder)
+        hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
+        config = {"class_path": public_name(type(self)), "init_args": hparams}
+        state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
+        if is_rank_zero():
+            write_folder(folder, config, state)
+        all_gather_object(None)  # no process goes on to read what is not written yet
+        return folder
+
+    @classmethod
+    @reads_file("folder")
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load what :meth:`save_pretrained` wrote; runs no code from the folder.
+
+        Raises:
+            CheckpointError: a file is missing, or the folder holds another class.
+        """
+        folder = Path(folder)
+        config = read_config(folder)
+        options = plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
+        model: Self = class_named(config["class_path"], cls)(**options)
+        model.build_from(folder)
+        model.load_state_dict(read_weights(folder, config))
+        return model.eval()
+
+    def build_from(self, folder: Path) -> None:
+        """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
+        self.build()
+
+
+def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
+    if not torch.isfinite(loss):
+        where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
+        raise ConfigError(
+            f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
+            "clip gradients (trainer.gradient_clip_val) or look at the data there"
+        )

@@ -1,0 +1,98 @@
+"""Grid features of both images, fused cell by cell, read by a transformer.
+
+The "static pair" baseline of ProCap's ablation (no procedure between the images), made small: before, after and
+their difference are fused per cell of the grid, an encoder looks across the cells, a decoder writes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.nn.differencing import CellCounts
+from lightning_idc.nn.grid_backbone import GridBackbone
+from lightning_idc.nn.grid_captioner import GridCaptionNet
+from lightning_idc.nn.relative_position import RelativePositionBias
+from lightning_idc.nn.transformer import Decoder, EncoderLayer, check_heads
+from lightning_idc.utils.errors import ConfigError, check_number
+
+
+class PairTransformerNet(GridCaptionNet):
+    """Captions pairs of images.
+
+    Args:
+        backbone: gives the grid features of one image.
+        grid: height and width of the grid for images of the training size; other sizes are pooled to it.
+        vocabulary: number of words.
+        width: of all tokens.
+        encoder_layers: layers that look across the grid.
+        decoder_layers: layers that write.
+        heads: attention heads.
+        dropout: share of activations dropped in training.
+        freeze_backbone: train everything but the backbone, which then builds no graph.
+        counts: classes that the cells are named with, "nothing changed" included; how many there are of each kind, in
+            all and per region, is then read in place of the grid. 0 leaves counting out.
+    """
+
+    def __init__(
+        self,
+        backbone: GridBackbone,
+        grid: tuple[int, int],
+        vocabulary: int,
+        width: int = 128,
+        encoder_layers: int = 2,
+        decoder_layers: int = 2,
+        heads: int = 4,
+        dropout: float = 0.1,
+        freeze_backbone: bool = False,
+        counts: int = 0,
+    ) -> None:
+        super().__init__(backbone, grid, freeze_backbone)
+        if counts and not backbone.reads_pairs:
+            raise ConfigError(
+                f"counts is {counts} and backbone reads images one by one; changes are counted by 'difference'"
+            )
+        if counts and not freeze_backbone:
+            raise ConfigError(
+                f"counts is {counts} and freeze_backbone false; no gradient passes numbers, so nothing would train the "
+                "backbone: freeze it, and take its weights from a ChangeNaming (backbone_weights)"
+            )
+        check_heads(width, heads)
+        check_number("encoder_layers", encoder_layers, minimum=0)
+        self.counts = CellCounts(backbone.width, counts, width) if counts else None
+        if not counts:
+            self.register_buffer("coordinates", _coordinates(grid), persistent=False)
+            channels = backbone.width if backbone.reads_pairs else 3 * backbone.width
+            self.fuse = nn.Sequential(nn.Linear(channels + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
+            self.bias = RelativePositionBias(heads, grid)
+        self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
+        self.norm = nn.LayerNorm(width)
+        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
+
+    def encode(self, images: Tensor) -> PairFeatures:
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell, or one per kind that is counted."""
+        maps = self.maps(images)
+        if self.counts is not None:
+            cells = self.counts.cells(maps)
+            return self._read(self.counts(cells), None, {"cells": cells})
+        grids, extras = self.pooled(maps), {}
+        if self.backbone.reads_pairs:
+            parts = [grids]
+        else:
+            before, after = grids.unflatten(0, (-1, 2)).unbind(1)
+            parts, extras = [before, after, after - before], {"before": before, "after": after}
+        where = self.coordinates.expand(images.shape[0], -1, -1)  # type: ignore[operator]
+        return self._read(self.fuse(torch.cat([*parts, where], -1)) + self.place, self.bias(), extras)
+
+    def _read(self, tokens: Tensor, bias: Tensor | None, extras: dict[str, Tensor]) -> PairFeatures:
+        for layer in self.encoder:
+            tokens = layer(tokens, bias)
+        return PairFeatures(self.norm(tokens), extras=extras)
+
+
+def _coordinates(grid: tuple[int, int]) -> Tensor:
+    """Centres of the cells in [-1, 1], ``(cells, 2)`` as y x."""
+    axes = [(torch.arange(count) + 0.5) / count * 2 - 1 for count in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(-1, 2)

@@ -1,0 +1,46 @@
+"""ShardedStrategy: weights, gradients and optimizer state in equal shares on all processes (FSDP2)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from lightning.pytorch.strategies import ModelParallelStrategy
+
+from lightning_idc.utils.errors import check_positive
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """FSDP2 over all processes of a run, however many there are.
+
+    Lightning's ``ModelParallelStrategy`` on "auto" splits layers over the processes of a node, for which a module needs
+    a plan; without one each process trains unsharded weights of its own on other data. Here the data-parallel size is
+    the number of processes, on all nodes together.
+
+    Args:
+        save_distributed_checkpoint: each process writes its share, which gives a folder instead of one file.
+        process_group_backend: ``nccl`` or ``gloo``; chosen by the device when None.
+        timeout_minutes: longest wait of a process for the others.
+
+    Raises:
+        ConfigError: the timeout is not positive.
+    """
+
+    def __init__(
+        self,
+        save_distributed_checkpoint: bool = False,
+        process_group_backend: str | None = None,
+        timeout_minutes: float = 30.0,
+    ) -> None:
+        check_positive("timeout_minutes", timeout_minutes)
+        super().__init__(
+            data_parallel_size="auto",
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
+            timeout=timedelta(minutes=timeout_minutes),
+        )
+
+    def setup_environment(self) -> None:
+        # known only now: the number of devices and nodes is the trainer's
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        super().setup_environment()

@@ -1,0 +1,97 @@
+"""Any question about any two images, or about one, put to a vision-language captioner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_idc.images.images import as_tensor, resize
+from lightning_idc.models.vlm.families.base import TOKEN_TYPES
+from lightning_idc.models.vlm.lora import LoraAdapter
+from lightning_idc.models.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.prompting import refuse_placeholders
+from lightning_idc.models.vlm.sizes import fitting_size
+from lightning_idc.utils.errors import ConfigError
+
+Picture = str | Path | bytes
+"""File of an image, or its contents."""
+
+
+@dataclass(frozen=True)
+class QuestionAnswerer:
+    """Answers questions about a pair or about a single picture, greedily.
+
+    Args:
+        captioner: that answers.
+        max_tokens: tokens of an answer, at most.
+    """
+
+    captioner: VLMCaptioner
+    max_tokens: int = 128
+
+    @torch.inference_mode()
+    def __call__(self, images: Sequence[Picture], questions: Sequence[str]) -> list[str]:
+        """Answers to questions; the images of a pair are encoded once for all of them.
+
+        Args:
+            images: first and second of a pair, or a single one.
+            questions: about them; each is asked by itself.
+
+        Raises:
+            DataError: an image cannot be read.
+            ConfigError: the captioner cannot be shown a single picture.
+        """
+        if len(images) == 1:
+            picture = as_tensor(images[0], "only")
+            return [self._about(picture, question) for question in questions]
+        captioner = self.captioner.eval()
+        before, after = images
+        sample = captioner.fit(captioner.input_spec.read(before, after))
+        # any prompt will do, since only the features of the images are taken
+        sample.meta["question"] = ""
+        features = captioner.encode(captioner.collate([sample]).to(captioner.device))
+        net = captioner.built_net
+        answers = []
+        for question in questions:
+            inputs = captioner.prompt_inputs([question], [(sample.before.shape[1], sample.before.shape[2])])
+            asked = {name: value.to(captioner.device) for name, value in inputs.items()}
+            types = {name: asked[name] for name in TOKEN_TYPES if name in asked}
+            behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types)
+            answers.append(captioner.generate(behind, max_length=self.max_tokens)[0].text)
+        return answers
+
+    def _about(self, picture: Tensor, question: str) -> str:
+        """Answer about one picture, by the stock model's own ``generate``."""
+        captioner = self.captioner.eval()
+        installed = captioner.adapters.installed()
+        others = [name for name, adapter in installed.items() if not isinstance(adapter, LoraAdapter)]
+        if others:
+            raise ConfigError(
+                f"the captioner has the adapter {others[0]!r}, which compares two images; a single picture can be "
+                "asked about without it: disable it, or leave out --single"
+            )
+        net, vocabulary, options = captioner.built_net, captioner.built_vocabulary, captioner.hparams
+        refuse_placeholders(net, question)
+        height, width = picture.shape[1:]
+        size = fitting_size(height, width, options["min_pixels"], options["max_pixels"])
+        inputs = net.processor(
+            text=[net.family.prompt(net.processor, question, images=1)],
+            images=[[resize(picture, size, "bicubic")]],
+            return_tensors="pt",
+            **net.family.image_options,
+        ).to(captioner.device)
+        special = vocabulary.special
+        with net.precision():
+            out: Tensor = net.model.generate(
+                **inputs,
+                do_sample=False,
+                max_new_tokens=self.max_tokens,
+                eos_token_id=list(special.ends),
+                pad_token_id=special.pad,
+                suppress_tokens=list(special.never_said),
+            )
+        return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

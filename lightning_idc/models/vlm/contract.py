@@ -1,0 +1,95 @@
+"""What a family of vision-language models must keep, as a check for a test of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.vlm.checking import scoring_errors
+from lightning_idc.models.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.net import VLMNet
+from lightning_idc.utils.errors import ConfigError
+
+ANSWER = 6
+"""Tokens that are generated."""
+SIZES = ((64, 64), (96, 64), (64, 96))
+
+
+def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]:
+    """Check a model with the family that :func:`~lightning_idc.models.vlm.families.register_family` gave its type.
+
+    Captions are scored as the stock model scores them, batches of pairs in several sizes give what each pair gives by
+    itself, and greedy decoding says what the model's own ``generate`` says.
+
+    Args:
+        model: folder or hub id; a tiny random one of the type will do.
+        tolerance: largest difference in log-probability, in float32.
+
+    Returns:
+        largest difference to the stock model by way of scoring; infinity for one that the model cannot run.
+
+    Raises:
+        ConfigError: one of these does not hold.
+    """
+    captioner = VLMCaptioner(model=str(model), dtype="float32", max_length=ANSWER)
+    captioner.build()
+    net: VLMNet = captioner.eval().built_net
+    errors = scoring_errors(net)
+    if errors["plain"] > tolerance:
+        raise _broken(net, f"log-probabilities of `plain` are off from the stock model's by {errors['plain']:.2g} nats")
+    net.scoring = next(way for way, error in errors.items() if error <= tolerance)
+    pairs = _pairs()
+    with torch.no_grad():
+        together = _scores(captioner, pairs)
+        alone = torch.cat([_scores(captioner, [pair]) for pair in pairs])
+        if not torch.allclose(together, alone, rtol=0, atol=tolerance * ANSWER):
+            raise _broken(
+                net, f"pairs of several sizes in one batch score {together.tolist()}, one by one {alone.tolist()}"
+            )
+        said = [caption.text for caption in captioner.generate(captioner.encode(captioner.collate(pairs)))]
+        expected = [_generated(captioner, pair) for pair in pairs]
+    if said != expected:
+        raise _broken(net, f"greedy decoding says {said}, the model's generate {expected}")
+    return errors
+
+
+def _broken(net: VLMNet, what: str) -> ConfigError:
+    return ConfigError(
+        f"{type(net.family).__name__} does not fit {net.model.config.model_type}: {what}; families/base.py says what a "
+        "family may override"
+    )
+
+
+def _pairs() -> list[PairSample]:
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for height, width in SIZES:
+        images = torch.randint(0, 256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
+        found.append(PairSample(f"{height}x{width}", images[0], images[1], ["one is gone"]))
+    return found
+
+
+def _scores(captioner: VLMCaptioner, pairs: list[PairSample]) -> Tensor:
+    batch = captioner.collate(pairs)
+    return captioner.score(captioner.encode(batch), batch.tokens, batch.caption_mask)[:, 0]
+
+
+def _generated(captioner: VLMCaptioner, pair: PairSample) -> str:
+    """What transformers' ``generate`` says of one pair."""
+    net, vocabulary = captioner.built_net, captioner.built_vocabulary
+    images = torch.stack([pair.before, pair.after])
+    inputs = net.family.inputs(net.processor, [captioner.hparams["prompt"]], [images])
+    inputs.pop("labels", None)
+    special = vocabulary.special
+    out: Tensor = net.model.generate(
+        **inputs,
+        do_sample=False,
+        max_new_tokens=ANSWER,
+        eos_token_id=list(special.ends),
+        pad_token_id=special.pad,
+        suppress_tokens=list(special.never_said),
+    )
+    return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

@@ -1,0 +1,46 @@
+"""LLaVA-1.5: made for one image, so the pair is shown side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_idc.models.vlm.families.llava_onevision import LlavaOnevision
+from lightning_idc.utils.errors import ConfigError
+
+BAR = 20  # pixels of black between the two images, as in Img-Diff
+
+
+class Llava(LlavaOnevision):
+    """Both images in one, with a black bar of 20 pixels between them."""
+
+    image_text = "<image>"
+    special_tokens: ClassVar = {"image_token": "<image>"}
+    images_per_pair = 1
+
+    def width(self, model: Any) -> int:
+        raise ConfigError(
+            "LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision"
+        )
+
+    def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [[torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1)] for pair in images]
+
+    def processor(self, config: Any, tokenizer: Any) -> Any:
+        from transformers import CLIPImageProcessor, LlavaProcessor
+
+        config.image_token_id = tokenizer.image_token_id
+        side = config.vision_config.image_size
+        return LlavaProcessor(
+            CLIPImageProcessor(size={"shortest_edge": side}, crop_size={"height": side, "width": side}),
+            tokenizer,
+            patch_size=config.vision_config.patch_size,
+            vision_feature_select_strategy=config.vision_feature_select_strategy,
+            num_additional_image_tokens=1,
+        )
+
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(processor.image_processor([one for (one,) in self.shown(images)], return_tensors="pt"))

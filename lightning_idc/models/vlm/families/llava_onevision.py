@@ -1,0 +1,46 @@
+"""LLaVA-OneVision: SigLIP, a projector and Qwen2; M3Diff's base model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lightning_idc.models.vlm.families.base import Family
+
+
+class LlavaOnevision(Family):
+    """With two images in a prompt nothing is tiled: each image is the tower's whole grid and one newline."""
+
+    image_text = "<image>"
+    special_tokens: ClassVar = {"image_token": "<image>", "video_token": "<video>"}
+
+    def depth(self, model: Any) -> int:
+        layers, chosen = super().depth(model), model.config.vision_feature_layer
+        return chosen if chosen >= 0 else layers + 1 + chosen
+
+    def unused(self, model: Any) -> list[str]:
+        # the features are taken in front of the last norm, or deeper inside
+        beyond = range(self.depth(model), len(model.get_submodule(self.blocks)))
+        return ["model.vision_tower.post_layernorm", *(f"{self.blocks}.{index}" for index in beyond)]
+
+    def processor(self, config: Any, tokenizer: Any) -> Any:
+        from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
+
+        config.image_token_id, config.video_token_id = tokenizer.image_token_id, tokenizer.video_token_id
+        config.vision_feature_select_strategy = "full"
+        side, patch = config.vision_config.image_size, config.vision_config.patch_size
+        size = {"height": side, "width": side}
+        config.image_grid_pinpoints = [[side, side]]
+        return LlavaOnevisionProcessor(
+            LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=[[side, side]]),
+            tokenizer,
+            LlavaOnevisionVideoProcessor(size=size),
+            num_image_tokens=(side // patch) ** 2,
+            vision_feature_select_strategy="full",
+        )
+
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
+        # two images per prompt, which batch_num_images says, turn the tiling off
+        return dict(processor.image_processor(self.shown(images), return_tensors="pt"))

@@ -1,0 +1,68 @@
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size, positions in three parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from lightning_idc.models.vlm.families.base import Family
+
+
+class QwenVL(Family):
+    """The tower sees all patches of all images in one row; both images of a pair have one grid, so halves align."""
+
+    vision = ("model.visual",)
+    blocks = "model.visual.blocks"
+    gate = "model.visual.merger"
+    rows_of_places = False
+    image_text = "<|vision_start|><|image_pad|><|vision_end|>"
+    special_tokens: ClassVar = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+    }
+
+    def width(self, model: Any) -> int:
+        tower = model.config.vision_config
+        # in Qwen2-VL hidden_size is the width after the merger
+        return tower.embed_dim if tower.model_type == "qwen2_vl_vision" else tower.hidden_size
+
+    def processor(self, config: Any, tokenizer: Any) -> Any:
+        from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+        self._name_tokens(config, tokenizer)
+        return Qwen2_5_VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen2VLVideoProcessor())
+
+    def _name_tokens(self, config: Any, tokenizer: Any) -> None:
+        config.image_token_id, config.video_token_id = tokenizer.image_token_id, tokenizer.video_token_id
+        config.vision_start_token_id = tokenizer.vision_bos_token_id
+        config.vision_end_token_id = tokenizer.vision_eos_token_id
+
+    def _images(self, config: Any, kind: Any) -> Any:
+        tower = config.vision_config
+        cell = tower.patch_size * tower.spatial_merge_size
+        return kind(
+            patch_size=tower.patch_size,
+            temporal_patch_size=tower.temporal_patch_size,
+            merge_size=tower.spatial_merge_size,
+            size={"shortest_edge": 4 * cell**2, "longest_edge": 1024 * cell**2},
+        )
+
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(processor.image_processor([image for pair in images for image in pair], return_tensors="pt"))
+
+    def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
+        return pixels["image_grid_thw"].prod(-1).view(-1, 2).sum(-1).tolist()
+
+
+class Qwen3VL(QwenVL):
+    """Qwen3-VL hands features of earlier layers to the first layers of the language model, too (DeepStack)."""
+
+    def processor(self, config: Any, tokenizer: Any) -> Any:
+        from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+        self._name_tokens(config, tokenizer)
+        return Qwen3VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen3VLVideoProcessor())

@@ -1,0 +1,343 @@
+"""LoRA (Hu et al. 2022) by PEFT, put into the layers of a network whose class stays the same."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.models.distributed import full_state_dict, is_rank_zero
+from lightning_idc.models.vlm.tying import untie
+from lightning_idc.utils.errors import CheckpointError, ConfigError, check_number, check_positive
+
+ALL_LINEAR = "all-linear"
+"""Targets: every linear layer, quantized ones and those of linear attention included."""
+NAME = "default"
+"""Of the adapter within PEFT, whose files say it nowhere."""
+COPY = "reference"
+"""Of the copy that a reference policy keeps of it."""
+
+
+@runtime_checkable
+class HasLanguageModel(Protocol):
+    """A network with a language model inside, as its submodule ``model``.
+
+    The submodule is not a member: from Python 3.12 on, ``isinstance`` does not see what ``nn.Module`` keeps aside.
+    """
+
+    base_name: str | None
+    """Folder or hub id that the model came from."""
+
+    @property
+    def language_modules(self) -> tuple[str, ...]:
+        """Paths within ``model``."""
+
+
+class LoraAdapter(Adapter):
+    """Low-rank updates of linear layers; everything else in ``freeze`` is frozen.
+
+    Args:
+        rank: of the updates.
+        alpha: their scale is ``alpha / rank``.
+        dropout: of their input.
+        targets: ``all-linear``, or a regular expression of the paths of layers; read within ``freeze``.
+        freeze: paths of the parts that get the updates and are frozen; the language model when None. What lies
+            outside keeps training, as the paper trains all but the language model fully.
+        modules_to_save: paths of parts that are trained as copies, so that switching off gives the original back.
+        use_dora: train magnitudes and directions apart (DoRA, Liu et al. 2024).
+        use_rslora: scale by ``alpha / sqrt(rank)`` (rsLoRA, Kalajdzievski 2023).
+
+    Raises:
+        ConfigError: rank, alpha or dropout is out of range; on installation, if a path is missing, nothing is targeted
+            or the network has a LoRA already.
+    """
+
+    def __init__(
+        self,
+        rank: int = 128,
+        alpha: float = 256,
+        dropout: float = 0.0,
+        targets: str = ALL_LINEAR,
+        freeze: Sequence[str] | None = None,
+        modules_to_save: Sequence[str] = (),
+        use_dora: bool = False,
+        use_rslora: bool = False,
+    ) -> None:
+        super().__init__()
+        check_number("rank", rank, minimum=1)
+        check_number("dropout", dropout, minimum=0, below=1)
+        check_positive("alpha", alpha)
+        self.targets, self.freeze, self.modules_to_save = targets, freeze, list(modules_to_save)
+        self.options: dict[str, Any] = {
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": dropout,
+            "use_dora": use_dora,
+            "use_rslora": use_rslora,
+        }
+        # kept out of the registered modules: the layers belong to the network, which holds and saves them
+        self._model: tuple[Any, ...] = ()
+        self._base_name: str | None = None
+
+    def install(self, net: nn.Module) -> None:
+        from peft import LoraConfig, inject_adapter_in_model
+
+        model: Any = net
+        language: tuple[str, ...] = ()
+        if isinstance(net, HasLanguageModel):
+            model, language, self._base_name = net.get_submodule("model"), net.language_modules, net.base_name
+        freeze = list(self.freeze or language)
+        if not freeze:
+            raise ConfigError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
+        if next(_layers(model), None) is not None:
+            raise ConfigError("the network has a LoRA already; merge_adapters makes it part of the network first")
+        _check_paths(model, [*freeze, *self.modules_to_save])
+        config = LoraConfig(
+            target_modules=self._target_modules(model, freeze),
+            modules_to_save=self.modules_to_save or None,
+            base_model_name_or_path=self._base_name,
+            task_type="CAUSAL_LM" if language else None,
+            **self.options,
+        )
+        flags = {name: p.requires_grad for name, p in model.named_parameters()}
+        hooks = _take_hooks(model, self.modules_to_save)
+        try:
+            # float32 updates whatever the precision of the frozen weights, in which small steps round away
+            inject_adapter_in_model(config, model, NAME)
+        except ValueError as error:
+            raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {error}") from error
+        finally:
+            _give_hooks(model, hooks)
+        self._model = (model,)
+        net.register_load_state_dict_pre_hook(_without_copy)
+        for parameter in self.trained(model):
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.float()
+        saved = tuple(f"{path}.original_module." for path in self.modules_to_save)
+        frozen = tuple(f"{path}." for path in freeze)
+        for name, parameter in model.named_parameters():
+            # peft freezes the model; only the parts that were asked for shall be
+            if name in flags and not name.startswith((*saved, *frozen)):
+                parameter.requires_grad_(flags[name])
+
+    def _target_modules(self, model: nn.Module, freeze: Sequence[str]) -> str | list[str]:
+        if self.targets != ALL_LINEAR:
+            roots = "|".join(path.replace(".", r"\.") for path in freeze)
+            pattern = rf"(?=({roots})(\.|$))(?:{self.targets})"
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"targets is {self.targets!r}, which is no regular expression ({error.msg}); expected {ALL_LINEAR} "
+                    r"or one of paths of layers, for example '.*\.(q_proj|v_proj)'"
+                ) from error
+            return pattern
+        inside = tuple(f"{path}." for path in freeze)
+        found = [
+            name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name.startswith(inside)
+        ]
+        if not found:
+            raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {list(freeze)} hold no linear layers")
+        return found
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        (model,) = self._model
+        layers = list(_layers(model))
+        # switching freezes the weights, too, which a graph that is already built must not notice
+        flags = [(p, p.requires_grad) for p in self.trained(model)]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(True)
+            for parameter, flag in flags:
+                parameter.requires_grad_(flag)
+
+    def keep_copy(self) -> None:
+        from peft import inject_adapter_in_model
+
+        (model,) = self._model
+        flags = {name: p.requires_grad for name, p in model.named_parameters()}
+        active = [(layer, layer._active_adapter) for layer in _layers(model)]
+        hooks = _take_hooks(model, self.modules_to_save)
+        try:
+            inject_adapter_in_model(copy.deepcopy(model.peft_config[NAME]), model, COPY)
+        finally:
+            _give_hooks(model, hooks)
+        for layer, before in active:  # PEFT makes the newest one active
+            layer._active_adapter = before
+        weights = dict(model.named_parameters())
+        for name, parameter in weights.items():
+            if name not in flags:
+                kept = weights[name.replace(f".{COPY}", f".{NAME}")]
+                parameter.data = kept.detach().clone()
+            parameter.requires_grad_(flags.get(name, False))
+
+    @contextmanager
+    def copied(self) -> Iterator[None]:
+        (model,) = self._model
+        layers = list(_layers(model))
+        active = [layer._active_adapter for layer in layers]
+        for layer in layers:
+            # its own setter also switches what is trained, which a graph that is already built must not notice
+            layer._active_adapter = [COPY]
+        try:
+            yield
+        finally:
+            for layer, before in zip(layers, active, strict=True):
+                layer._active_adapter = before
+
+    def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
+        for layer in _layers(net):
+            for kind in layer.adapter_layer_names:
+                named = getattr(layer, kind).named_parameters()
+                yield from (parameter for name, parameter in named if COPY not in name.split("."))
+
+    def merge(self, net: nn.Module) -> bool:
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        (model,) = self._model
+        flags = {id(p): p.requires_grad for p in model.parameters()}
+        hooks = _take_hooks(model, self.modules_to_save)
+        for path, layer in [(name, part) for name, part in model.named_modules() if _is_layer(part)]:
+            if isinstance(layer, BaseTunerLayer):
+                untie(layer.get_base_layer(), model)
+                layer.merge()
+                model.set_submodule(path, layer.get_base_layer())
+            else:
+                model.set_submodule(path, layer.modules_to_save[NAME])
+        _give_hooks(model, hooks)
+        del model.peft_config
+        for parameter in model.parameters():
+            parameter.requires_grad_(flags.get(id(parameter), False))
+        self._model = ()
+        return True
+
+    def save(self, net: nn.Module, folder: Path) -> None:
+        """Write ``adapter_config.json``, which names the base model, and ``adapter_model.safetensors`` as PEFT does."""
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+
+        (model,) = self._model
+        state = full_state_dict(get_peft_model_state_dict(model, adapter_name=NAME))
+        if not is_rank_zero():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = {f"base_model.model.{key}": value for key, value in state.items()}
+        save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
+        config = model.peft_config[NAME]
+        config.inference_mode = True
+        config.save_pretrained(str(folder))
+        config.inference_mode = False
+
+    def load(self, net: nn.Module, folder: Path) -> None:
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        (model,) = self._model
+        state = load_file(folder / "adapter_model.safetensors")
+        weights = {key.removeprefix("base_model.model."): value for key, value in state.items()}
+        result: Any = set_peft_model_state_dict(model, weights, adapter_name=NAME)
+        if result.unexpected_keys:
+            raise CheckpointError(
+                f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"
+            )
+        # what a file does not bring would stay as it was drawn
+        lost = [key for key in result.missing_keys if NAME in key.split(".")]
+        if lost:
+            raise CheckpointError(
+                f"{str(folder)!r} lacks {len(lost)} of the {len(lost) + len(state)} weights of the LoRA that its "
+                f"records describe: {', '.join(lost[:3])}; use another copy of it, or save the adapters again"
+            )
+
+
+class LoRA(AdapterCallback):
+    """Puts low-rank updates into the language model and freezes the rest of it; untrained, they change nothing.
+
+    Args:
+        rank: of the updates (M3Diff, table 10: 128).
+        alpha: their scale is ``alpha / rank`` (M3Diff: 256).
+        dropout: of their input.
+        targets: ``all-linear``, or a regular expression of the paths of layers.
+        freeze: paths of the parts that get the updates and are frozen; the language model when None.
+        modules_to_save: paths of parts that are trained as copies, so that switching off gives the original back.
+        use_dora: train magnitudes and directions apart.
+        use_rslora: scale by ``alpha / sqrt(rank)``.
+        name: of the adapter in checkpoints.
+    """
+
+    def __init__(
+        self,
+        rank: int = 128,
+        alpha: float = 256,
+        dropout: float = 0.0,
+        targets: str = ALL_LINEAR,
+        freeze: list[str] | None = None,
+        modules_to_save: list[str] | None = None,
+        use_dora: bool = False,
+        use_rslora: bool = False,
+        name: str = "lora",
+    ) -> None:
+        options: dict[str, Any] = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
+        options |= {"freeze": freeze, "modules_to_save": modules_to_save or []}
+        options |= {"use_dora": use_dora, "use_rslora": use_rslora}
+        super().__init__(name, LoraAdapter, **options)
+
+
+def _is_layer(part: nn.Module) -> bool:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    return isinstance(part, (BaseTunerLayer, AuxiliaryTrainingWrapper))
+
+
+def _layers(model: nn.Module) -> Iterator[Any]:
+    """Layers that PEFT has put into a model."""
+    return (part for part in model.modules() if _is_layer(part))
+
+
+def _without_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Drop the copy of a reference policy from a checkpoint where none is kept: a ``load_state_dict`` pre-hook."""
+    own = {prefix + name for name, _ in net.named_parameters()}
+    for key in [key for key in state_dict if key.startswith(prefix) and COPY in key.split(".") and key not in own]:
+        del state_dict[key]
+
+
+def _check_paths(model: nn.Module, paths: Sequence[str]) -> None:
+    for path in paths:
+        try:
+            model.get_submodule(path)
+        except AttributeError:
+            parts = ", ".join(name for name, _ in model.named_children())
+            raise ConfigError(f"LoRA finds no module {path!r} in {type(model).__name__}, which has {parts}") from None
+
+
+Hooks = dict[str, tuple[Any, Any]]
+
+
+def _take_hooks(model: nn.Module, paths: Sequence[str]) -> Hooks:
+    """Take forward hooks off modules that are about to be wrapped: a copy of them would copy whom they call."""
+    taken = {}
+    for path in paths:
+        module = model.get_submodule(path)
+        taken[path] = (dict(module._forward_pre_hooks), dict(module._forward_hooks))
+        module._forward_pre_hooks.clear()
+        module._forward_hooks.clear()
+    return taken
+
+
+def _give_hooks(model: nn.Module, hooks: Hooks) -> None:
+    for path, (before, after) in hooks.items():
+        module = model.get_submodule(path)
+        module._forward_pre_hooks.update(before)
+        module._forward_hooks.update(after)

@@ -1,0 +1,135 @@
+"""VLMNet: a stock transformers vision-language model as the network of a captioner.
+
+The images of a pair are encoded once (:meth:`VLMNet.encode`); prompts, answers and decoding then read these features:
+
+1. :meth:`VLMNet.encode` runs the vision tower over B pairs,
+2. :meth:`VLMNet.log_probs` scores K answers per pair, teacher-forced (``scoring.py`` has three exact ways), and
+3. :meth:`VLMNet.start` and :meth:`VLMNet.step` decode token by token with a key-value cache.
+
+Shapes: B pairs, K answers per pair, P prompt tokens, T answer tokens, D channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.models.vlm.checking import pick_scoring
+from lightning_idc.models.vlm.chunked import chunked_log_probs
+from lightning_idc.models.vlm.families.base import Family
+from lightning_idc.models.vlm.scoring import SCORING_METHODS, plain, up_to_last
+from lightning_idc.models.vlm.vision_language import VisionLanguageModel
+
+
+@dataclass
+class PromptState:
+    """State of incremental decoding, one row per hypothesis.
+
+    Args:
+        cache: keys and values of the prompt and of the generated tokens.
+        mask: bool ``(N, P + generated)``, False at padding.
+        last_position: position of the prompt's last token, ``(N, 1)`` or ``(N, 3, 1)``.
+        first_logits: logits after the prompt, ``(N, V)``.
+        num_generated: tokens generated so far, the begin token included.
+    """
+
+    cache: Any
+    mask: Tensor
+    last_position: Tensor
+    first_logits: Tensor
+    num_generated: int = 0
+
+    def select(self, rows: Tensor) -> PromptState:
+        """The hypotheses ``rows``, in that order."""
+        self.cache.reorder_cache(rows)
+        return PromptState(
+            self.cache, self.mask[rows], self.last_position[rows], self.first_logits[rows], self.num_generated
+        )
+
+
+class VLMNet(VisionLanguageModel):
+    """Scores and decodes the answers of a vision-language model.
+
+    Args:
+        model: the transformers model.
+        processor: its processor.
+        family: how it takes two images.
+        scoring: how K answers are scored after one prompt: ``packed``, ``cached``, ``plain``, or ``auto``, which asks
+            :func:`~lightning_idc.models.vlm.checking.pick_scoring` when it is first needed.
+    """
+
+    def __init__(self, model: Any, processor: Any, family: Family, scoring: str = "auto") -> None:
+        super().__init__(model, processor, family)
+        self.scoring = scoring
+
+    # ---- scoring answers --------------------------------------------------------------------------------
+
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities ``(B, K, T - 1)`` of all but the first of ``tokens (B, K, T)``, teacher-forced.
+
+        Args:
+            features: B pairs.
+            tokens: K answers each.
+            mask: bool ``(B, K, T)``, tokens that are asked for. What follows the last of them in an answer is padding,
+                which costs nothing and gets 0. All of them when None.
+        """
+        targets = tokens[..., 1:]
+        # run the model even where nothing is asked for: other processes may wait for its sharded weights
+        if mask is None or not mask.any() or bool(mask[..., 1:].all()):
+            states = self.answer_states(features, tokens[..., :-1])
+            return self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
+        valid = up_to_last(mask[..., 1:])
+        max_answers = int(valid[..., 0].any(0).nonzero().max()) + 1
+        states = self.answer_states(features, tokens[:, :max_answers, :-1], valid[:, :max_answers])
+        log_probs = self._log_probs(states[valid[:, :max_answers]], targets[valid])
+        return log_probs.new_zeros(targets.shape).masked_scatter(valid, log_probs)
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+        return self.lm_logits(self.answer_states(features, tokens))
+
+    def answer_states(self, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Hidden states ``(B, K, T, D)`` after each of ``tokens (B, K, T)``.
+
+        Args:
+            features: B pairs.
+            tokens: K answers each, or fewer, the rest of which is padding.
+            valid: bool ``(B, K, T)``, a prefix of each answer; the states of other tokens are 0. All when None.
+        """
+        # one answer shares nothing with others, and its two-dimensional mask leaves the choice of attention free
+        score = plain if tokens.shape[1] == 1 else SCORING_METHODS[self.scoring_method]
+        return score(self, features, tokens, valid)
+
+    @property
+    def scoring_method(self) -> str:
+        """How several answers are scored; decides ``auto``."""
+        if self.scoring == "auto":
+            self.scoring = pick_scoring(self)
+        return self.scoring
+
+    def _log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
+        if self.has_plain_head:
+            with self.precision():
+                return chunked_log_probs(states, self.lm_head, targets)
+        return -nn.functional.cross_entropy(states.float(), targets, reduction="none")
+
+    # ---- decoding ---------------------------------------------------------------------------------------
+
+    def start(self, features: PairFeatures) -> PromptState:
+        """State behind the prompt."""
+        cache, states = self.prefill(features)
+        extras = features.extras
+        return PromptState(cache, extras["prompt_mask"], extras["positions"][..., -1:], self.lm_logits(states)[:, -1])
+
+    def step(self, state: PromptState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state. The first tokens stand for the prompt."""
+        num_generated, state.num_generated = state.num_generated, state.num_generated + 1
+        if num_generated == 0:
+            return state.first_logits
+        state.mask = torch.cat([state.mask, state.mask.new_ones(len(tokens), 1)], 1)
+        positions = state.last_position + num_generated
+        return self.lm_logits(self.hidden_states(tokens[:, None], state.mask, positions, cache=state.cache))[:, -1]

@@ -1,0 +1,241 @@
+"""Published vision-language models: found in a folder, the Hugging Face cache or on the hub, and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_idc.models.vlm.families import family_for
+from lightning_idc.models.vlm.families.base import Family
+from lightning_idc.utils.errors import ConfigError, loading_model
+
+QUANTIZED = {"4bit": "bitsandbytes", "8bit": "bitsandbytes", "int4": "torchao", "int8": "torchao"}
+"""Ways of storing frozen weights in fewer bits, and the package that each needs."""
+
+
+SKELETON = "base"
+"""Folder of what a model is made from, within one of ``save_pretrained``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a published model is and how it is loaded.
+
+    Args:
+        name: folder or hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; that of the files when None.
+        quantize: one of :data:`QUANTIZED`, or None.
+        attn: implementation of attention, as transformers calls it (``sdpa``, ``eager``, ``flash_attention_2``,
+            ``flex_attention``).
+        device: where the weights are put at once; the host when None.
+    """
+
+    name: str
+    revision: str | None = None
+    dtype: torch.dtype | None = torch.float32
+    quantize: str | None = None
+    attn: str | None = None
+    device: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What transformers is given with the name, whatever it loads; without the second it asks on a terminal."""
+        return {**({"revision": self.revision} if self.revision else {}), "trust_remote_code": False}
+
+
+def load_model(source: Source) -> tuple[Any, Any, Family]:
+    """Model, processor and family of a folder or hub id.
+
+    Raises:
+        ConfigError: it is not there, lacks weights, needs code of its own or a package, or cannot take two images.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    find_model(source.name, source.revision)
+    config = read_config(source)
+    options = source.options()
+    with loading_model(source.name):
+        processor = AutoProcessor.from_pretrained(source.name, **options)
+    if source.attn is not None:
+        options["attn_implementation"] = source.attn
+    if source.quantize is not None:
+        device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        options["quantization_config"] = quantization(source.quantize, source.dtype, device)
+    dtype = source.dtype
+    if source.quantize == "int4":
+        dtype = dtype or torch.bfloat16  # of the products that its kernels know
+    if source.device is not None:
+        options["device_map"] = source.device
+    with loading_model(source.name):
+        try:
+            loaded: Any = AutoModelForImageTextToText.from_pretrained(
+                source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
+            )
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise ConfigError(
+            f"{source.name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
+            f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
+        )
+    if source.quantize == "4bit":
+        _keep_gradients(model)
+    return model, processor, family_for(model, processor)
+
+
+def _keep_gradients(model: nn.Module) -> None:
+    """Leave weights of 4 bits as they are on a CPU: what bitsandbytes packs them into there has no gradients."""
+    from bitsandbytes.nn import Linear4bit
+
+    for part in model.modules():
+        if isinstance(part, Linear4bit):
+            part.support_avx512bf16_for_cpu = False  # else the first evaluation packs them
+
+
+def load_empty(source: Source) -> tuple[Any, Any, Family]:
+    """Model whose weights take no memory (device ``meta``), for a process that gets them from another one.
+
+    Buffers are made as the model makes them, since checkpoints do not hold all of them.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    find_model(source.name, source.revision)
+    config = read_config(source)
+    options = source.options()
+    with loading_model(source.name):
+        processor = AutoProcessor.from_pretrained(source.name, **options)
+    if source.attn is not None:
+        options["attn_implementation"] = source.attn
+    with weights_on_meta():
+        model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with suppress(OSError):  # a model need not have one
+        model.generation_config = GenerationConfig.from_pretrained(source.name, revision=source.revision or "main")
+    return model, processor, family_for(model, processor)
+
+
+@contextmanager
+def weights_on_meta() -> Iterator[None]:
+    """Within, parameters of modules are moved to ``meta`` as soon as they are registered; buffers are not."""
+    register = nn.Module.register_parameter
+
+    def moved(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # tied weights stay one
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = moved  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def save_skeleton(net: Any, folder: Path) -> None:
+    """Write what a model is made from, without its weights: configurations, processor, tokenizer."""
+    net.model.config.save_pretrained(folder)
+    net.model.generation_config.save_pretrained(folder)
+    net.processor.save_pretrained(folder)
+
+
+def load_skeleton(folder: Path) -> tuple[Any, Any, Family]:
+    """Model of a configuration, its weights yet to come, with processor and family."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    with loading_model(folder):
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model, processor, family_for(model, processor)
+
+
+def read_config(source: Source) -> Any:
+    """Configuration of a published model.
+
+    Raises:
+        ConfigError: transformers does not know the type, or knows it as something else than a vision-language model.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    with loading_model(source.name):
+        config = AutoConfig.from_pretrained(source.name, **source.options())
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise ConfigError(
+            f"{source.name!r} is a {config.model_type}, which takes no images and text; expected a vision-language "
+            "model (AutoModelForImageTextToText)"
+        )
+    return config
+
+
+def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") -> Any:
+    """Quantization configuration of transformers.
+
+    Args:
+        kind: of :data:`QUANTIZED`.
+        compute: precision of the products; bfloat16 when None.
+        device: where the weights go.
+
+    Raises:
+        ConfigError: it is unknown, its package is not installed, or it does not go with the device or the precision.
+    """
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if kind not in QUANTIZED:
+        raise ConfigError(f"quantize {kind!r} is unknown; expected one of {', '.join(QUANTIZED)}")
+    if find_spec(QUANTIZED[kind]) is None:
+        raise ConfigError(f"quantize {kind!r} needs the package {QUANTIZED[kind]}; `pip install {QUANTIZED[kind]}`")
+    if kind == "4bit":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute or torch.bfloat16,
+        )
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+
+    if kind == "int8":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    if not device.startswith("cuda"):
+        raise ConfigError(f"torchao computes with int4 on GPUs alone, not on {device!r}; use 4bit or int8 there")
+    if compute not in (None, torch.bfloat16):
+        raise ConfigError(
+            f"torchao computes with int4 in bfloat16 alone, not in {compute}; leave dtype out, or use 4bit"
+        )
+    # the layout that torchao's own kernels take; others need a further package
+    return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d"))
+
+
+def find_model(name: str, revision: str | None = None) -> None:
+    """Fail at once where a model is neither a folder nor in the cache nor on the hub."""
+    if Path(name).is_dir():
+        if not Path(name, "config.json").is_file():
+            raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
+        return
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        snapshot_download(name, revision=revision, local_files_only=True)
+        return
+    except Exception:
+        pass
+    try:
+        # one short question: transformers itself would try every file again and again
+        HfApi().model_info(name, revision=revision, timeout=5)
+    except Exception as error:
+        raise ConfigError(
+            f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
+            f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
+            "(HF_HOME) or give the path of the folder"
+        ) from error

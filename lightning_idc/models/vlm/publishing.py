@@ -1,0 +1,190 @@
+"""A captioner as a repository of the Hugging Face hub, with a card that says what it is and how it is used."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.vlm.module import VLMCaptioner
+from lightning_idc.utils.errors import ConfigError
+
+LAYOUTS = ("captioner", "model", "adapters")
+CARD = "README.md"
+_USES = {
+    "captioner": """from huggingface_hub import snapshot_download
+from lightning_idc.models.loading import load_captioner
+
+captioner = load_captioner(snapshot_download("{repo}"))
+print(captioner.describe("before.png", "after.png").text)""",
+    "model": """from lightning_idc.models.vlm.opening import open_captioner
+
+captioner = open_captioner("{repo}", prompt={prompt!r})
+print(captioner.describe("before.png", "after.png").text)""",
+    "adapters": """from huggingface_hub import snapshot_download
+from lightning_idc.models import VLMCaptioner
+
+captioner = VLMCaptioner(model={base!r}, prompt={prompt!r})
+captioner.build()
+captioner.load_adapters(snapshot_download("{repo}"))
+print(captioner.describe("before.png", "after.png").text)""",
+}
+
+
+def write_repository(
+    captioner: PairCaptioner,
+    folder: str | Path,
+    repo: str,
+    layout: str = "captioner",
+    scores: Mapping[str, float] | None = None,
+) -> Path:
+    """Write all files of a repository and its card, and return the folder.
+
+    Args:
+        captioner: to write.
+        folder: to write to.
+        repo: ``OWNER/NAME`` on the hub.
+        layout: ``captioner`` for the folder of ``save_pretrained``, which needs nothing else; ``model`` for one that
+            plain transformers and vLLM read, LoRA merged for good; ``adapters`` for LoRA as PEFT has it, and MDP. A
+            small captioner has the first one only.
+        scores: for the card; those of the last evaluation when None.
+
+    Raises:
+        ConfigError: the layout is unknown, adapters alone would leave out what trains, or a plain model would need MDP.
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
+    folder = Path(folder)
+    card = card_of(captioner, repo, layout, scores)
+    if not isinstance(captioner, VLMCaptioner):
+        if layout != LAYOUTS[0]:
+            raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
+        captioner.save_pretrained(folder)
+    elif layout == "adapters":
+        _refuse_half(captioner)
+        captioner.save_adapters(folder)
+    elif layout == "model":
+        captioner.save_model(folder, merge=True)
+    else:
+        captioner.save_pretrained(folder)
+    (folder / CARD).write_text(card, encoding="utf-8")
+    return folder
+
+
+def _refuse_half(captioner: VLMCaptioner) -> None:
+    if not len(captioner.adapters):
+        raise ConfigError("there are no adapters to write; layout captioner writes all weights")
+    others = captioner.trainable_non_adapter_parameters()
+    if others:
+        raise ConfigError(
+            f"{len(others)} weights train beside the adapters ({', '.join(others[:2])}), which the layout adapters "
+            "would leave out; write the layout captioner, or freeze them (LoRA: freeze: [model, lm_head])"
+        )
+
+
+def push_to_hub(
+    captioner: PairCaptioner,
+    repo: str,
+    layout: str = "captioner",
+    scores: Mapping[str, float] | None = None,
+    private: bool = True,
+    message: str = "Upload an image difference captioner",
+) -> str:
+    """Create a repository on the hub where there is none, upload a captioner with its card, and return the address.
+
+    Args:
+        captioner: to upload.
+        repo: ``OWNER/NAME``.
+        layout: of :func:`write_repository`.
+        scores: of :func:`write_repository`.
+        private: whether a new repository is.
+        message: of the commit.
+
+    Raises:
+        ConfigError: as :func:`write_repository`, before anything is sent.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        folder = write_repository(captioner, Path(place) / "repository", repo, layout, scores)
+        return upload(folder, repo, private, message)
+
+
+def upload(folder: Path, repo: str, private: bool = True, message: str = "Upload an image difference captioner") -> str:
+    """Upload a folder of :func:`write_repository`, and return the address.
+
+    Args:
+        folder: that was written.
+        repo: ``OWNER/NAME``.
+        private: whether a new repository is.
+        message: of the commit.
+
+    Raises:
+        ConfigError: the hub does not answer, or refuses.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi()
+        api.create_repo(repo, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
+    except Exception as error:  # every version of the hub's client raises network errors of another library
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(
+            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
+            "`hf auth login`, and name a repository that you may write to"
+        ) from error
+
+
+def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:
+    """Text of the card: metadata that the hub reads, use, what was trained on what, scores.
+
+    Args:
+        captioner: that it is of.
+        repo: ``OWNER/NAME``.
+        layout: of :func:`write_repository`.
+        scores: those of the last evaluation when None.
+    """
+    from huggingface_hub import ModelCardData
+
+    options, large = captioner.hparams, isinstance(captioner, VLMCaptioner)
+    base = captioner.built_net.base_name if large else None
+    prompt = options["prompt"] if large else None
+    if scores is None and captioner.scores is not None:
+        scores = captioner.scores.as_dict()
+    # a folder of this machine is nobody else's business
+    public = base if base is not None and not Path(base).exists() else None
+    about: dict[str, Any] = {
+        "library_name": {"captioner": "lightning-idc", "model": "transformers", "adapters": "peft"}[layout],
+        "pipeline_tag": "image-text-to-text" if large else "image-to-text",
+        "tags": ["image-difference-captioning", "lightning-idc", *captioner.adapters],
+        "base_model": public,
+    }
+    metadata = ModelCardData(**{name: value for name, value in about.items() if value is not None}).to_yaml()
+    use = _USES[layout].format(repo=repo, prompt=prompt, base=public or "the base model")
+    records = options["adapters"] or {}
+    if large:
+        rows = [f"| base model | {public or 'not public'} |", f"| prompt | {prompt} |"]
+    else:
+        spec = captioner.input_spec
+        size = "their own" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
+        rows = [f"| network | {type(captioner).__name__} |", f"| images | {size} |", f"| trained on | {spec.domain} |"]
+    rows += [f"| {name} | {_told(records[name])} |" for name in captioner.adapters if name in records]
+    text = [
+        f"---\n{metadata}\n---\n",
+        f"# {repo.rpartition('/')[2]}\n",
+        "Says what changed from a first image to a second one.\n",
+        f"```python\n{use}\n```\n",
+        "| | |\n|---|---|\n" + "\n".join(rows) + "\n",
+    ]
+    if scores:
+        lines = "\n".join(f"| {name} | {value:.2f} |" for name, value in scores.items())
+        text.append(f"| metric | value |\n|---|---|\n{lines}\n")
+    if "mdp" in captioner.adapters and layout != "model":
+        text.append("MDP rewrites the features of both images; programs other than lightning_idc cannot run it.\n")
+    return "\n".join(text)
+
+
+def _told(record: Mapping[str, Any]) -> str:
+    options = {name: value for name, value in record["init_args"].items() if value not in (None, [], False)}
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "as the paper has it"

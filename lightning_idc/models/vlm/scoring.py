@@ -1,0 +1,173 @@
+"""K answers after one prompt: three exact ways to score them with the images computed once.
+
+All give what K separate passes give; ``checking.py`` finds out which of them a model allows, and
+``benchmarks/vlm_scoring.py`` measures what they save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.models.vlm.vision_language import VisionLanguageModel
+
+Scoring = Callable[[VisionLanguageModel, PairFeatures, Tensor, Tensor | None], Tensor]
+"""Network, features, tokens ``(B, K, T)``, which of them are valid ``(B, K, T)`` -> hidden states ``(B, K, T, D)``."""
+
+
+def up_to_last(mask: Tensor) -> Tensor:
+    """True up to the last True along the last dimension.
+
+    Example:
+        >>> up_to_last(torch.tensor([False, True, False])).tolist()
+        [True, True, False]
+    """
+    return mask.flip(-1).cummax(-1).values.flip(-1)
+
+
+def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
+    """Attention mask of answers packed behind one prompt: bool ``(B, 1, P + N, P + N)``.
+
+    The prompt is causal; a token of an answer sees the prompt and the earlier tokens of its answer.
+
+    Args:
+        prompt_mask: bool ``(B, P)``, False at padding.
+        owner: number of the answer that each of the N tokens belongs to, from 1, ``(B, N)``.
+    """
+    pairs, prompt = prompt_mask.shape
+    total = prompt + owner.shape[1]
+    index = torch.arange(total, device=prompt_mask.device)
+    # answer 0 is the prompt
+    owner = torch.nn.functional.pad(owner, (prompt, 0))
+    same_answer = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
+    not_padding = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
+    # a padding token sees itself, as a softmax over nothing is not a number
+    itself = torch.eye(total, dtype=torch.bool, device=index.device)
+    causal = index[:, None] >= index
+    return ((causal & same_answer & not_padding[:, None]) | itself).view(pairs, 1, total, total)
+
+
+def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tensor:
+    """Positions of an answer, the first of which is ``start`` behind the prompt's last token: ``(B, [3,] T)``.
+
+    Args:
+        prompt_positions: ``(B, P)`` or ``(B, 3, P)``.
+        length: T.
+        start: 1 for what follows the prompt's last token.
+    """
+    return prompt_positions[..., -1:] + torch.arange(start, start + length, device=prompt_positions.device)
+
+
+def plain(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from one sequence per answer, of prompt and answer; only the images are shared.
+
+    Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
+    checkpointing. What K = 1 always takes.
+
+    Args:
+        net: the model.
+        features: B pairs.
+        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        valid: bool ``(B, K, T)``; answers without a valid token are left out.
+    """
+    if valid is not None and not bool(valid[..., 0].all()):
+        present = valid[..., 0]
+        rows = present.nonzero()[:, 0]
+        states = plain(net, _rows_of(features, rows), tokens[present][:, None])
+        return _scatter(states[:, 0], present)
+    prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
+    positions = features.extras["positions"]
+    _, count, length = tokens.shape
+    answers = tokens[..., 1:].flatten(0, 1)
+    positions = torch.cat([positions, answer_positions(positions, length - 1, 1)], -1)
+    ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
+    mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
+    types = net.token_types(features, length - 1, count)
+    states = net.hidden_states(
+        ids, mask, positions.repeat_interleave(count, 0), features, count, logits_to_keep=length, token_types=types
+    )
+    return states.unflatten(0, (-1, count))
+
+
+def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from one sequence: the prompt, then all answers end to end, under :func:`packed_mask`.
+
+    The sequence is as long as the answers of a pair together, however many and long those of others are. Goes with
+    activation checkpointing; needs causal attention throughout, in an implementation that takes a mask (sdpa, eager,
+    flex).
+
+    Args:
+        net: the model.
+        features: B pairs.
+        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        valid: bool ``(B, K, T)``, a prefix of each answer; the other tokens are left out.
+    """
+    prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
+    positions = features.extras["positions"]
+    valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
+    _, count, length = tokens.shape
+    ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)
+    flat = valid.flatten(1)
+    max_tokens = int(flat.sum(-1).max())
+    # the indices of a pair's tokens, valid ones first and in their order
+    indices = flat.int().argsort(dim=-1, descending=True, stable=True)[:, :max_tokens]
+    owner, step = indices // length + 1, indices % length
+    # padding at the end of a row belongs to no answer
+    owner = owner.masked_fill(torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
+    of_answers = positions[..., -1:] + (step if positions.ndim == 2 else step[:, None])
+    mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], owner))
+    types = net.token_types(features, max_tokens - 1)
+    states = net.hidden_states(
+        torch.cat([prompt_ids[:, :-1], ids.gather(1, indices)], 1),
+        mask,
+        torch.cat([positions[..., :-1], of_answers], -1),
+        features,
+        logits_to_keep=max_tokens,
+        token_types=types,
+    )
+    return _scatter(states[owner <= count], valid)
+
+
+def cached(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values all answers then share.
+
+    Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
+
+    Args:
+        net: the model.
+        features: B pairs.
+        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        valid: bool ``(B, K, T)``; answers without a valid token are left out.
+    """
+    prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
+    length = tokens.shape[-1]
+    present = torch.ones_like(tokens[..., 0], dtype=torch.bool) if valid is None else valid[..., 0]
+    rows = present.nonzero()[:, 0]
+    cache, last_of_prompt = net.prefill(features)
+    states = last_of_prompt[rows]
+    if length > 1:
+        answers = tokens[present][:, 1:]
+        cache.reorder_cache(rows)
+        mask = torch.cat([prompt_mask[rows], torch.ones_like(answers, dtype=torch.bool)], 1)
+        positions = answer_positions(positions, length - 1, 1)[rows]
+        of_answers = net.hidden_states(answers, mask, positions, cache=cache, logits_to_keep=length - 1)
+        states = torch.cat([states, of_answers], 1)
+    return _scatter(states, present)
+
+
+def _rows_of(features: PairFeatures, rows: Tensor) -> PairFeatures:
+    mask = None if features.mask is None else features.mask[rows]
+    return PairFeatures(features.memory[rows], mask, {name: value[rows] for name, value in features.extras.items()})
+
+
+def _scatter(states: Tensor, mask: Tensor) -> Tensor:
+    """Rows of states ``(M, ...)`` at the M indices where a mask is True, 0 elsewhere."""
+    if bool(mask.all()):
+        return states.unflatten(0, mask.shape)
+    return states.new_zeros(*mask.shape, *states.shape[1:]).index_put(mask.nonzero(as_tuple=True), states)
+
+
+SCORING_METHODS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}

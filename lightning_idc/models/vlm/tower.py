@@ -1,0 +1,78 @@
+"""Teach the vision tower of a random vision-language model to name what it sees, before any caption is read.
+
+A language model that has never seen reads a tower that has never been told anything: captions alone connect the two
+slowly. Real models have towers that were trained before; a small one gets that here, from labels of the cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.schedules import Schedule, WarmupLinear
+from lightning_idc.models.vlm.loading import configured, train_tokenizer
+from lightning_idc.nn.grid_backbone import GridBackbone
+from lightning_idc.utils.errors import ConfigError
+
+
+class VisionTower(GridBackbone):
+    """Vision tower of a random vision-language model as a grid of features.
+
+    Args:
+        architecture: transformers configuration of the whole model, of which only the tower is made.
+
+    Raises:
+        ConfigError: the tower of that family gives no grid.
+    """
+
+    def __init__(self, architecture: dict[str, Any]) -> None:
+        from transformers import AutoModel
+
+        # the tower does not depend on the words, and the size of a language model that is loaded later is not known
+        config, processor, family = configured({**architecture, "text_config": {}}, train_tokenizer([], 1, []))
+        if not family.rows_of_places:
+            raise ConfigError(
+                f"the tower of {architecture['model_type']} orders its places by windows, which is not a grid of cells"
+            )
+        images = processor.image_processor
+        super().__init__(config.vision_config.hidden_size, tuple(images.image_mean), tuple(images.image_std))
+        self.size = config.vision_config.image_size
+        self.tower = AutoModel.from_config(config.vision_config)
+
+    def grid(self, images: Tensor) -> Tensor:
+        size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
+        if tuple(images.shape[-2:]) != size:
+            raise ConfigError(
+                f"the tower takes images of {size[0]}x{size[1]}, found {images.shape[-2]}x{images.shape[-1]}; "
+                "set the data module's render_size, or image_size in vision_config"
+            )
+        places = self.tower(pixel_values=images).last_hidden_state
+        side = math.isqrt(places.shape[1])
+        return places[:, -(side**2) :].mT.unflatten(-1, (side, side))
+
+
+class TowerNaming(ObjectNaming):
+    """Names attributes per cell with the vision tower of a random vision-language model, which then starts from it.
+
+    Args:
+        architecture: as of :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
+        classes: number of classes of each of the attributes, "nothing here" included.
+        schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.models.module.PairModule`.
+    """
+
+    def __init__(
+        self,
+        architecture: dict[str, Any],
+        classes: Sequence[int] = (3, 9, 3, 4),
+        schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> None:
+        super().__init__(classes, schedule=schedule, **options)
+
+    def make_backbone(self) -> GridBackbone:
+        return VisionTower(self.hparams["architecture"])

@@ -1,0 +1,249 @@
+"""VisionLanguageModel: a stock transformers model whose images are encoded once for any number of prompts and answers.
+
+1. :meth:`VisionLanguageModel.encode` runs the vision tower over B pairs,
+2. :meth:`VisionLanguageModel.hidden_states` runs the language model over prompts and answers, which read these
+   features in place of images, and
+3. :meth:`VisionLanguageModel.lm_logits` gives the logits of the vocabulary.
+
+:class:`~lightning_idc.models.vlm.net.VLMNet` scores and decodes answers with it.
+
+Shapes: B pairs, P prompt tokens, N rows of S tokens, D channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
+from lightning_idc.models.vlm.feature_rewrite import FeatureRewrite, FeatureRewriter
+from lightning_idc.models.vlm.tying import untie_differing
+
+LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
+"""Settings by which a model transforms its logits after the head; the model itself must then compute them."""
+
+
+class VisionLanguageModel(nn.Module):
+    """A stock transformers model that takes the encoded images of a pair.
+
+    Args:
+        model: the transformers model.
+        processor: its processor.
+        family: how it takes two images.
+    """
+
+    def __init__(self, model: Any, processor: Any, family: Family) -> None:
+        super().__init__()
+        self.model, self.processor, self.family = model, processor, family
+        self.base_name: str | None = None
+        """Folder or hub id that the model came from."""
+        self.autocast_dtype: torch.dtype | None = None
+        """Precision of the frozen weights where the trainable ones are float32."""
+        self.media_tokens = frozenset(media_tokens(model.config))
+        """Ids of the placeholders of images, videos and sound."""
+        self.feature_rewriter: FeatureRewriter | None = None
+        self._forward_arguments = frozenset(signature(model.forward).parameters)
+        text_config = model.config.get_text_config().to_dict()
+        self._scales_logits = any(text_config.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
+        self.register_load_state_dict_pre_hook(untie_differing)
+
+    # ---- images -----------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        images: Sequence[Tensor] | Tensor,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        token_types: Mapping[str, Tensor] | None = None,
+        pixels: Mapping[str, Tensor] | None = None,
+    ) -> PairFeatures:
+        """Run the vision tower, once per pair.
+
+        Args:
+            images: B pairs, uint8 ``(2, 3, H, W)`` each; H and W may differ unless it is one tensor.
+            prompt_ids: prompts with the placeholders of their images, padded on the left, ``(B, P)``.
+            prompt_mask: bool ``(B, P)``, False at padding.
+            token_types: other inputs of the processor that go with the prompt's tokens, ``(B, P)`` each.
+            pixels: the family's image inputs, where the data loader has prepared them.
+        """
+        if pixels is None:
+            pixels = self.family.pixels(self.model, self.processor, list(images))
+        device = prompt_ids.device
+        pixels = {
+            name: value.to(device, self._tower_dtype if value.is_floating_point() else None)
+            for name, value in pixels.items()
+        }
+        placeholders = prompt_ids == image_token(self.model.config)
+        if isinstance(images, Tensor):
+            # images of one size have equally many placeholders: one sync with the device instead of B
+            num_features = [int(placeholders[0].sum())] * len(images)
+        else:
+            num_features = placeholders.sum(-1).tolist()
+        with self._rewriting(pixels, len(images)), self.precision():
+            memory, mask, extras = self.family.image_features(self.model, pixels, num_features)
+        return self.with_prompt(PairFeatures(memory, mask, extras), prompt_ids, prompt_mask, token_types)
+
+    def with_prompt(
+        self,
+        features: PairFeatures,
+        prompt_ids: Tensor,
+        prompt_mask: Tensor,
+        token_types: Mapping[str, Tensor] | None = None,
+    ) -> PairFeatures:
+        """Features of encoded pairs behind other prompts.
+
+        Args:
+            features: B pairs.
+            prompt_ids: as of :meth:`encode`.
+            prompt_mask: as of :meth:`encode`.
+            token_types: as of :meth:`encode`.
+        """
+        positions = self.family.positions(self.model, prompt_ids, prompt_mask, features.extras)
+        image_extras = {name: value for name, value in features.extras.items() if name not in TOKEN_TYPES}
+        prompt = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "positions": positions, **(token_types or {})}
+        return PairFeatures(features.memory, features.mask, {**image_extras, **prompt})
+
+    @property
+    def _tower_dtype(self) -> torch.dtype:
+        tower = self.model.get_submodule(self.family.vision[0])
+        return next(p.dtype for p in tower.parameters() if p.is_floating_point())
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Autocast, where frozen and trainable weights differ in dtype and no Trainer has opened one."""
+        device = next(self.model.parameters()).device.type
+        if self.autocast_dtype is None or torch.is_autocast_enabled(device):
+            return nullcontext()
+        return torch.autocast(device, self.autocast_dtype)
+
+    # ---- the language model -----------------------------------------------------------------------------
+
+    def hidden_states(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        features: PairFeatures | None = None,
+        repeats: int = 1,
+        cache: Any = None,
+        logits_to_keep: int = 1,
+        token_types: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Run the language model: last hidden states ``(N, logits_to_keep, D)``, which :meth:`lm_logits` reads.
+
+        Where the model transforms its logits behind the head, these are the logits themselves.
+
+        Args:
+            ids: ``(N, S)``.
+            mask: bool ``(N, past + S)``, or additive ``(N, 1, S, S)``.
+            positions: ``(N, S)`` or ``(N, 3, S)``.
+            features: of the images whose placeholders are among the ids; None where there are none.
+            repeats: consecutive rows of ids that each pair's features go with.
+            cache: keys and values of the past, extended by those of the ids.
+            logits_to_keep: number of tokens, counted from the end.
+            token_types: of the ids.
+        """
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "position_ids": positions if positions.ndim == 2 else positions.transpose(0, 1),
+            "past_key_values": cache,
+            "use_cache": cache is not None,
+            **(token_types or {}),
+        }
+        if features is not None:
+            arguments |= self.family.feature_arguments(features.memory, features.mask, features.extras, repeats)
+        with self.precision():
+            if self.has_plain_head:
+                return self.model.model(**arguments).last_hidden_state[:, -logits_to_keep:]
+            if "logits_to_keep" in self._forward_arguments:
+                arguments["logits_to_keep"] = logits_to_keep
+            return self.model(**arguments).logits[:, -logits_to_keep:]
+
+    def lm_logits(self, states: Tensor) -> Tensor:
+        """Logits of :meth:`hidden_states`."""
+        if not self.has_plain_head:
+            return states
+        with self.precision():
+            return self.lm_head(states)
+
+    @property
+    def lm_head(self) -> nn.Linear:
+        """From hidden states to logits."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def has_plain_head(self) -> bool:
+        """Whether logits are the head's product with hidden states and nothing else."""
+        return not self._scales_logits and type(self.lm_head) is nn.Linear
+
+    def additive_mask(self, mask: Tensor) -> Tensor:
+        """A bool attention mask as 0 and the smallest number of the attention's dtype."""
+        device = mask.device.type
+        dtype = self.model.get_input_embeddings().weight.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+    def token_types(self, features: PairFeatures, num_answer_tokens: int, repeats: int = 1) -> dict[str, Tensor]:
+        """Token types of each prompt, ``repeats`` times, and of ``num_answer_tokens`` tokens behind it."""
+        extended = {}
+        for name in TOKEN_TYPES:
+            if name in features.extras and name in self._forward_arguments:
+                prompt = features.extras[name].repeat_interleave(repeats, 0)
+                # `token_type_ids` either mark images with 1, or, all 0, set the prompt apart from the answer (1)
+                is_prefix_mask = (prompt == 0).all(-1, keepdim=True)
+                answer = is_prefix_mask if name == "token_type_ids" else prompt.new_zeros(1, 1)
+                extended[name] = torch.cat([prompt, answer.to(prompt).expand(len(prompt), num_answer_tokens)], 1)
+        return extended
+
+    def prefill(self, features: PairFeatures) -> tuple[Any, Tensor]:
+        """Cache of the prompts, and the hidden state of their last token, ``(B, 1, D)``."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.model.config.get_text_config())
+        ids, mask, positions = (features.extras[name] for name in ("prompt_ids", "prompt_mask", "positions"))
+        types = self.token_types(features, 0)
+        return cache, self.hidden_states(ids, mask, positions, features, cache=cache, token_types=types)
+
+    # ---- adapters and strategies ------------------------------------------------------------------------
+
+    @property
+    def feature_width(self) -> int:
+        return self.family.width(self.model)
+
+    @property
+    def feature_depth(self) -> int:
+        return self.family.depth(self.model)
+
+    @property
+    def recomputes(self) -> bool:
+        return bool(self.model.is_activation_checkpointing)
+
+    def rewrite_features(self, layers: Sequence[int], rewrite: FeatureRewrite) -> None:
+        """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""
+        blocks, gate = (self.model.get_submodule(path) for path in (self.family.blocks, self.family.gate))
+        self.feature_rewriter = FeatureRewriter(blocks, gate, self.family.gate_is_output, layers, rewrite)
+
+    def stock_features(self) -> AbstractContextManager[None]:
+        """Within, the tower's own features go on."""
+        return nullcontext() if self.feature_rewriter is None else self.feature_rewriter.disabled()
+
+    def _rewriting(self, pixels: dict[str, Tensor], num_pairs: int) -> AbstractContextManager[None]:
+        if self.feature_rewriter is None:
+            return nullcontext()
+        return self.feature_rewriter.encoding(self.family.places(pixels) or [1] * num_pairs)
+
+    @property
+    def language_modules(self) -> tuple[str, ...]:
+        """Paths of the language model within :attr:`model`."""
+        return self.family.language
+
+    def units(self) -> list[nn.Module]:
+        """Layers that a strategy may shard one by one."""
+        return [part for part in self.model.modules() if type(part).__name__ in (self.model._no_split_modules or ())]

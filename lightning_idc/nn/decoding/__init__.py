@@ -1,0 +1,1 @@
+"""Decoding captions: greedy, beam search, sampling."""

@@ -1,0 +1,248 @@
+"""Words of small captioners: a list of strings that a checkpoint can hold."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lightning_idc.utils.errors import CheckpointError, ConfigError
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+CLIP = "clip"
+"""Name of CLIP's vocabulary of sub-words, where a list of words is expected otherwise."""
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BERT_FILE = "vocab.txt"
+
+
+class SpecialIds(NamedTuple):
+    """Ids that decoding has to know.
+
+    Args:
+        pad: fills up short captions.
+        bos: begins a caption.
+        eos: ends it.
+        never_said: ids that are never generated.
+        stops: ids that end a generated caption; ``eos`` alone when empty.
+    """
+
+    pad: int = PAD
+    bos: int = BOS
+    eos: int = EOS
+    never_said: tuple[int, ...] = (PAD, BOS, UNK)
+    stops: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids at which a generated caption ends."""
+        return self.stops or (self.eos,)
+
+
+_TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
+_SPACE_BEFORE = re.compile(r"\s+([.,;:!?%)\]])")
+_SPACE_AFTER = re.compile(r"([(\[])\s+")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-cased words and punctuation marks of a sentence."""
+    return _TOKEN.findall(text.lower())
+
+
+def word_places(text: str) -> list[slice]:
+    """Where the words and punctuation marks of a sentence stand in it, in characters."""
+    return [slice(*found.span()) for found in _TOKEN.finditer(text)]
+
+
+class Vocabulary:
+    """Maps words to ids and back; ids 0 to 3 are padding, begin, end and unknown.
+
+    Args:
+        words: all words, the four special ones first.
+
+    Raises:
+        ConfigError: the special words are not in their places, or a word stands twice.
+    """
+
+    special = SpecialIds()
+
+    def __init__(self, words: Sequence[str]) -> None:
+        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+            raise ConfigError(f"a vocabulary starts with {list(SPECIALS)}; found {list(words[:4])}")
+        if len(set(words)) != len(words):
+            twice = [word for word, count in Counter(words).items() if count > 1]
+            raise ConfigError(f"words stand twice in the vocabulary: {', '.join(twice[:5])}")
+        self.words = list(words)
+        self._ids = {word: index for index, word in enumerate(self.words)}
+
+    @classmethod
+    def build(cls, captions: Iterable[str], min_count: int = 1) -> Vocabulary:
+        """Vocabulary of the words that occur at least ``min_count`` times, most frequent first."""
+        counts = Counter(word for caption in captions for word in words_of(caption))
+        kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+        return cls([*SPECIALS, *kept])
+
+    @property
+    def key(self) -> list[str] | str:
+        """What :func:`load_vocabulary` makes it again from, without any file."""
+        return self.words
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [BOS, *(self._ids.get(word, UNK) for word in words_of(text)), EOS]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        words = []
+        for index in ids:
+            if index == EOS:
+                break
+            if index not in (PAD, BOS):
+                words.append(self.words[index])
+        return _joined(words)
+
+    def said(self, ids: Iterable[int]) -> list[int]:
+        """Ids before the end token, without special ones."""
+        before = takewhile(lambda index: index != self.special.eos, ids)
+        return [index for index in before if index not in self.special.never_said]
+
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of ids that make it up."""
+        return [(self.words[index], 1) for index in ids]
+
+
+def _joined(words: Iterable[str]) -> str:
+    return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(words)))
+
+
+@cache
+def _clip_tokenizer() -> Any:
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer()
+
+
+class ClipVocabulary(Vocabulary):
+    """CLIP's 49,408 lower-cased sub-words, as open_clip ships them; id 0 ("!") is also the padding, as in CLIP."""
+
+    def __init__(self) -> None:
+        tokenizer = _clip_tokenizer()
+        self.words = list(tokenizer.encoder)
+        begin, end = tokenizer.sot_token_id, tokenizer.eot_token_id
+        self.special = SpecialIds(0, begin, end, (0, begin))
+
+    @property
+    def key(self) -> list[str] | str:
+        return CLIP
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [self.special.bos, *_clip_tokenizer().encode(text), self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        return _joined(_clip_tokenizer().decode(self.said(ids)).split())
+
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of sub-words that make it up."""
+        words: list[list[int]] = [[]]
+        for index in ids:
+            words[-1].append(index)
+            if self.words[index].endswith("</w>"):
+                words.append([])
+        return [(_clip_tokenizer().decode(word).strip(), len(word)) for word in words if word]
+
+
+_HYPHEN = re.compile(r"(?<=\w) - (?=\w)")
+_CLITIC = re.compile(r"(\w) ' (s|t|d|m|re|ve|ll)\b")
+
+
+class BertVocabulary(Vocabulary):
+    """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption stands between [CLS] and [SEP].
+
+    Args:
+        words: all pieces, in the order of their ids; those within a word begin with ``##``.
+
+    Raises:
+        CheckpointError: a special word of BERT is missing.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        from tokenizers import BertWordPieceTokenizer
+
+        missing = [word for word in BERT_SPECIALS if word not in words]
+        if missing:
+            raise CheckpointError(f"BERT's vocabulary holds {', '.join(BERT_SPECIALS)}; missing: {', '.join(missing)}")
+        self.words = list(words)
+        ids = {word: index for index, word in enumerate(self.words)}
+        pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
+        # a masked word is read as [MASK], the last of those that are never said
+        self.special = SpecialIds(pad, begin, end, (pad, begin, unknown, mask))
+        self._tokenizer = BertWordPieceTokenizer(ids)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> BertVocabulary:
+        """Read ``vocab.txt``, or the folder of a model of Hugging Face that holds it.
+
+        Raises:
+            CheckpointError: there is no such file, or it is not one of BERT's.
+        """
+        file = Path(path).expanduser()
+        file = file / BERT_FILE if file.is_dir() else file
+        if not file.is_file():
+            raise CheckpointError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
+        try:
+            return cls(file.read_text(encoding="utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{str(file)!r}: byte {error.start} is not UTF-8; expected BERT's {BERT_FILE}"
+            ) from None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        pieces: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [self.special.bos, *pieces, self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        # BERT cuts at every apostrophe and hyphen, which the field's references do not
+        text = _HYPHEN.sub("-", _joined(word for word, _ in self.grouped(self.said(ids))))
+        return _CLITIC.sub(r"\1'\2", text)
+
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of pieces that make it up."""
+        words: list[list[str]] = []
+        for index in ids:
+            piece = self.words[index]
+            if piece.startswith("##") and words:
+                words[-1].append(piece[2:])
+            else:
+                words.append([piece])
+        return [("".join(pieces), len(pieces)) for pieces in words]
+
+
+def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
+    """Vocabulary of a list of words, the one that is called ``clip``, or BERT's, of a file or folder.
+
+    A list that does not begin as a `Vocabulary` does, but holds BERT's special words, is BERT's.
+
+    Raises:
+        ConfigError: the name is unknown, or the list is not a vocabulary.
+    """
+    if not isinstance(words, str):
+        return BertVocabulary(words) if words and words[0] == BERT_SPECIALS[0] else Vocabulary(words)
+    if words == CLIP:
+        return ClipVocabulary()
+    if not Path(words).expanduser().exists():
+        raise ConfigError(
+            f"no vocabulary is called {words!r}; expected {CLIP!r}, a list of words, or BERT's {BERT_FILE} or a folder "
+            "that holds it"
+        )
+    return BertVocabulary.from_file(words)

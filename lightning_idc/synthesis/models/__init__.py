@@ -1,0 +1,34 @@
+"""Interfaces of models: what a stage asks of one, with embedded answers that need no weights and pretrained ones."""
+
+from __future__ import annotations
+
+from lightning_idc.synthesis.models.base import (
+    CutOff,
+    DifferenceTeller,
+    ImageCaptioner,
+    ImageEncoder,
+    ImageTextMatcher,
+    Inpainter,
+    ModelInterface,
+    Region,
+    Segmenter,
+    TextEncoder,
+    TextModel,
+    VisionLanguageModel,
+)
+
+__all__ = [
+    "CutOff",
+    "DifferenceTeller",
+    "ImageCaptioner",
+    "ImageEncoder",
+    "ImageTextMatcher",
+    "Inpainter",
+    "ModelInterface",
+    "PairPainter",
+    "Region",
+    "Segmenter",
+    "TextEncoder",
+    "TextModel",
+    "VisionLanguageModel",
+]

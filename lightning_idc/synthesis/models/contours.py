@@ -1,0 +1,180 @@
+"""Slots without weights that look for regions and fill them, with OpenCV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_idc.data.synthetic.geometry import box_iou
+from lightning_idc.synthesis.models.base import Inpainter, Region, Segmenter
+
+_SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
+_LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
+"""How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
+
+
+class DifferenceContours(Segmenter):
+    """Regions in which two aligned pictures differ in colour or in structure, as contours.
+
+    A light that changes leaves colour ratios and edges as they are, so soft shadows are not regions; since it also
+    moves shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where
+    something moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
+
+    Args:
+        color: least difference of the logarithms' colour under the same light.
+        structure: least difference of the logarithms' brightness, after its slow part is taken out; the same.
+        min_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
+        gap: share of the picture's side that is bridged inside of one region.
+    """
+
+    def __init__(
+        self, color: float = 0.1, structure: float = 0.12, min_area: float = 1 / 400, gap: float = 1 / 16
+    ) -> None:
+        super().__init__()
+        self.color, self.structure, self.min_area, self.gap = color, structure, min_area, gap
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": "DifferenceContours",
+            "color": self.color,
+            "structure": self.structure,
+            "min_area": self.min_area,
+            "gap": self.gap,
+        }
+
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
+        return [self._pair(*both) for both in zip(before, after, strict=True)]
+
+    def _pair(self, before: Tensor, after: Tensor) -> list[Region]:
+        import cv2
+
+        side = max(before.shape[1:])
+        pictures = [image.permute(1, 2, 0).numpy().astype(np.float32) for image in (before, after)]
+        smooth = [cv2.GaussianBlur(picture, (0, 0), max(side / 200, 0.6)) for picture in pictures]
+        first, second = (np.log(picture + 8) for picture in smooth)
+        ratio = second - first
+        light = ratio.mean(2)
+        color = np.abs(ratio - light[..., None]).max(2)
+        structure = np.abs(light - cv2.GaussianBlur(light, (0, 0), side / 16))
+        change = float(np.median(np.abs(light)))
+        color /= self.color + _LIGHT_COLOR * change
+        structure /= self.structure + _LIGHT_STRUCTURE * change
+        strength = np.maximum(color, structure)
+        seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
+        mask = ((strength > 1) & seen).astype(np.uint8)
+        edges = [_edges(values, side) for values in (first, second)]
+        found = []
+        for box, inside in self._components(mask):
+            parts = [self._largest(inside & (edges[i] > edges[1 - i])) for i in (0, 1)]
+            pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
+            apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
+            for number, (place, area) in enumerate(pair if apart else [(box, inside)]):
+                confidence = 1 - 1 / (1 + float(strength[area].mean()))
+                # what moved stands in one picture at each place; otherwise the edges do not say in which
+                picture = _SIDES[number] if apart else None
+                found.append(Region(place, confidence, torch.from_numpy(area), picture))
+        return sorted(found, key=lambda region: -region.confidence)
+
+    def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
+        import cv2
+
+        mask = cv2.morphologyEx(mask, cv2.MORPH_OPEN, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3)))
+        reach = max(3, int(max(mask.shape) * self.gap)) | 1
+        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (reach, reach)))
+        outlines, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+        mask = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, -1)
+        _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
+        min_pixels = mask.size * self.min_area
+        return [
+            ((int(x), int(y), int(x + w), int(y + h)), labels == number)
+            for number, (x, y, w, h, area) in enumerate(stats)
+            if number and area >= min_pixels
+        ]
+
+    def _largest(self, mask: np.ndarray) -> tuple[tuple[int, int, int, int], np.ndarray] | None:
+        return max(self._components(mask.astype(np.uint8)), key=lambda part: part[1].sum(), default=None)
+
+
+def _edges(values: np.ndarray, side: int) -> np.ndarray:
+    import cv2
+
+    across, down = cv2.Sobel(values, cv2.CV_32F, 1, 0), cv2.Sobel(values, cv2.CV_32F, 0, 1)
+    steps = np.hypot(across, down).sum(2)
+    return cv2.GaussianBlur(steps, (0, 0), side / 48)
+
+
+class ColorRegions(Segmenter):
+    """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
+
+    Args:
+        colors: number of clusters.
+        min_area: share of the picture that a region must have.
+        max_area: share of the picture that it may have.
+    """
+
+    def __init__(self, colors: int = 6, min_area: float = 1 / 200, max_area: float = 1 / 6) -> None:
+        super().__init__()
+        self.colors, self.min_area, self.max_area = colors, min_area, max_area
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": "ColorRegions",
+            "colors": self.colors,
+            "min_area": self.min_area,
+            "max_area": self.max_area,
+        }
+
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
+        return [self._one(image) for image in before]
+
+    def _one(self, image: Tensor) -> list[Region]:
+        import cv2
+
+        picture = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
+        lab = cv2.cvtColor(picture, cv2.COLOR_RGB2LAB).astype(np.float32)
+        cv2.setRNGSeed(0)  # the clusters start at random points
+        stop = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 12, 1.0)
+        start = cv2.KMEANS_PP_CENTERS
+        _, labels, _ = cv2.kmeans(lab.reshape(-1, 3), self.colors, None, stop, 1, start)  # type: ignore[call-overload]
+        labels = labels.reshape(lab.shape[:2])
+        found = []
+        for color in range(self.colors):
+            mask = cv2.morphologyEx((labels == color).astype(np.uint8), cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
+            _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
+            for number, (x, y, w, h, area) in enumerate(stats):
+                if number and self.min_area <= area / mask.size <= self.max_area:
+                    box = (int(x), int(y), int(x + w), int(y + h))
+                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number), 0))
+        return sorted(found, key=lambda region: -region.confidence)
+
+
+class TeleaInpainter(Inpainter):
+    """OpenCV's fast-marching inpainting, over a mask that is grown to take the edges with it.
+
+    Args:
+        grow: share of the picture's side.
+    """
+
+    def __init__(self, grow: float = 1 / 80) -> None:
+        super().__init__()
+        self.grow = grow
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "OpenCV INPAINT_TELEA", "grow": self.grow}
+
+    def fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
+        import cv2
+
+        filled = []
+        for image, mask in zip(images, masks, strict=True):
+            reach = max(1, round(max(image.shape[1:]) * self.grow))
+            grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * reach + 1,) * 2, np.uint8))
+            picture = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+            filled.append(
+                torch.from_numpy(cv2.inpaint(picture, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()
+            )
+        return filled

@@ -1,0 +1,164 @@
+"""A checkpoint of plain types names no code that is run: each gadget leaves a trace if it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from PIL import Image
+
+from lightning_idc.cli import main
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.utils.errors import CheckpointError
+
+LORA = "lightning_idc.models.LoraAdapter"
+MODEL = "lightning_idc.models.PairTransformer"
+
+
+def touch(trace: Path) -> str:
+    return f"__import__('pathlib').Path({str(trace)!r}).touch()"
+
+
+def in_adapters(value: Any) -> dict[str, Any]:
+    return {"adapters": {"a": {"x": value}}}
+
+
+def gadgets(trace: Path) -> dict[str, dict[str, Any]]:
+    shell = f"touch {trace}"
+    popen = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(trace)]}}
+    sympy = {"class_path": "sympy.Poly", "dict_kwargs": {"rep": touch(trace)}}
+    system = {"class_path": "os.system", "init_args": {"command": shell}}
+    module = {"class_path": "evil_mod.Evil"}
+    return {
+        "sympy in adapters": in_adapters(sympy),
+        "popen in adapters": in_adapters(popen),
+        "system in adapters": in_adapters(system),
+        "module in adapters": in_adapters(module),
+        "adapter of a foreign class": {"adapters": {"a": {"class_path": "evil_mod.Evil", "init_args": {}}}},
+        "adapter with a nested class": {
+            "adapters": {"a": {"class_path": "lightning_idc.models.LoraAdapter", "init_args": {"targets": sympy}}}
+        },
+        "optimizer beside the file": {"optimizer": module},
+        "schedule beside the file": {"schedule": module},
+        "schedule that calls": {"schedule": sympy},
+        "vocabulary": {"vocabulary": sympy},
+        "rates": {"learning_rates": {"vision": sympy}},
+        "backbone": {"backbone": module},
+        "size": {"image_size": [sympy, sympy]},
+        "a list in a list": {"no_change_captions": [["a"], [popen]]},
+        "instantiator": {"_instantiator": "evil_mod.build"},
+        "class": {"_class_path": "evil_mod.Evil", "_instantiator": "lightning.pytorch.cli.instantiate_module"},
+        "init_from": {"init_from": "evil_mod.py"},
+        "unknown key": {"anything": sympy},
+    }
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = PairTransformer(
+        width=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        heads=1,
+        max_length=4,
+        no_change_captions=["a"],
+        vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "a"],
+        image_size=(16, 16),
+    )
+    model.build()
+    return {
+        "state_dict": model.state_dict(),
+        "hyper_parameters": {**dict(model.hparams), "_instantiator": "lightning.pytorch.cli.instantiate_module"},
+        "class_path": MODEL,
+        "pytorch-lightning_version": lightning.__version__,
+        "epoch": 0,
+        "global_step": 0,
+        "loops": {},
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    trace = tmp_path / "PWNED"
+    (tmp_path / "evil_mod.py").write_text(
+        f"{touch(trace)}\nclass Evil:\n    pass\ndef build(*a, **k):\n    {touch(trace)}\n"
+    )
+    for name in ("b.png", "a.png"):
+        Image.new("RGB", (16, 16), "red").save(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(good: dict[str, Any], change: dict[str, Any]) -> None:
+    torch.save({**good, "hyper_parameters": {**good["hyper_parameters"], **change}}, "model.ckpt")
+
+
+def run(arguments: list[str]) -> None:
+    # what the parser or Lightning says of such a file is not this test's concern: only that nothing of it was run
+    try:
+        main(arguments)
+    except (Exception, SystemExit) as error:
+        print(error)
+
+
+TRAINER = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.max_steps=1"]
+VERBS = {
+    "describe": ["describe", "b.png", "a.png", "--model", "model.ckpt"],
+    **{
+        verb: [
+            verb,
+            *("--model", MODEL, "--data", "lightning_idc.data.synthetic.SyntheticPairs"),
+            *("--data.train_pairs=4", "--data.val_pairs=4", "--data.test_pairs=4", "--data.cache_dir=cache"),
+            *(*TRAINER, "--ckpt_path", "model.ckpt"),
+        ]
+        for verb in ("test", "predict", "fit")
+    },
+}
+
+
+def test_the_good_checkpoint_is_described(
+    good: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(good, {})
+    assert main([*VERBS["describe"], "--json"]) == 0
+    assert '"log_prob"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("gadget", list(gadgets(Path())))
+def test_describe_runs_nothing_of_a_checkpoint(gadget: str, good: dict[str, Any], folder: Path) -> None:
+    write(good, gadgets(folder / "PWNED")[gadget])
+    run(VERBS["describe"])
+    assert not (folder / "PWNED").exists()
+
+
+@pytest.mark.parametrize("verb", ["test", "predict", "fit"])
+@pytest.mark.parametrize(
+    "gadget", ["sympy in adapters", "module in adapters", "schedule beside the file", "vocabulary"]
+)
+def test_training_verbs_run_nothing_of_a_checkpoint(verb: str, gadget: str, good: dict[str, Any], folder: Path) -> None:
+    write(good, gadgets(folder / "PWNED")[gadget])
+    run(VERBS[verb])
+    assert not (folder / "PWNED").exists()
+
+
+@pytest.mark.parametrize("gadget", ["sympy in adapters", "vocabulary", "adapter with a nested class"])
+def test_a_hostile_checkpoint_is_refused_in_one_sentence(gadget: str, good: dict[str, Any], folder: Path) -> None:
+    write(good, gadgets(folder / "PWNED")[gadget])
+    with pytest.raises(CheckpointError, match="may be hostile"):
+        load_captioner("model.ckpt")
+
+
+def test_a_module_in_this_folder_is_imported_only_when_it_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [place for place in __import__("sys").path if place])
+    monkeypatch.setenv("LIGHTNING_IDC_IMPORT", "")
+    assert main(["recipes", "ls", "--import", "evil_mod"]) == 0
+    assert (folder / "PWNED").exists()
+    assert main(["recipes", "ls", "--import", "nowhere_to_be_found"]) == 1
+    assert "nowhere_to_be_found" in capsys.readouterr().err

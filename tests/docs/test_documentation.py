@@ -1,0 +1,186 @@
+"""The documentation holds: code runs, names are the public ones, links lead somewhere, each yes has its test."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from helpers.own_pairs import own_pairs
+
+from lightning_idc.cli import VERBS
+from lightning_idc.cli.recipes import shipped
+from lightning_idc.utils.names import class_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written() -> dict[str, str]:
+    """Files of the repository that are pages, by path."""
+    return {source: (ROOT / source).read_text(encoding="utf-8") for source in site().sources()}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_reference_lists_all_public_names_with_what_they_are() -> None:
+    pages = site().api_pages()
+    for package in site().packages():
+        text = pages[f"api/{package}.md"]
+        names = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+        assert names == sorted(set(importlib.import_module(package).__all__) - {"__version__"}), package
+        entries = re.split(r"^## \w+$", text, flags=re.MULTILINE)[1:]
+        silent = [name for name, entry in zip(names, entries, strict=True) if not entry.split("```")[2].strip()]
+        assert not silent, f"{package}: no docstring was found for {silent}"
+
+
+SHORTER = {
+    "max_epochs=40": "max_epochs=1, accelerator='cpu', enable_progress_bar=False",
+    "image_size=128": "image_size=32",
+}
+"""What is made smaller of the code in README."""
+
+
+def test_code_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_pairs(tmp_path / "my_pairs", 30)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = blocks(text, "python")
+    assert all(any(long in block for block in code) for long in SHORTER)
+    for block in code:
+        for long, short in SHORTER.items():
+            block = block.replace(long, short)
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    for block in blocks(text, "yaml"):
+        assert class_of(yaml.safe_load(block)["data"]["class_path"]).__module__.startswith("lightning_idc.")
+    assert set(re.findall(r"^```(\w+)", text, re.MULTILINE)) == {"bash", "python", "yaml"}, "all kinds are tested"
+
+
+def test_badges_are_true() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    tested = ", ".join(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"])
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]
+    facts = {"python.svg": f"Python: {tested}", "licence.svg": "licence: Apache-2.0"}
+    shown = re.findall(r"!\[([^\]]+: [^\]]+)\]\(docs/images/(\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert {file: text for text, file in shown} == facts
+    for file, text in facts.items():
+        drawn = re.findall(r">([^<>]*\S[^<>]*)<", (ROOT / "docs" / "images" / file).read_text(encoding="utf-8"))
+        assert drawn == [text, *text.split(": ")]
+
+
+def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
+    for method, tests in site().matrix().items():
+        for feature, named in tests.items():
+            file, _, test = named.partition("::")
+            assert (ROOT / file).is_file(), f"{method}, {feature}: {file}"
+            known = {n.name for n in ast.parse((ROOT / file).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)}
+            assert test in known, f"{method}, {feature}: {named}"
+    page = site().support_page()
+    assert page.count(" yes |") == sum(map(len, site().matrix().values()))
+
+
+def test_every_data_set_has_one_row() -> None:
+    table = written()["lightning_idc/data/README.md"].partition("\n\n| name |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(names) == len(set(names)) > 15
+
+
+CLAIM = re.compile(
+    r"\b(beats|better than|gains?|helps?|improv\w+|lifts|outperform\w*|pays|worse than)\b", re.IGNORECASE
+)
+BESIDE = re.compile(r"\[[-+]?\d|\(\d[\d.]* to \d|interval|not decided|below the floor")
+
+
+def test_a_claim_has_its_interval_beside_it() -> None:
+    """In each paragraph, item and row of the pages and of the recipes' headers; what was changed says CHANGELOG."""
+    texts = {source: text for source, text in written().items() if source != "CHANGELOG.md"}
+    for path in (ROOT / "recipes").rglob("*.yaml"):
+        comments = [line.lstrip("# ") for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+        texts[path.relative_to(ROOT).as_posix()] = "\n".join(comments)
+    for source, text in texts.items():
+        for part in re.split(
+            r"\n\s*\n|\n(?=- )|\n(?=\|)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        ):
+            claim = CLAIM.search(part)
+            assert not claim or BESIDE.search(part), f"{source}: '{claim and claim[0]}' without an interval in: {part}"
+
+
+def test_commands_of_the_documentation_are_there() -> None:
+    """Verbs, targets of make and recipes; what follows them is tested where they are."""
+    recipes = set(shipped())
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    seen = 0
+    for source, text in written().items():
+        for line in "".join(blocks(text, "bash")).splitlines():
+            words = line.split("#")[0].split()
+            seen += bool(words)
+            if words[:1] == ["make"]:
+                assert not set(words[1:]) - targets, f"{source}: {line}"
+            elif words[:1] == ["lightning-idc"]:
+                assert words[1] in VERBS, f"{source}: {line}"
+            if words[:2] in (["lightning-idc", "run"], ["lightning", "run"], ["lightning-idc", "plan"]):
+                name = words[2].removeprefix("recipes/").removesuffix(".yaml")
+                assert name in recipes or name == "RECIPE", f"{source}: {line}"
+    assert seen > 40
+
+
+def test_every_page_can_be_reached_from_the_navigation() -> None:
+    """One page per method, task and shipped captioner; what is left out of the navigation nobody finds."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+    def places(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        return set().union(*map(places, entry.values() if isinstance(entry, dict) else entry))  # type: ignore[call-overload]
+
+    assert places(nav) == {*site().sources().values(), "support.md", "api/index.md"}
+    assert {f"methods/{path.parent.name}.md" for path in ROOT.glob("lightning_idc/methods/*/README.md")} <= places(nav)
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    """In the repository; on the site they are checked when it is built."""
+    for source, text in written().items():
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", text):
+            if "://" not in target and not target.startswith("mailto:"):
+                assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Paths, and the first column of tables of files."""
+    for source, text in written().items():
+        homes = (ROOT, (ROOT / source).parent, ROOT / "lightning_idc")
+        cells = re.findall(r"^\| (`[\w/.]+\.py`(?:, `[\w/.]+\.py`)*) \|", text, re.MULTILINE)
+        named = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+        named |= set(re.findall(r"`((?:[\w.]+/)+\w+\.py)`", text))
+        lost = [name for name in sorted(named) if not any((home / name).is_file() for home in homes)]
+        assert not lost or source == "CHANGELOG.md", f"{source}: there is no file {', '.join(lost)}"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme sets it, too
+    pytest.importorskip("material", reason="needs the extra docs")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True))
+    start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="methods/adpo/"' in start, "links of README lead to pages"
+    reference = (tmp_path / "site" / "api" / "lightning_idc.methods" / "index.html").read_text(encoding="utf-8")
+    assert 'id="pairtransformer"' in reference and "<strong>Args</strong>" in reference

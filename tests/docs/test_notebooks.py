@@ -1,0 +1,53 @@
+"""Notebooks of the documentation run as a person runs them, each in a kernel and an empty folder of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
+nbclient = pytest.importorskip("nbclient", reason="needs the extra dev")
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "docs" / "notebooks"
+
+
+def ran(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """Texts and pictures that the cells of a notebook leave; a cell that fails is an error."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    shutil.copy(NOTEBOOKS / name, folder)
+    notebook = nbformat.read(folder / name, as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not committed, they grow stale"
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}}).execute()
+    outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [o["text"] for o in outputs if o.get("name") == "stderr" and "Traceback" in o["text"]]
+    texts = [o["text"] for o in outputs if o.get("name") == "stdout"]
+    return texts, [o["data"]["image/png"] for o in outputs if "image/png" in o.get("data", {})]
+
+
+def test_all_notebooks_are_tested() -> None:
+    assert {path.name for path in NOTEBOOKS.iterdir()} == {"two_photos.ipynb", "own_folder.ipynb"}
+    assert os.path.getsize(NOTEBOOKS / "own_folder.ipynb") < 20_000
+
+
+def test_two_pictures_are_described_with_map_and_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, pictures = ran("two_photos.ipynb", tmp_path, monkeypatch)
+    said = "".join(texts)
+    scores = [float(score) for score in re.findall(r"change score (\d\.\d+)", said)]
+    assert len(scores) == 2 and scores[0] > 0.5 > scores[1], said
+    assert re.search(r"pixels\): \[\[\d+, \d+, \d+, \d+\]", said) and len(pictures) == 3
+
+
+def test_a_folder_of_ones_own_is_learned_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, _ = ran("own_folder.ipynb", tmp_path, monkeypatch)
+    table = {name: float(score) for name, score in re.findall(r"^(\w+) +CIDEr-D +(\d+\.\d)", "".join(texts), re.M)}
+    assert set(table) == {"PairTransformer", "Mine", "constant"}
+    assert min(table["PairTransformer"], table["Mine"]) > table["constant"], table

@@ -1,0 +1,135 @@
+"""Preference and policy optimisation on two processes: DPO and GRPO equal one process; ADPO's replicas stay equal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers.paper import CLIP
+from helpers.processes import launch
+from helpers.training import tiny_retriever
+
+from lightning_idc.cli.recipe import choices, load
+from lightning_idc.models.distributed import shard
+from lightning_idc.models.strategies import ShardedStrategy
+from lightning_idc.utils.errors import ConfigError
+
+HERE = Path(__file__).parent
+PAPER = HERE.parents[1] / "recipes" / "paper"
+
+
+def outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
+    """Weights of each training, sums of both replicas of the last one, and what UnchangedControl wrote."""
+    launch(HERE / "two_processes_preference.py", kind, out)
+    weights = {
+        name: torch.load(out / f"{kind}{name}.ckpt", weights_only=True)["state_dict"]
+        for name in ("", "-rewarded", "-adapters")
+    }
+    control = json.loads((out / "unchanged.json").read_text(encoding="utf-8"))
+    return weights, torch.load(out / f"{kind}.pt", weights_only=True), control
+
+
+def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Names of trained weights and of the same weights of the reference."""
+    if name == "-adapters":
+        return {key.replace(".reference", ".default"): key for key in weights if ".reference" in key}
+    addon = {"": "preference", "-rewarded": "policy"}[name]
+    twins = {key: f"aux_addons.{addon}.reference.twin.{key}" for key in weights}
+    return {key: twin for key, twin in twins.items() if twin in weights}
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    first = tmp_path_factory.mktemp("one")
+    expected, _, said = outcome("one", first)
+    shutil.copy(first / "sft.ckpt", tmp_path)
+    found, replicas, control = outcome(kind, tmp_path)
+    for name, one in expected.items():
+        two, pairs = found[name], pairs_of(name, one)
+        assert two.keys() == one.keys()
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-4, atol=5e-6, msg=f"{name}: {key}")
+        moved = max(float((one[key] - one[reference]).abs().max()) for key, reference in pairs.items())
+        assert moved > 1e-2, f"{name}: the policy left the reference"
+    assert len(replicas) == 2 and replicas[0] == replicas[1]
+    assert len(said) == 7 and control == said, "every pair is asked, whichever process has it"
+
+
+def strategies() -> dict[str, list[str]]:
+    """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(PAPER.glob("*.yaml")):
+        for choice in choices(path, {}):
+            for stage in load(path, choice).stages:
+                block = (stage.config.get("trainer") or {}).get("strategy")
+                if isinstance(block, dict):
+                    found.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
+    return found
+
+
+@pytest.mark.dist
+def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: Path) -> None:
+    blocks = strategies()
+    assert blocks, "some recipes of recipes/paper shard"
+    for block, recipes in blocks.items():
+        launch(HERE / "two_processes_recipe.py", block, tmp_path)
+        first, second = json.loads((tmp_path / "found.json").read_text())
+        assert first["replica"] == second["replica"], f"the replicas of {recipes} went apart"
+        assert first["own"] + second["own"] == first["every"] < 2 * first["own"] * 1.3, f"{recipes} is not sharded"
+        # the reference is half of the way to the policy: it followed, and lags one step
+        assert 0 < first["moved"] < 0.1
+
+
+def preference_blocks() -> dict[str, list[str]]:
+    """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(PAPER.glob("*.yaml")):
+        for choice in choices(path, {}):
+            for stage in load(path, choice).stages:
+                trainer = stage.config.get("trainer") or {}
+                names = [str(one.get("class_path")) for one in trainer.get("callbacks") or []]
+                several = isinstance(trainer.get("strategy"), dict)
+                if several and any(name.endswith("PreferenceOptimization") for name in names):
+                    block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
+                    found.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
+    return found
+
+
+@pytest.mark.dist
+def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) -> None:
+    blocks = preference_blocks()
+    assert {"adpo, dpo", "adpo, adpo"} <= {stage for stages in blocks.values() for stage in stages}
+    given = json.dumps([json.loads(block) for block in blocks])
+    pytest.importorskip("open_clip")
+    tiny_retriever(CLIP, tmp_path)  # with a scalar weight, for images of one size
+    for processes in ("1", "2"):
+        launch(HERE / "two_processes_stage.py", given, processes, tmp_path)
+    for place, stages in enumerate(blocks.values()):
+        one, two = (torch.load(tmp_path / f"{place}_{n}.pt", weights_only=True) for n in (1, 2))
+        first, second = two["held"]
+        assert first["callbacks"] == (2 if "adpo, adpo" in stages else 1)
+        assert first["own"] + second["own"] == first["every"] and first["own"] < 0.65 * first["every"], stages
+        assert first["replica"] == second["replica"], f"the replicas of {stages} went apart"
+        moved = max(float((one["weights"][name] - start).abs().max()) for name, start in one["start"].items())
+        assert moved > 1e-2, "the policy left the reference"
+        for name, value in one["weights"].items():
+            torch.testing.assert_close(two["weights"][name], value, rtol=1e-5, atol=1e-5, msg=f"{stages}: {name}")
+
+
+def test_tensor_parallelism_is_refused_and_the_sharded_strategy_takes_all_processes() -> None:
+    class Mesh:
+        mesh_dim_names = ("data_parallel", "tensor_parallel")
+
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(size=lambda: 1 if name == "data_parallel" else 2)
+
+    with pytest.raises(ConfigError, match="ShardedStrategy"):
+        shard(torch.nn.Linear(2, 2), Mesh(), ())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="timeout_minutes is 0"):
+        ShardedStrategy(timeout_minutes=0)

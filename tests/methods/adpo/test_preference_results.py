@@ -1,0 +1,168 @@
+"""ForcedChoice and CompareResults. Oracle: a captioner whose preference is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset
+
+from lightning_idc.callbacks.compare_results import CompareResults, scores_table
+from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.callbacks.unchanged_control import UnchangedControl
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.counterfactual import true_sentence
+from lightning_idc.data.synthetic.facts import change_accuracy
+from lightning_idc.images.types import PairBatch, PairError
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
+
+
+class Knowing(TinyCaptioner):
+    """Scores the first caption by ``sign``, every other one by 0."""
+
+    def __init__(self, sign: float = 1.0, **options: Any) -> None:
+        super().__init__(vocabulary=[*WORDS, "red"], max_length=4, **options)
+        self.sign = sign
+
+    def score(self, features: Any, tokens: Tensor, mask: Tensor) -> Tensor:
+        scores = torch.zeros(tokens.shape[:2])
+        scores[:, 0] = self.sign
+        return scores
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
+    cache = tmp_path_factory.mktemp("cache")
+    return SyntheticPairs(train_pairs=2, val_pairs=2, test_pairs=6, render_size=16, cache_dir=cache, progress=False)
+
+
+@pytest.mark.parametrize(("sign", "expected"), [(1.0, 100.0), (-1.0, 0.0)])
+def test_the_share_of_won_comparisons(data: SyntheticPairs, sign: float, expected: float) -> None:
+    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    assert trainer.test(Knowing(sign), data, verbose=False)[0]["test/forced_choice"] == expected
+
+
+class KnowingTheFirst(Knowing):
+    """Prefers the truth of the first pair only."""
+
+    def encode(self, batch: PairBatch) -> Any:
+        self.sign = 1.0 if batch.ids[0].endswith("-000000") else -1.0
+        return super().encode(batch)
+
+
+class DealtTwice(SyntheticPairs):
+    """One pair per batch, the first of them again at the end, as a sampler of several processes deals it."""
+
+    def test_dataloader(self) -> Any:
+        whole = super().test_dataloader()
+        return DataLoader(Subset(whole.dataset, [*range(len(whole.dataset)), 0]), collate_fn=whole.collate_fn)
+
+
+def test_a_pair_that_is_dealt_twice_counts_once(tmp_path: Path) -> None:
+    data = DealtTwice(
+        train_pairs=2, val_pairs=2, test_pairs=4, render_size=16, cache_dir=tmp_path, progress=False, batch_size=1
+    )
+    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    assert trainer.test(KnowingTheFirst(), data, verbose=False)[0]["test/forced_choice"] == 25.0
+
+
+def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> None:
+    source = data.source("test")
+    for index in range(len(source)):
+        truth = source.truth(index)
+        for wording in range(5):
+            assert False not in change_accuracy(true_sentence(truth, wording), truth).values()
+        assert {true_sentence(truth, wording) for wording in range(5)} == set(source.captions(index))
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(PairError, match="SyntheticPairs, whose truth is known"):
+        Trainer(callbacks=[ForcedChoice()], **QUIET).test(Knowing(), TinyPairs(), verbose=False)
+    with pytest.raises(PairError, match="at least one"):
+        ForcedChoice(rivals=0)
+
+
+def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = tmp_path / "test_sft"
+    earlier.mkdir()
+    (earlier / "stage.json").write_text(json.dumps({"metrics": {"test/CIDEr-D": 12.34, "test/BLEU-4": 5.0}}))
+    compare = CompareResults("ADPO", {"SFT": str(earlier)}, ["BLEU-4", "CIDEr-D", "never measured"])
+    trainer = Trainer(callbacks=[compare], default_root_dir=tmp_path / "test_adpo", **QUIET)
+    scores = trainer.test(Knowing(), TinyPairs(), verbose=False)[0]
+    table = json.loads((tmp_path / "test_adpo" / "comparison.json").read_text())
+    assert table["SFT"] == {"BLEU-4": 5.0, "CIDEr-D": 12.34}
+    assert table["ADPO"]["CIDEr-D"] == pytest.approx(scores["test/CIDEr-D"])
+    shown = capsys.readouterr().out
+    assert "| SFT  |    5.0 |    12.3 |" in shown
+    assert (tmp_path / "test_adpo" / "comparison.md").read_text().strip() in shown
+    with pytest.raises(PairError, match="no finished stage"):
+        Trainer(callbacks=[CompareResults("x", {"SFT": str(tmp_path)})], **QUIET).test(
+            Knowing(), TinyPairs(), verbose=False
+        )
+
+
+@pytest.mark.slow
+def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = TinyPairs(batch_size=4)
+    fresh, trained = (TinyCaptioner(captions_per_pair=2) for _ in range(2))
+    Trainer(max_epochs=40, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(trained, data)
+    Trainer(max_epochs=0, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(fresh, data)
+    for name, captioner, last in (("sft", fresh, []), ("dpo", trained, [True])):
+        callbacks = [UnchangedControl(), ShowResults(examples=0, report_pairs=0)]
+        compare = [CompareResults("DPO", {"SFT": str(tmp_path / "sft")}) for _ in last]
+        trainer = Trainer(callbacks=[*callbacks, *compare], default_root_dir=tmp_path / name, **QUIET)
+        metrics = trainer.test(captioner, data, verbose=False)[0]
+        (tmp_path / name / "stage.json").write_text(json.dumps({"metrics": metrics}))
+    same = json.loads((tmp_path / "dpo" / "unchanged.json").read_text())
+    source = data.source("test")
+    for place, id in enumerate(source.ids):
+        assert same[id] == trained.describe(source.load(place).before, source.load(place).before).text
+    table = json.loads((tmp_path / "dpo" / "comparison.json").read_text())
+    row = table["DPO"]["compared"]
+    assert row["before"] == "SFT" and row["floors"].keys() == {"constant", "dealt", "after := before"}
+    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["reading"]
+    low, high = (row["over_before"]["CIDEr-D"][end] for end in ("low", "high"))
+    assert low <= row["over_before"]["CIDEr-D"]["difference"] <= high
+    written = (tmp_path / "dpo" / "comparison.md").read_text()
+    assert (
+        f"[{low:.1f}, {high:.1f}]" in written
+        and "not decided" in written
+        and written.strip() in capsys.readouterr().out
+    )
+
+
+def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> None:
+    class TestOnly(TinyPairs):
+        def source(self, split: str) -> Any:
+            if split == "train":
+                raise PairError("there is no training split")
+            return super().source(split)
+
+    captioner = TinyCaptioner(vocabulary=[*WORDS, "red"], max_length=4)
+    callbacks = [ShowResults(examples=0, report_pairs=0), CompareResults("SFT", {})]
+    with pytest.warns(UserWarning, match="no constant caption stands in the comparison: there is no training split"):
+        Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET).test(captioner, TestOnly(), verbose=False)
+    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["floors"].keys() == {"dealt"}
+
+
+def test_only_captioners_are_asked_about_unchanged_pairs() -> None:
+    with pytest.raises(PairError, match="UnchangedControl asks a PairCaptioner"):
+        UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
+
+
+def test_a_table_is_aligned_markdown() -> None:
+    assert scores_table({"a": {"x": 1.0}, "long": {"y": 22.5}}, ["x", "y"]).splitlines() == [
+        "|      |   x |    y |",
+        "|------|----:|-----:|",
+        "| a    | 1.0 |    - |",
+        "| long |   - | 22.5 |",
+    ]

@@ -1,0 +1,211 @@
+"""MDP against the paper's equations written out in float64, and as an adapter on a grid captioner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+
+from lightning_idc.images.types import PairSample
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.m3diff.mdp import (
+    MDP,
+    DifferentialPerception,
+    MultiScaleDifferentialPerception,
+    matching_layers,
+)
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.nn.vocabulary import SPECIALS
+from lightning_idc.utils.errors import ConfigError
+
+
+def features(scales: int = 3, width: int = 12, places: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 2, places, width, generator=generator) for _ in range(scales)]
+
+
+def test_difference_is_equations_1_to_3() -> None:
+    part = DifferentialPerception(12, 3, 24, 1).double()
+    images = features()[0].double()
+    first, second = images[:, 0], images[:, 1]
+    w_m, w_p = part.gate.weight, part.combine.weight
+    gates = [torch.sigmoid(torch.cat(order, -1) @ w_m.T) for order in ([first, second], [second, first])]
+    one, two = first * gates[0], second * gates[1]
+    expected = torch.cat([one, two, one - two], -1) @ w_p.T
+    torch.testing.assert_close(part.difference(images), expected, rtol=1e-12, atol=1e-12)
+
+
+def _attend(attention: nn.Module, query: Tensor, source: Tensor) -> Tensor:
+    """Attention head by head, with an explicit softmax."""
+    heads = attention.heads
+    key, value = attention.key_value(source).chunk(2, -1)
+    parts = []
+    for q, k, v in zip(*(x.chunk(heads, -1) for x in (attention.query(query), key, value)), strict=True):
+        parts.append(torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v)
+    return attention.out(torch.cat(parts, -1))
+
+
+def test_the_whole_is_equations_4_to_8() -> None:
+    torch.manual_seed(1)
+    mdp = MultiScaleDifferentialPerception(12, 3, heads=3, shared=False, stacked=2).double()
+    nn.init.normal_(mdp.out.weight)
+    given = [x.double() for x in features()]
+    total = [torch.zeros_like(given[0][:, 0])] * 2
+    for norm, part, images in zip(mdp.norms, mdp.scales, given, strict=True):
+        images = norm(images)
+        delta = start = part.difference(images)
+        one, two = images[:, 0], images[:, 1]
+        for layer in part.layers:
+            n = layer.norm_delta(delta)
+            delta = delta + _attend(layer.self_attn, n, n)
+            a, b, q = layer.norm_images(one), layer.norm_images(two), layer.norm_query(delta)
+            delta = delta + _attend(layer.cross_attn, q, torch.cat([a, b, q], 1))
+            delta = delta + layer.mlp(layer.norm_feed(delta))
+            told = layer.norm_refined(delta)
+            one = one + _attend(layer.image_cross_attn, a, torch.cat([a, told], 1))
+            two = two + _attend(layer.image_cross_attn, b, torch.cat([b, told], 1))
+        score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
+        total = [total[0] + score * one, total[1] + score * two]
+    torch.testing.assert_close(mdp.fuse(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
+    expected = given[-1] + mdp.out(torch.stack(total, 1))
+    torch.testing.assert_close(mdp(given), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_as_printed_it_is_equations_4_to_8_alone() -> None:
+    torch.manual_seed(1)
+    mdp = MultiScaleDifferentialPerception(12, 3, heads=3, stacked=2, as_printed=True).double()
+    given = [x.double() for x in features()]
+    part = mdp.scales[0]
+    total = [torch.zeros_like(given[0][:, 0])] * 2
+    for images in given:
+        delta = start = part.difference(images)
+        one, two = images[:, 0], images[:, 1]
+        for layer in part.layers:
+            own = _attend(layer.self_attn, delta, delta)
+            delta = layer.mlp(_attend(layer.cross_attn, own, torch.cat([one, two, own], 1)))
+            one, two = (_attend(layer.image_cross_attn, x, torch.cat([x, delta], 1)) for x in (one, two))
+        score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
+        total = [total[0] + score * one, total[1] + score * two]
+    torch.testing.assert_close(mdp(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
+    mdp(given).square().sum().backward()
+    assert [name for name, p in mdp.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"as_printed": True}])
+def test_recomputing_the_depths_changes_no_gradient(options: dict[str, bool]) -> None:
+    def run(recomputes: bool) -> tuple[list[Tensor], int, int]:
+        torch.manual_seed(2)
+        mdp = MultiScaleDifferentialPerception(12, 3, **options)
+        for parameter in mdp.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+        mdp.recomputes = recomputes
+        calls, kept = [], []
+        for part in mdp.scales:
+            part.register_forward_pre_hook(lambda *_: calls.append(1))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            loss = mdp(features()).square().sum()
+        loss.backward()
+        return [p.grad for p in mdp.parameters() if p.grad is not None], len(calls), sum(kept)
+
+    (plain, once, more), (recomputed, twice, less) = run(False), run(True)
+    assert twice == 2 * once == 6 and less < more / 5
+    assert len(plain) == len(recomputed) and all(map(torch.equal, plain, recomputed))
+
+
+def test_swapping_the_images_swaps_the_gates() -> None:
+    part = DifferentialPerception(12, 3, 24, 1)
+    images = features()[0]
+    part.combine.weight.data = torch.cat([torch.eye(12), torch.eye(12), torch.zeros(12, 12)], 1)
+    torch.testing.assert_close(part.difference(images), part.difference(images.flip(1)))
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"softmax": True}])
+def test_fresh_it_changes_nothing_and_trained_all_of_it_learns(options: dict[str, bool]) -> None:
+    mdp = MultiScaleDifferentialPerception(12, 3, **options)
+    given = features()
+    assert torch.equal(mdp(given), given[-1])
+    nn.init.normal_(mdp.out.weight)
+    mdp(given).square().sum().backward()
+    assert [name for name, p in mdp.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+def test_softmax_scores_sum_to_one() -> None:
+    mdp = MultiScaleDifferentialPerception(12, 3, softmax=True, stacked=0)
+    given = [features(1)[0]] * 3
+    for norm in mdp.norms:
+        norm.requires_grad_(False)
+    torch.testing.assert_close(mdp.fuse(given), mdp.norms[0](given[0]))
+
+
+def test_layers_match_the_paper_s_depths() -> None:
+    assert matching_layers(26) == [17, 20, 23, 26]
+    assert matching_layers(32) == [21, 25, 28, 32]
+    assert matching_layers(2) == [1, 2]
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ConfigError, match="choose a divisor"):
+        MultiScaleDifferentialPerception(12, 1, heads=5)
+
+
+def test_there_are_depths_and_layers_and_a_choice_among_depths() -> None:
+    for odd, said in (
+        (dict(scales=0), "scales is 0"),
+        (dict(scales=2, stacked=-1), "stacked is -1"),
+        (dict(scales=1, softmax=True), "softmax over one depth is always 1"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            MultiScaleDifferentialPerception(12, **odd)  # type: ignore[arg-type]
+
+
+# ---- on a grid captioner ---------------------------------------------------------------------------------
+
+
+def grid_captioner(**options: object) -> PairTransformer:
+    torch.manual_seed(0)
+    model = PairTransformer(vocabulary=[*SPECIALS, "it", "moved"], width=16, heads=2, image_size=(32, 32), **options)  # type: ignore[arg-type]
+    model.build()
+    return model
+
+
+def pair() -> PairSample:
+    images = torch.randint(0, 255, (2, 3, 32, 32), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    return PairSample("a", images[0], images[1], ["it moved"])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_grid_captioner_takes_it(frozen: bool) -> None:
+    model = grid_captioner(freeze_backbone=frozen).eval()
+    batch = model.collate([pair(), pair()])
+    before = model.encode(batch).memory
+    model.add_adapter("mdp", MDP)
+    assert torch.equal(model.encode(batch).memory, before)
+    nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
+    changed = model.encode(batch).memory
+    assert not torch.allclose(changed, before)
+    with model.disable_adapters():
+        assert torch.equal(model.encode(batch).memory, before)
+    model.train()
+    model.caption_loss(model.encode(batch), batch).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_learns_where_dropout_is_off_as_in_preference_optimisation(frozen: bool) -> None:
+    model = grid_captioner(freeze_backbone=frozen)
+    model.add_adapter("mdp", MDP)
+    nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
+    PreferenceOptimization().on_train_start(Trainer(logger=False, barebones=True), model)
+    batch = model.collate([pair(), pair()])
+    model.caption_loss(model.encode(batch), batch).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
+    with torch.no_grad():
+        assert not model.encode(batch).memory.requires_grad
+
+
+def test_a_place_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="set `at` to one of backbone"):
+        grid_captioner().add_adapter("mdp", MDP, at="tower")
+    with pytest.raises(ConfigError, match="number of channels"):
+        grid_captioner().add_adapter("mdp", MDP, at="fuse")

@@ -1,0 +1,118 @@
+"""Relevance maps: what they say is what the encoder found, and they are drawn, logged and written by the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch.nn import functional as F
+
+from lightning_idc.cli import main
+from lightning_idc.data.benchmarks.implicit_change import compose
+from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.methods.namc.log_relevance import LogRelevance
+from lightning_idc.methods.namc.noise_masking import NoiseMasking
+from lightning_idc.methods.namc.relevance import RelevancePretraining
+from lightning_idc.methods.namc.relevance_maps import Judged, judge, normalised, relevance_map
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.errors import ConfigError
+
+QUIET: dict[str, Any] = dict(
+    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
+)
+CAPTION = compose("a small red cube", "a large sphere left of it")
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SmallDualEncoder:
+    torch.manual_seed(0)
+    return SmallDualEncoder(vocabulary_with_mask(Vocabulary.build([CAPTION]).words), (8, 8), width=16).eval()
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+
+
+def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch.Tensor) -> None:
+    found = judge(encoder, images, CAPTION)
+    for side, words in enumerate((["a", "small", "red", "cube"], ["a", "large", "sphere", "left", "of", "it"])):
+        assert found[side].words == words
+        patches, tokens = (
+            encoder.encode_image(images[side : side + 1]).patches[0],
+            encoder.encode_text([words]).tokens[0],
+        )
+        cosines = torch.stack(
+            [torch.stack([F.cosine_similarity(p, tokens[1 + i], dim=0) for i in range(len(words))]) for p in patches]
+        )
+        torch.testing.assert_close(torch.tensor(found[side].of_words), cosines.amax(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[side].of_patches.flatten(), cosines.amax(1), rtol=1e-4, atol=1e-5)
+    whole = judge(encoder, images, "the red cube moved")
+    assert whole[0].words == whole[1].words == ["the", "red", "cube", "moved"]
+    assert normalised(torch.tensor([2.0, 2.0])).tolist() == [0.5, 0.5]
+
+
+def test_the_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
+    relevance = torch.zeros(8, 8)
+    relevance[1, 6] = 1.0
+    side = Judged(["red", "\x1b[31mcube"], [0.1, 0.9], relevance, wrong=[True, False])
+    gray = torch.full_like(images, 128)
+    sheet = np.asarray(relevance_map([(gray, [side, side])], height=160)).astype(int)
+    picture = sheet[20:180, 20:180]
+    blueness = picture[..., 2] - picture[..., 0]
+    y, x = np.unravel_index(blueness.argmax(), blueness.shape)
+    assert (y // 20, x // 20) == (1, 6)
+    below = sheet[180:]
+    assert (np.abs(below - np.array([190, 40, 30])).sum(-1) == 0).any(), "planted noise is underlined"
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_map(
+    encoder: SmallDualEncoder, images: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    data = SyntheticDescriptions(
+        train_pairs=8, val_pairs=4, render_size=16, image_size=64, batch_size=8, cache_dir=tmp_path, progress=False
+    )
+    trainer = Trainer(max_epochs=1, limit_val_batches=0, enable_checkpointing=False, **QUIET)
+    trainer.fit(RelevancePretraining(width=16, heads=2), data)
+    trainer.save_checkpoint(tmp_path / "relevance.ckpt")
+    for side, image in zip(("before", "after"), images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{side}.png")
+    files = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
+    arguments = ["relevance", *files, CAPTION, "--model", str(tmp_path / "relevance.ckpt")]
+    capsys.readouterr()
+    assert main([*arguments, "--out", str(tmp_path / "map.png")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [json.loads(line) for line in lines[:2]]
+    assert [t["side"] for t in told] == ["before", "after"] and told[0]["words"] == ["a", "small", "red", "cube"]
+    assert all(len(t["relevance"]) == len(t["words"]) for t in told)
+    assert Image.open(tmp_path / "map.png").width > 400
+    assert main([*arguments, "--out", str(tmp_path / "no" / "folder.png")]) == 1
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
+    from PIL import Image
+
+    data = SyntheticDescriptions(
+        train_pairs=8, val_pairs=4, render_size=16, image_size=64, batch_size=4, cache_dir=tmp_path, progress=False
+    )
+    words = vocabulary_with_mask(Vocabulary.build(data.train_captions()).words)
+    callbacks = [NoiseMasking(SmallDualEncoder(words, (8, 8), width=16)), LogRelevance(pairs=2)]
+    options: dict[str, Any] = dict(max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
+    Trainer(callbacks=callbacks, limit_val_batches=1, **options).fit(PairTransformer(width=32, heads=2), data)
+    assert Image.open(tmp_path / "relevance" / "step-00000002.png").height > 500
+    with pytest.raises(ConfigError, match="list NoiseMasking among the callbacks"):
+        trainer = Trainer(callbacks=[LogRelevance()], limit_val_batches=1, **options)
+        trainer.fit(PairTransformer(width=32, heads=2), data)

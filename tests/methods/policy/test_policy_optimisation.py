@@ -1,0 +1,337 @@
+"""Policy optimisation of a tiny captioner by a reward that knows the right colour."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from helpers.tiny import TinyCaptioner, TinySource
+from helpers.training import Losses, assert_same, fit, host_state, supervised
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+
+from lightning_idc.images.types import PairBatch, PairFeatures
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.negatives import Draw
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.reward_mined import RewardMined
+from lightning_idc.methods.policy.advantages import leave_one_out
+from lightning_idc.methods.policy.policy import GroupRelative, SelfCritical
+from lightning_idc.methods.policy.policy_addon import PolicyGradient
+from lightning_idc.methods.policy.references import FrozenCopy, MovingAverage, NoReference
+from lightning_idc.methods.policy.rewards import FactsReward, LengthReward, Reward, Texts, WeightedRewards
+from lightning_idc.methods.policy.rollout import uniforms_of
+from lightning_idc.models.addon import TrainingStep, addons_of
+from lightning_idc.utils.errors import ConfigError, DataError
+
+
+class ColourReward(Reward):
+    """1 for a caption that names the right colour and no other."""
+
+    def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+        colours = ("red", "green", "blue")
+        self.seen = texts
+        return torch.tensor(
+            [
+                [float([c for c in colours if c in text.split()] == [kind]) for text in row]
+                for kind, row in zip(pairs.change_types, texts, strict=True)
+            ]
+        )
+
+
+@pytest.fixture(scope="module")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return supervised(tmp_path_factory.mktemp("sft"))
+
+
+FAST = {"vision": 3.0, "language": 3.0}
+
+
+@pytest.mark.slow
+def test_rewards_rise_with_either_method(sft: str, tmp_path: Path) -> None:
+    def reward_of(model: Any) -> float:
+        source = TinySource(16, 0)
+        batch = model.eval().collate([source.load(i) for i in range(16)])
+        said = model.generate(model.encode(batch), samples=32, generator=torch.Generator().manual_seed(0))
+        texts = [[caption.text for caption in said[b * 32 : (b + 1) * 32]] for b in range(16)]
+        return float(ColourReward()(batch, texts).mean())
+
+    before = reward_of(fit([], tmp_path, TinyCaptioner(init_from=sft, learning_rates={"vision": 0, "language": 0})))
+    dapo: dict[str, Any] = {"clip_high": 0.28, "averaging": "token", "filter_groups": True, "level": "sequence"}
+    for callback, gain in (
+        (GroupRelative(ColourReward(), samples=8), 0.15),
+        (GroupRelative(ColourReward(), samples=8, iterations=2, **dapo), 0.15),
+        # advantages without a scale are smaller steps
+        (SelfCritical(ColourReward(), samples=8), 0.05),
+    ):
+        model = fit([callback], tmp_path, TinyCaptioner(init_from=sft, learning_rates=FAST), max_epochs=12)
+        assert reward_of(model) > before + gain, type(callback).__name__
+        metrics = model.trainer.callback_metrics
+        assert 0 <= metrics["train/reward"] <= 1 and metrics["train/completions/mean_length"] > 1
+        assert {"train/reward_std", "train/frac_reward_zero_std", "train/clip_ratio/region_mean"} <= metrics.keys()
+
+
+def test_the_first_step_is_reinforce_with_the_baseline(sft: str, tmp_path: Path) -> None:
+    reward = ColourReward()
+    callback = GroupRelative(reward, samples=6, scale="leave_one_out", averaging="constant")
+    model = fit([callback], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
+    addon: Any = addons_of(model)["policy"]
+    addon._log = lambda *unused: None  # the run is over
+    source = TinySource(4, 0)
+    batch = model.eval().collate([source.load(i) for i in range(4)])
+    step = TrainingStep(model, batch, 0, model.encode(batch))
+    model.zero_grad()
+    addon.objective(step).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    # written out: the same draws, each caption scored by itself
+    rewards = reward(batch, reward.seen)
+    advantages = leave_one_out(rewards)
+    key = f"{addon._seed}/{model.trainer.current_epoch}"
+    uniforms = uniforms_of(batch, 6, model.hparams["max_length"], key)
+    drawn = model.sample(model.encode(batch), 6, uniforms=uniforms)
+    assert [model.vocabulary.decode(ids) for ids in drawn.ids] == [text for row in reward.seen for text in row]
+    model.zero_grad()
+    total = torch.zeros(())
+    for place, ids in enumerate(drawn.ids):
+        b, k = divmod(place, 6)
+        alone = model.collate([source.load(b)])
+        log_probs = model.log_probs(model.encode(alone), torch.tensor([[[1, *ids]]]))
+        total = total - advantages[b, k] * log_probs.sum() / (24 * model.hparams["max_length"])
+    total.backward()
+    assert float(advantages.abs().sum()) > 0
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, dict(model.named_parameters())[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_self_critical_compares_with_the_greedy_caption(sft: str, tmp_path: Path) -> None:
+    reward = ColourReward()
+    model = fit([SelfCritical(reward, samples=3)], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
+    addon: Any = addons_of(model)["policy"]
+    batch = model.eval().collate([TinySource(16, 0).load(i) for i in range(16)])
+    rollout = addon._drawn(TrainingStep(model, batch, 0, model.encode(batch)))
+    greedy = [[caption.text] for caption in model.generate(model.encode(batch))]
+    assert [row[-1:] for row in reward.seen] == greedy
+    assert torch.equal(rollout.advantages, rollout.rewards - reward(batch, greedy))
+
+
+def test_weight_zero_equals_absent(sft: str, tmp_path: Path) -> None:
+    absent = fit([], tmp_path, TinyCaptioner(init_from=sft))
+    for options in ({}, {"beside": True}, {"beta": 0.1}):
+        off = GroupRelative(ColourReward(), samples=3, weight=0.0, **options)
+        assert_same(host_state(fit([off], tmp_path, TinyCaptioner(init_from=sft))), host_state(absent))
+
+
+def test_what_a_pair_is_given_does_not_depend_on_its_batch(sft: str, tmp_path: Path) -> None:
+    model = fit([], tmp_path, TinyCaptioner(init_from=sft), max_steps=1).eval()
+    samples = [TinySource(16, 0).load(i) for i in range(6)]
+    for number, sample in enumerate(samples):
+        sample.meta["seed"] = number
+
+    def said(places: list[int], key: str) -> list[list[int]]:
+        batch = model.collate([samples[place] for place in places])
+        uniforms = uniforms_of(batch, 2, model.hparams["max_length"], key)
+        return model.sample(model.encode(batch), 2, uniforms=uniforms).ids
+
+    whole = said([0, 1, 2, 3, 4, 5], "0")
+    assert said([4, 1], "0") == [*whole[8:10], *whole[2:4]]
+    assert said([0, 1, 2, 3, 4, 5], "1") != whole
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_resume_equals_uninterrupted_bit_for_bit(iterations: int, sft: str, tmp_path: Path) -> None:
+    def callback() -> GroupRelative:
+        return GroupRelative(ColourReward(), samples=4, beta=0.1, iterations=iterations)
+
+    losses, resumed_losses = Losses(), Losses()
+    whole = fit([callback(), losses], tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
+    # in the middle of an epoch, and of what is drawn once for three steps
+    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=5, save_top_k=-1)
+    fit([callback(), saver], tmp_path, TinyCaptioner(init_from=sft), max_steps=5, enable_checkpointing=True)
+    torch.manual_seed(12345)
+    resumed = fit(
+        [callback(), resumed_losses], tmp_path, TinyCaptioner(), max_epochs=3, ckpt_path=tmp_path / "half.ckpt"
+    )
+    assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
+    assert resumed_losses.values == losses.values[5:]
+
+
+def test_captions_are_used_for_as_many_steps_as_was_asked(sft: str, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+
+    class Counting(ColourReward):
+        def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+            calls.append(pairs.ids)
+            return super().__call__(pairs, texts)
+
+    model = TinyCaptioner(init_from=sft, learning_rates=FAST)
+    fit([GroupRelative(Counting(), samples=8, iterations=2)], tmp_path, model, max_epochs=6)
+    assert len(calls) == 12
+    # once the policy has moved, what is drawn is off-policy, and clipped somewhere
+    assert {"train/clip_ratio/region_mean"} <= model.trainer.callback_metrics.keys()
+    with pytest.raises(ConfigError, match="accumulate_grad_batches would merge"):
+        callback = GroupRelative(Counting(), samples=8, iterations=2)
+        fit([callback], tmp_path, TinyCaptioner(init_from=sft), accumulate_grad_batches=2)
+
+
+@pytest.mark.slow
+def test_the_divergence_holds_the_policy_to_any_reference_that_scores_tokens(sft: str, tmp_path: Path) -> None:
+    def moved(beta: float, reference: Any = None) -> tuple[float, Any]:
+        model = TinyCaptioner(init_from=sft, learning_rates=FAST)
+        fit([GroupRelative(ColourReward(), samples=4, beta=beta, reference=reference)], tmp_path, model, max_epochs=6)
+        start = torch.load(sft, weights_only=True)["state_dict"]
+        far = sum(float((value - start[name]).abs().sum()) for name, value in host_state(model).items())
+        return far, model.trainer.callback_metrics
+
+    (free, metrics), (held, held_metrics), (followed, _) = (
+        moved(0.0),
+        moved(5.0, FrozenCopy()),
+        moved(5.0, MovingAverage(0.0)),
+    )
+    assert "train/kl" not in metrics and held_metrics["train/kl"] > 0
+    assert held < 0.9 * free and held < followed
+    with pytest.raises(ConfigError, match="NoReference gives no log-probability per token"):
+        moved(0.1, NoReference())
+
+
+def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
+    drawn: list[tuple[list[list[str]], list[list[str]], Tensor]] = []
+
+    class Watched(RewardMined):
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+            draw = super().draw(step, count, generator)
+            drawn.append((step.batch.references, draw.texts, ColourReward()(step.batch, draw.texts)))
+            return draw
+
+    callbacks = [
+        GroupRelative(ColourReward(), samples=4, beside=True, weight=0.5),
+        PreferenceOptimization(negatives=Watched(ColourReward(), samples=8)),
+        AdversarialRetriever(candidates=6, share=0.5),
+    ]
+    model = fit(callbacks, tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
+    metrics = model.trainer.callback_metrics
+    assert {
+        "train/policy/policy_loss",
+        "train/reward",
+        "train/rewards/margins",
+        "train/retriever/reward",
+    } <= metrics.keys()
+    pool = {text for i in range(16) for text in TinySource(16, 0).captions(i)}
+    texts = [text for _, rows, _ in drawn for row in rows for text in row]
+    assert any(text not in pool for text in texts), "some are what nobody has written"
+    for references, rows, rewards in drawn:
+        for own, row in zip(references, rows, strict=True):
+            assert not set(own) & set(row)
+        assert float(rewards.max()) < 1
+    assert isinstance(addons_of(model)["policy"], PolicyGradient)
+    twice = [GroupRelative(ColourReward()), PreferenceOptimization()]
+    with pytest.raises(ConfigError, match="all replace the training loss"):
+        fit(twice, tmp_path, TinyCaptioner(init_from=sft))
+
+
+def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"pair '0.*' has no facts in its meta"):
+        fit([GroupRelative(FactsReward())], tmp_path, TinyCaptioner(init_from=sft))
+    for options, match in (
+        ({"samples": 1}, "at least two captions"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"temperature": 0.0}, "temperature is 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"beta": -1.0}, "beta is -1"),
+        ({"clip": -0.2}, "clip is -0.2"),
+        ({"clip_high": -0.1}, "clip_high is -0.1"),
+        ({"caption_weight": -1.0}, "caption_weight is -1"),
+        ({"scale": "grup"}, "scale is 'grup'; expected one of group, batch, none, leave_one_out"),
+        ({"level": "caption"}, "level is 'caption'; expected one of token, sequence"),
+        ({"averaging": "tokens"}, "averaging is 'tokens'; expected one of sample, token, constant"),
+        ({"beside": True, "caption_weight": 1.0}, "leave caption_weight at 0"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            GroupRelative(ColourReward(), **options)  # type: ignore[arg-type]
+
+    class Broken(Reward):
+        def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+            return torch.full((len(texts), len(texts[0])), float("nan"))
+
+    with pytest.raises(DataError, match="Broken gave rewards of shape"):
+        fit([GroupRelative(Broken())], tmp_path, TinyCaptioner(init_from=sft))
+    with pytest.raises(DataError, match="Broken gave rewards of shape"):
+        mined = PreferenceOptimization(negatives=RewardMined(Broken()))
+        fit([mined], tmp_path, TinyCaptioner(init_from=sft))
+    with pytest.raises(ConfigError, match="samples is 0; expected at least 1"):
+        RewardMined(LengthReward(1, 2), samples=0)
+    with pytest.raises(ConfigError, match="normalise is 'grup'; expected one of group, batch, none"):
+        WeightedRewards([ColourReward()], normalise="grup")  # type: ignore[arg-type]
+
+
+def test_an_anchor_is_the_caption_loss(sft: str, tmp_path: Path) -> None:
+    model = fit([GroupRelative(ColourReward(), samples=4)], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
+    addon: Any = addons_of(model)["policy"]
+    addon._log = lambda *unused: None
+    batch = model.eval().collate([TinySource(4, 0).load(i) for i in range(4)])
+    step = TrainingStep(model, batch, 0, model.encode(batch))
+    alone = addon.objective(step)
+    addon.caption_weight = 0.25
+    torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
+
+
+class Sparing(TinyCaptioner):
+    """Leaves out tokens that are not asked for, as VLMCaptioner does, and counts the others."""
+
+    read: ClassVar[list[int]] = []
+
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        found = super().log_probs(features, tokens, mask)
+        self.read.append(tokens.numel() if mask is None else int(mask.sum()))
+        return found if mask is None else found * mask
+
+
+def test_neither_policy_nor_reference_reads_padding(sft: str, tmp_path: Path) -> None:
+    model = Sparing(init_from=sft)
+    callback = GroupRelative(ColourReward(), samples=4, beta=0.1, iterations=2)
+    Sparing.read.clear()
+    fit([callback], tmp_path, model, max_steps=1)
+    rollout = addons_of(model)["policy"].rollout
+    assert rollout is not None and not bool(rollout.mask[..., 1:].all())
+    assert Sparing.read == [int(rollout.mask.sum())] * 2
+
+
+def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> None:
+    model = fit([], tmp_path, TinyCaptioner(init_from=sft), max_steps=1).eval()
+    batch = model.collate([TinySource(16, 0).load(i) for i in range(2)])
+    features = model.encode(batch)
+    found = model.generate(features, samples=3, generator=torch.Generator().manual_seed(1), change_scores=True)
+    drawn = model.sample(features, 3, generator=torch.Generator().manual_seed(1))
+    assert [caption.text for caption in found] == [model.vocabulary.decode(ids) for ids in drawn.ids]
+    for caption, ids in zip(found[:3], drawn.ids, strict=False):
+        own = model.log_probs(features, torch.tensor([[[1, *ids]]] * 2))[0, 0]
+        assert caption.log_prob == pytest.approx(float(own.sum().detach()) / len(ids), abs=1e-5)
+    cold = model.generate(features, samples=2, temperature=1e-4)
+    assert [caption.text for caption in cold[::2]] == [
+        caption.text for caption in model.generate(features, num_beams=1)
+    ]
+    with pytest.raises(ConfigError, match="give one of them"):
+        model.generate(features, samples=2, num_beams=3)
+
+
+@pytest.mark.parametrize("kind", [GroupRelative, SelfCritical])
+def test_a_configuration_may_name_all_options(kind: type) -> None:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_class_arguments(kind, "callback")
+    known = {
+        "reward",
+        "samples",
+        "beta",
+        "reference",
+        "temperature",
+        "top_p",
+        "iterations",
+        "beside",
+        "dropout",
+        "weight",
+    }
+    found = set(vars(parser.get_defaults().callback))
+    assert known <= found and "surrogate" not in found

@@ -1,0 +1,318 @@
+"""Rewards of captions. Oracles: the facts of rendered scenes, the library's metrics, and a judge in this process."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.counterfactual import counterfactuals, true_sentence
+from lightning_idc.data.transforms.pairs import Flip
+from lightning_idc.images.types import PairBatch, PairSample
+from lightning_idc.methods.policy.judge_reward import JudgeReward
+from lightning_idc.methods.policy.rewards import (
+    CiderReward,
+    FactsReward,
+    LengthReward,
+    MetricReward,
+    Reward,
+    Texts,
+    WeightedRewards,
+)
+from lightning_idc.metrics.captions import References, ScoringResources, score_captions
+from lightning_idc.synthesis.models import endpoint as module
+from lightning_idc.synthesis.models.endpoint import Endpoint
+from lightning_idc.utils.errors import ConfigError, DataError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
+    cache = tmp_path_factory.mktemp("cache")
+    return SyntheticPairs(train_pairs=24, val_pairs=1, test_pairs=1, render_size=32, cache_dir=cache, progress=False)
+
+
+def batch_of(samples: list[PairSample]) -> PairBatch:
+    blank = torch.zeros(len(samples), 1, 2, dtype=torch.long)
+    return PairBatch(
+        torch.stack([torch.stack([sample.before, sample.after]) for sample in samples]),
+        blank,
+        blank.bool(),
+        [sample.id for sample in samples],
+        [sample.captions for sample in samples],
+        [sample.change_type for sample in samples],
+        meta=[sample.meta for sample in samples],
+    )
+
+
+@pytest.fixture(scope="module")
+def batch(data: SyntheticPairs) -> PairBatch:
+    source = data.pairs_of("train")
+    return batch_of([source.load(index) for index in range(len(source))])
+
+
+# ---- facts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_true_sentences_get_all_and_false_ones_less(batch: PairBatch) -> None:
+    reward, generator = FactsReward(), torch.Generator().manual_seed(0)
+    texts = [
+        [true_sentence(truth, 0), counterfactuals(truth, 1, generator)[0], batch.references[b][0], "qqq"]
+        for b, truth in enumerate(batch.meta)
+    ]
+    found = reward(batch, texts)
+    assert found.shape == (24, 4) and found.dtype == torch.float32
+    assert bool((found[:, 0] == 1).all()) and bool((found[:, 2] == 1).all())
+    assert bool((found[:, 1] < 1).all()) and bool((found[:, 3] == 0).all())
+    # of one wrong fact of a changed pair the others are still right
+    changed = torch.tensor([bool(truth["changes"]) for truth in batch.meta])
+    assert 0.3 < float(found[changed, 1].mean()) < 0.95
+    total, count = reward.parts["facts/type"]
+    assert count == 96 and 0.4 < total / count < 0.9
+
+
+def test_single_facts_weigh_as_they_are_told(batch: PairBatch) -> None:
+    place = next(b for b, kind in enumerate(batch.change_types) if kind == "color")
+    truth, references = batch.meta[place], batch.references[place]
+    claim = truth["changes"][0]
+    thing = claim["thing"]
+    right = f"the {thing['size']} {thing['color']} {thing['material']} {thing['shape']} changed to {claim['value']}"
+    other = "cube" if thing["shape"] != "cube" else "sphere"
+    wrong = right.replace(thing["shape"], other)
+    related = claim["relation"] is not None
+    facts = FactsReward().facts(wrong, truth)
+    assert facts == {"type": 1.0, "attributes": 0.75, "value": 1.0, **({"relation": 0.0} if related else {})}
+    assert FactsReward(partial=False).facts(wrong, truth)["attributes"] == 0.0
+    one = batch_of([PairSample("p", torch.zeros(3, 4, 4).byte(), torch.zeros(3, 4, 4).byte(), references, meta=truth)])
+    only = FactsReward({"type": 0.0, "value": 0.0, "relation": 0.0, "attributes": 2.0})
+    assert float(only(one, [[wrong]])) == 0.75
+    with pytest.raises(ConfigError, match="expected type, attributes, value or relation"):
+        FactsReward({"colour": 1.0})
+    for value in (0.0, math.nan):  # no caption would be better than another one
+        with pytest.raises(ConfigError, match="0 or more, and one above 0"):
+            FactsReward(dict.fromkeys(("type", "attributes", "value", "relation"), value))
+
+
+def test_a_mirrored_pair_is_judged_by_what_it_shows(data: SyntheticPairs) -> None:
+    source = data.pairs_of("train")
+    samples = [source.load(index) for index in range(24)]
+    sided = [s for s in samples if any(word in s.captions[0] for word in ("left", "right"))]
+    assert sided
+    flip, generator = Flip(1.0), torch.Generator()
+    mirrored = batch_of([flip(sample, generator) for sample in sided])
+    texts = [[own[0], sample.captions[0]] for own, sample in zip(mirrored.references, sided, strict=True)]
+    found = FactsReward()(mirrored, texts)
+    assert bool((found[:, 0] == 1).all()) and bool((found[:, 1] < 1).all())
+
+
+def test_pairs_without_facts_or_references_are_told(batch: PairBatch, data: SyntheticPairs) -> None:
+    sample = PairSample("photo", torch.zeros(3, 4, 4).byte(), torch.zeros(3, 4, 4).byte())
+    with pytest.raises(DataError, match="pair 'photo' has no facts in its meta"):
+        FactsReward()(batch_of([sample]), [["a"]])
+    reward = CiderReward()
+    reward.connect(data)
+    with pytest.raises(DataError, match="1 of 1 pairs, such as 'photo', have none"):
+        reward(batch_of([sample]), [["a"]])
+    with pytest.raises(DataError, match="the judge compares captions with references"):
+        JudgeReward(Endpoint("http://127.0.0.1:9/v1", "tiny"))(batch_of([sample]), [["a"]])
+
+
+# ---- metrics, lengths and sums -----------------------------------------------------------------------------
+
+
+def test_cider_is_that_of_the_metrics_with_the_words_of_the_training_split(
+    batch: PairBatch, data: SyntheticPairs
+) -> None:
+    reward = CiderReward()
+    reward.connect(data)
+    source = data.pairs_of("train")
+    texts = [[own[1], batch.references[(b + 1) % 24][0]] for b, own in enumerate(batch.references)]
+    found = reward(batch, texts)
+    known = References({id: source.captions(index) for index, id in enumerate(source.ids)})
+    for k in range(2):
+        said = {id: row[k] for id, row in zip(batch.ids, texts, strict=True)}
+        references = dict(zip(batch.ids, batch.references, strict=True))
+        scores = score_captions(said, references, ["CIDEr-D"], ScoringResources(frequencies=known))
+        expected = torch.tensor([scores.of_pair(id)["CIDEr-D"] / 100 for id in batch.ids])
+        torch.testing.assert_close(found[:, k], expected.float())
+    assert float(found[:, 0].mean()) > float(found[:, 1].mean()) + 1
+    bleu = MetricReward("BLEU-4")(batch, [[own[0], "qqq"] for own in batch.references])
+    torch.testing.assert_close(bleu, torch.tensor([1.0, 0.0]).expand(24, 2), rtol=0, atol=1e-3)
+    with pytest.raises(ConfigError, match="no reward can be made of the metric 'BLEU-9'"):
+        MetricReward("BLEU-9")(batch, [["a"]] * 24)
+
+
+def test_lengths_and_sums(batch: PairBatch) -> None:
+    length = LengthReward(2, 4)
+    texts = [["one two", "one two three", "one two three four five"]] * 24
+    assert length(batch, texts)[0].tolist() == [0.0, -0.5, -1.0]
+    facts = FactsReward()
+    both = WeightedRewards([facts, length], [2.0, 0.5])
+    torch.testing.assert_close(both(batch, texts), 2 * facts(batch, texts) + 0.5 * length(batch, texts))
+    assert {"FactsReward/mean", "LengthReward/mean", "facts/type"} <= set(both.parts)
+    assert both.parts["LengthReward/mean"] == (-36.0, 72)
+    values = torch.tensor([0.0, -0.5, -1.0])
+    alone = WeightedRewards([length], normalise="group")(batch, texts)
+    torch.testing.assert_close(alone[0], (values + 0.5) / (0.5 + 1e-4))
+    alone = WeightedRewards([length], normalise="batch")(batch, texts)
+    deviation = math.sqrt(24 * 0.5 / 71)
+    torch.testing.assert_close(alone[0], values / (deviation + 1e-4))
+    # a reward of weight 0 is not asked: it would refuse these pairs
+    silent = WeightedRewards([length, facts], [1.0, 0.0])
+    assert silent(batch_of([PairSample("p", *torch.zeros(2, 3, 4, 4).byte())]), [["a"]]).tolist() == [[0.0]]
+    with pytest.raises(ConfigError, match="2 rewards have the weights"):
+        WeightedRewards([length, facts], [1.0])
+    with pytest.raises(ConfigError, match="free is 3"):
+        LengthReward(3, 3)
+
+
+class Wrong(Reward):
+    """Gives what it is made with."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def __call__(self, pairs: PairBatch, texts: Texts) -> torch.Tensor:
+        found: torch.Tensor = self.given
+        return found
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        # any of the first three would be spread over the captions of other pairs, or over all of one
+        (torch.zeros(2), r"Wrong gave rewards of shape \(2,\), finite: True; expected 2 x 2 finite numbers"),
+        (torch.zeros(2, 1), r"shape \(2, 1\)"),
+        (torch.zeros(1, 2), r"shape \(1, 2\)"),
+        (torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), r"Wrong gave rewards of shape \(2, 2\), finite: False"),
+        ([[0.0, 1.0], [1.0, 0.0]], "Wrong gave a list; expected a tensor of 2 x 2 finite numbers"),
+        (None, "Wrong gave a NoneType; expected a tensor"),
+    ],
+)
+def test_a_reward_of_ones_own_within_a_sum_is_one_number_for_each_caption(given: Any, match: str) -> None:
+    two, texts = batch_of([PairSample("p", *torch.zeros(2, 3, 4, 4).byte())] * 2), [["a", "b"], ["c", "d"]]
+    with pytest.raises(DataError, match=match):
+        WeightedRewards([LengthReward(1, 2), Wrong(given)])(two, texts)
+    assert WeightedRewards([Wrong(torch.ones(2, 2, dtype=torch.long))])(two, texts).dtype == torch.float32
+
+
+# ---- a judge -----------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Gives the score that stands in a caption, or what it is told to give first; counts."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.fail: list[int] = []
+        self.delay = 0.0
+        self.unclear: list[str] = []
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                judge.requests.append(request)
+                status = judge.fail.pop(0) if judge.fail else 200
+                time.sleep(judge.delay)
+                content = request["messages"][0]["content"]
+                text = content if isinstance(content, str) else content[-1]["text"]
+                answer = judge.unclear.pop(0) if judge.unclear else f"Score: {text.rsplit(maxsplit=1)[-1]}"
+                data = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
+                try:
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
+                except OSError:
+                    pass  # nobody waits any more
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def endpoint(self, **options: Any) -> Endpoint:
+        return Endpoint(self.url, "tiny", **{"concurrency": 1, "retries": 2, **options})
+
+
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    monkeypatch.setattr(module.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.3)))
+    found = Judge()
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+@pytest.fixture
+def two(batch: PairBatch) -> PairBatch:
+    samples = [
+        PairSample(id, *images, captions, meta=meta)
+        for id, images, captions, meta in zip(batch.ids, batch.images, batch.references, batch.meta, strict=True)
+    ]
+    return batch_of(samples[:2])
+
+
+def test_a_judge_gives_shares_of_its_highest_score(judge: Judge, two: PairBatch) -> None:
+    texts = [["x 0", "x 3"], ["x 1.5", "x 3"]]
+    assert JudgeReward(judge.endpoint())(two, texts).tolist() == [[0.0, 1.0], [0.5, 1.0]]
+    prompt = judge.requests[0]["messages"][0]["content"]
+    assert " ".join(two.references[0]) in prompt and "x 0" in prompt
+    own = JudgeReward(judge.endpoint(), prompt="Rate from 0 to 10: {said}", max_score=10.0, images=True)
+    assert own(two, texts).tolist() == [[0.0, pytest.approx(0.3)], [pytest.approx(0.15), pytest.approx(0.3)]]
+    parts = judge.requests[-1]["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    with pytest.raises(ConfigError, match=r"there is no rubric 'best'"):
+        JudgeReward(judge.endpoint(), rubric="best")
+    for odd, said in ((dict(tries=0), "tries is 0"), (dict(max_score=0.0), "max_score is 0")):
+        with pytest.raises(ConfigError, match=said):
+            JudgeReward(judge.endpoint(), **odd)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"has no \{said\}"):
+        JudgeReward(judge.endpoint(), prompt="Rate it")
+
+
+@pytest.mark.slow
+def test_a_judge_that_fails_is_asked_again_and_then_told(judge: Judge, two: PairBatch) -> None:
+    judge.fail = [503, 429]
+    assert JudgeReward(judge.endpoint())(two, [["x 3"], ["x 3"]]).tolist() == [[1.0], [1.0]]
+    assert len(judge.requests) == 4
+    judge.fail = [503] * 3
+    with pytest.raises(ConfigError, match="did not answer 3 requests in a row"):
+        JudgeReward(judge.endpoint())(two, [["x 3"], ["x 3"]])
+    judge.fail, judge.delay = [], 0.3
+    with pytest.raises(ConfigError, match=r"did not answer 2 requests in a row.*timed out"):
+        JudgeReward(judge.endpoint(timeout=0.05, retries=1))(two, [["x 3"], ["x 3"]])
+
+
+def test_answers_that_cannot_be_read_count_neither_for_nor_against(judge: Judge, two: PairBatch) -> None:
+    judge.unclear = ["I like it"]
+    reward = JudgeReward(judge.endpoint())
+    assert reward(two, [["x 3"], ["x 0"]]).tolist() == [[1.0], [0.0]]
+    seeds = [request["seed"] for request in judge.requests]
+    assert seeds == [0, 0, 1], "the second try has another seed"
+    judge.unclear = ["well"]
+    lenient = JudgeReward(judge.endpoint(), tries=1)
+    assert lenient(two, [["x 9", "x 3", "x 1.5"], ["x 0", "x 0", "x 0"]])[0].tolist() == [0.75, 1.0, 0.5]
+    assert lenient.parts["JudgeReward/unreadable"] == (1.0, 6)
+    judge.unclear = ["no"] * 4
+    with pytest.raises(DataError, match="2 of 2 answers of the judge 'tiny' hold no score from 0 to 3"):
+        reward(two, [["x 3"], ["x 3"]])
+
+
+def test_answers_are_kept_on_disk(judge: Judge, two: PairBatch, tmp_path: Path) -> None:
+    reward = JudgeReward(judge.endpoint(cache=str(tmp_path)))
+    first = reward(two, [["x 3"], ["x 0"]])
+    assert torch.equal(reward(two, [["x 3"], ["x 0"]]), first) and len(judge.requests) == 2

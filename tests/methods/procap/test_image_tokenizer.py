@@ -1,0 +1,234 @@
+"""The image tokenizer: shapes, the nearest entry by brute force, training, and what it reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
+from lightning_idc.methods.procap.tokenizer import NamingTokenizer, TokenizerTraining
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
+
+SMALL = {"codebook_size": 24, "latent": 8, "width": 8, "multipliers": [1, 2], "blocks": 1, "fold": 4}
+
+
+def images(count: int = 3, height: int = 16, width: int = 24) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1)).byte()
+
+
+def test_a_grid_of_ids_and_back() -> None:
+    tokenizer = ImageTokenizer(**SMALL)
+    ids = tokenizer.encode(images())
+    assert tokenizer.stride == 8 and tokenizer.codebook_size == 24
+    assert ids.shape == (3, 2, 3) and ids.dtype == torch.long and 0 <= int(ids.min()) <= int(ids.max()) < 24
+    decoded = tokenizer.decode(ids)
+    assert decoded.shape == (3, 3, 16, 24) and 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
+
+
+def test_the_papers_sizes() -> None:
+    with torch.device("meta"):
+        tokenizer = ImageTokenizer()
+    assert tokenizer.stride == 16 and tokenizer.grid(224, 224) == (14, 14)
+    assert tokenizer.codebook.weight.shape == (1024, 256)
+
+
+def test_the_nearest_entry_is_the_nearest_by_brute_force() -> None:
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**SMALL)
+    torch.nn.init.normal_(tokenizer.codebook.weight)
+    z = torch.randn(2, 8, 3, 4)
+    distances = (z.double().movedim(1, -1)[..., None, :] - tokenizer.codebook.weight.double()).norm(dim=-1)
+    assert torch.equal(tokenizer.nearest(z), distances.argmin(-1))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_ids_are_those_of_float32_under_autocast(kind: torch.dtype) -> None:
+    """Ids are targets: one in twelve was another one under bf16-mixed, of the encoder and of the search."""
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**{**SMALL, "codebook_size": 512})
+    with torch.no_grad():
+        cells = tokenizer.to_code(tokenizer.features(as_pixels(images(64)))).movedim(1, -1).flatten(0, 2)
+        tokenizer.codebook.weight.copy_(cells[torch.randperm(len(cells))[:1]] + 0.05 * torch.randn(512, 8))
+    shown = images(64)
+    features = tokenizer.features(as_pixels(shown)).to(kind)
+    expected, of_features = tokenizer.encode(shown), tokenizer.ids_of(features.float())
+    assert len(expected.unique()) > 50
+    with torch.autocast("cpu", kind):
+        assert torch.equal(tokenizer.encode(shown), expected)
+        assert torch.equal(tokenizer.ids_of(features), of_features), "features may be of half precision, ids are not"
+        z = tokenizer.to_code(features)
+        assert torch.equal(tokenizer.code(features).ids, tokenizer.nearest(z))
+    assert torch.equal(tokenizer.nearest(z.float()), tokenizer.nearest(z))
+
+
+def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side() -> None:
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**SMALL)
+    features = torch.randn(1, 8, 2, 2, requires_grad=True)
+    coded = tokenizer.code(features)
+    assert torch.allclose(coded.vectors, tokenizer.codebook(coded.ids).movedim(-1, 1), atol=1e-6)
+    weight = torch.randn_like(coded.vectors)
+    through = torch.autograd.grad((coded.vectors * weight).sum(), features, retain_graph=True)[0]
+    direct = torch.autograd.grad((tokenizer.to_code(features) * weight).sum(), features)[0]
+    assert torch.equal(through, direct)
+    assert torch.autograd.grad(coded.codebook_loss, features, retain_graph=True, allow_unused=True)[0] is None
+    assert torch.autograd.grad(coded.commitment_loss, tokenizer.codebook.weight, allow_unused=True)[0] is None
+
+
+def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
+    tokenizer = ImageTokenizer(**SMALL)
+    with pytest.raises(DataError, match="multiples of 8"):
+        tokenizer.encode(images(1, 20, 24))
+    with pytest.raises(DataError, match="uint8"):
+        tokenizer.encode(torch.rand(1, 3, 16, 16))
+    with pytest.raises(ConfigError, match="fold is 0"):
+        ImageTokenizer(fold=0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, float]:
+    """Checkpoint of a short training, with its PSNR before and after."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    pl.seed_everything(3)
+    data = SyntheticPairs(train_pairs=48, val_pairs=8, test_pairs=1, render_size=32, cache_dir=folder, progress=False)
+    model = TokenizerTraining(
+        **SMALL, revive_every=4, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=4e-3)
+    )
+    trainer = pl.Trainer(
+        max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    data.batch_size = 8
+    before = trainer.validate(model, data, verbose=False)[0]["val/psnr"]
+    trainer.fit(model, data)
+    result = trainer.validate(model, data, verbose=False)[0]
+    assert 0 < result["val/codes_used"] <= 1 and result["val/code_perplexity"] >= 1 and result["val/ssim"] < 1
+    trainer.save_checkpoint(folder / "tokenizer.ckpt")
+    return folder / "tokenizer.ckpt", before, result["val/psnr"]
+
+
+@pytest.mark.slow
+def test_training_makes_better_pictures(trained: tuple[Path, float, float]) -> None:
+    _, before, after = trained
+    assert after > before + 3
+
+
+def test_the_checkpoint_gives_the_same_tokenizer_frozen(trained: tuple[Path, float, float]) -> None:
+    loaded = load_image_tokenizer(trained[0])
+    model = TokenizerTraining.load_from_checkpoint(trained[0], weights_only=True)
+    assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
+    assert torch.equal(loaded.encode(images()), model.tokenizer.encode(images()))
+    assert torch.equal(loaded.features(as_pixels(images())), model.tokenizer.features(as_pixels(images())))
+
+
+def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "hyper_parameters": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="no image tokenizer"):
+        load_image_tokenizer(tmp_path / "other.ckpt")
+
+
+def test_unused_entries_move_to_cells_of_the_batch() -> None:
+    torch.manual_seed(0)
+    model = TokenizerTraining(**SMALL)
+    model.chosen[:20] = 5
+    z = torch.randn(1, 8, 2, 2)
+    kept = model.tokenizer.codebook.weight[:20].clone()
+    model._revive(z)
+    assert torch.equal(model.tokenizer.codebook.weight[:20], kept)
+    cells = {tuple(cell) for cell in z.movedim(1, -1).reshape(-1, 8).tolist()}
+    assert {tuple(entry) for entry in model.tokenizer.codebook.weight[20:].tolist()} <= cells
+    assert not model.chosen.any()
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = {"train_pairs": 8, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    for model, data in (
+        (TokenizerTraining(**SMALL, revive_every=1), SyntheticPairs(**settings, batch_size=4, progress=False)),
+        (
+            NamingTokenizer(**SMALL, revive_every=1),
+            SyntheticCells(**settings, things=(2, 3), camera_jitter=0.0, grid=4, batch_size=4, progress=False),
+        ),
+    ):
+        before = model.tokenizer.codebook.weight.detach().float().clone()
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", precision=precision, **quiet)
+        trainer.fit(model, data)
+        assert trainer.global_step == 4 // (1 + (type(model) is TokenizerTraining)) and not model.chosen.any()
+        weight = model.tokenizer.codebook.weight.detach()
+        assert weight.dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
+        # a step of the optimizer moves no number by more than its rate of 1e-4; cells stand further away
+        assert float((weight.float() - before).abs().amax(1).max()) > 0.01
+        assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
+
+
+def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> None:
+    class Watched(TokenizerTraining):
+        def _revive(self, z: torch.Tensor) -> None:
+            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.chosen.sum()))]
+            super()._revive(z)
+
+    torch.manual_seed(0)
+    settings = {"train_pairs": 24, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    data = SyntheticPairs(**settings, batch_size=2, progress=False)
+    model = Watched(**SMALL, revive_every=2)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    pl.Trainer(max_epochs=1, accelerator="cpu", accumulate_grad_batches=3, **quiet).fit(model, data)
+    # 2 pairs of 16 cells an image are 64 choices: those of four batches, then of all six since
+    assert model.moved == [(1, 4 * 64), (3, 6 * 64)]
+
+
+def test_the_squared_error_is_added_with_its_weight() -> None:
+    model = TokenizerTraining(**SMALL)
+    plain, _ = model.reconstruct(images())
+    model.squared = 20.0
+    loss, features = model.reconstruct(images())
+    pixels = as_pixels(images())
+    given = model.tokenizer.pixels_of(model.tokenizer.code(features).vectors)
+    assert float(loss - plain) == pytest.approx(20 * float(((given - pixels).double() ** 2).mean()), rel=1e-4)
+
+
+def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
+    trained: tuple[Path, float, float], tmp_path: Path
+) -> None:
+    model = TokenizerTraining(start=str(trained[0]))
+    assert model.tokenizer.config == load_image_tokenizer(trained[0]).config
+    assert all(parameter.requires_grad for parameter in model.tokenizer.parameters())
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(tmp_path / "next.ckpt", weights_only=True)
+    again = TokenizerTraining.load_from_checkpoint(tmp_path / "next.ckpt", weights_only=True)
+    assert torch.equal(again.tokenizer.encode(images()), load_image_tokenizer(trained[0]).encode(images()))
+
+
+@pytest.mark.slow
+def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> None:
+    pl.seed_everything(3)
+    settings = {"train_pairs": 32, "val_pairs": 8, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    data = SyntheticCells(**settings, things=(2, 3), camera_jitter=0.0, grid=4, batch_size=8, progress=False)
+    model = NamingTokenizer(**SMALL, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=4e-3))
+    trainer = pl.Trainer(
+        max_epochs=6, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    before = trainer.validate(model, data, verbose=False)[0]
+    trainer.fit(model, data)
+    after = trainer.validate(model, data, verbose=False)[0]
+    assert after["val/psnr"] > before["val/psnr"] + 2
+    images, cells = next(iter(data.val_dataloader()))
+    pixels = as_pixels(images)
+    # that there is a thing at all is the easiest to tell
+    with torch.no_grad():
+        there = model.names(model.tokenizer.features(pixels))[0].argmax(1) > 0
+    share = (cells[:, 0] > 0).float().mean()
+    assert float((there == (cells[:, 0] > 0)).float().mean()) > max(float(share), 1 - float(share)) + 0.05
+    trainer.save_checkpoint(tmp_path / "naming.ckpt")
+    loaded = load_image_tokenizer(tmp_path / "naming.ckpt")
+    assert torch.equal(loaded.features(pixels), model.tokenizer.features(pixels))
+    again = NamingTokenizer.load_from_checkpoint(tmp_path / "naming.ckpt", weights_only=True)
+    assert torch.equal(again.head.weight, model.head.weight) and again.classes == [3, 9, 3, 4]
+    with pytest.raises(DataError, match="the tokenizer has 4 and 4x4"):
+        model.training_step((images, cells[..., :2]), 0)

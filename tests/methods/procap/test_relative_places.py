@@ -1,0 +1,102 @@
+"""`relative_places`: both stages learn how two patches stand to each other, and agree on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.procap_tiny import QUIET, data, first_stage, prepared, second_stage
+from lightning.pytorch import Trainer, seed_everything
+
+from lightning_idc.methods.procap.net import ProcedureEncoder
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.utils.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = prepared(tmp_path_factory.mktemp("procap"))
+    seed_everything(1, verbose=False)
+    trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
+    trainer.fit(first_stage(path, relative_places=True), data(path))
+    trainer.save_checkpoint(path / "first.ckpt")
+    return path
+
+
+def encoder(frames: int = 3, **options: bool) -> ProcedureEncoder:
+    seed_everything(1, verbose=False)
+    return ProcedureEncoder(8, (2, 3), frames, width=16, layers=2, heads=2, **options).eval()
+
+
+def test_without_it_nothing_is_added() -> None:
+    plain, zero = encoder(), encoder(relative_places=True)
+    assert plain.relative_bias() is None and not any("relative" in name for name in plain.state_dict())
+    assert zero.relative is not None
+    torch.nn.init.zeros_(zero.relative.table)
+    zero.load_state_dict(plain.state_dict(), strict=False)
+    tokens = torch.randn(2, 18, 16)
+    assert torch.allclose(plain(tokens), zero(tokens), atol=1e-6)
+
+
+def test_the_bias_is_of_the_offset_of_two_patches_in_their_two_frames() -> None:
+    one = encoder(relative_places=True)
+    assert one.relative is not None
+    torch.nn.init.normal_(one.relative.table)
+    bias = one.relative_bias()
+    assert bias is not None and bias.shape == (2, 18, 18)
+    by_place = bias.view(2, 3, 2, 3, 3, 2, 3)  # head, frame, row, column of the query; frame, row, column of the key
+    # one to the right, from the first frame to the last
+    assert torch.equal(by_place[:, 0, 0, 0, 2, 0, 1], by_place[:, 0, 1, 1, 2, 1, 2])
+    assert not torch.equal(by_place[:, 0, 0, 0, 2, 0, 1], by_place[:, 2, 0, 0, 0, 0, 1])
+    before = one.relative_bias(4)
+    assert before is not None and torch.equal(before[:, 4:, 4:], bias)
+    assert not before[:, :4].any() and not before[:, :, :4].any()
+
+
+def test_padding_is_still_attended_to_by_nothing(folder: Path) -> None:
+    seed_everything(1, verbose=False)
+    model = first_stage(folder, relative_places=True)
+    model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the", "cube", "moved"]
+    model.build()
+    net = model.eval().built_net
+    features, masked = torch.randn(2, 4, 8, 4, 4), torch.rand(2, 64) < 0.4
+    words = torch.tensor([[4, 5, 6, 2], [4, 5, 2, 0]])
+    short = net(features[1:], masked[1:], words[1:, :3], torch.ones(1, 3, dtype=torch.bool))
+    batch = net(features, masked, words, words > 0)
+    other = net(features, masked, words.masked_fill(words == 0, 6), words > 0)
+    for name in ("align", "consistency", "visual"):
+        assert torch.allclose(getattr(short, name)[0], getattr(batch, name)[1], atol=1e-5), name
+        assert torch.equal(getattr(other, name), getattr(batch, name)), name
+
+
+def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_path: Path) -> None:
+    theirs = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
+    start = {"procedure": str(folder / "first.ckpt"), "tokenizer": None}
+    settings: dict = {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "the"], "max_length": 6, **start}
+    for k, frames in ((2, [0, 1, 2, 3]), (0, [0, 3])):
+        model = second_stage(folder, relative_places=True, queries=k, **settings)
+        model.build()
+        table = model.built_net.encoder.get_parameter("relative.table")
+        expected = theirs["net.encoder.relative.table"].view(4, 4, -1, 2)[frames][:, frames].reshape(-1, 2)
+        assert torch.equal(table, expected)
+    with pytest.raises(Exception, match=r"relative_places,? .*must agree"):
+        second_stage(folder, **settings).build()
+
+    seed_everything(1, verbose=False)
+    trained = second_stage(folder, relative_places=True, **start)
+    trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False, limit_val_batches=0)
+    trainer.fit(trained, data(folder))
+    table = trained.built_net.encoder.get_parameter("relative.table")
+    assert table.grad is not None and table.grad.abs().sum() > 0
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
+    again = load_captioner(tmp_path / "second.ckpt")
+    assert torch.equal(again.built_net.encoder.get_parameter("relative.table"), table)
+
+
+@pytest.mark.parametrize("stage", [first_stage, second_stage])
+def test_the_authors_code_has_none(folder: Path, stage: object) -> None:
+    model = stage(folder, variant="official", relative_places=True)  # type: ignore[operator]
+    model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the"]
+    with pytest.raises(ConfigError, match="relative_places"):
+        model.build()

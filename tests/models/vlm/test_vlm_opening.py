@@ -1,0 +1,290 @@
+"""Published models opened by name, asked, saved, and given to other programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.vlm_tiny import captioner, samples
+from PIL import Image
+from torch import Tensor
+
+from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.models.loading import load_captioner
+from lightning_idc.models.vlm.asking import QuestionAnswerer
+from lightning_idc.models.vlm.lora import LoraAdapter
+from lightning_idc.models.vlm.module import VLMCaptioner
+from lightning_idc.models.vlm.opening import open_captioner
+from lightning_idc.models.vlm.publishing import push_to_hub, write_repository
+from lightning_idc.utils.errors import ConfigError
+
+QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captioner("qwen2_5_vl").save_model(tmp_path_factory.mktemp("stock"))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("images")
+    (sample,) = samples(1)
+    for name, image in (("a", sample.before), ("b", sample.after)):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"{name}.png")
+    return folder / "a.png", folder / "b.png"
+
+
+def scores(model: VLMCaptioner) -> Tensor:
+    batch = model.eval().collate(samples())
+    with torch.no_grad():
+        return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+
+
+def stirred(model: VLMCaptioner) -> VLMCaptioner:
+    generator = torch.Generator().manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.mark.slow
+def test_a_published_model_describes_without_training(stock: Path, images: tuple[Path, Path]) -> None:
+    model = open_captioner(str(stock), prompt="what differs?", device="cpu", max_pixels=1024)
+    assert isinstance(model, VLMCaptioner) and not model.training
+    caption = model.describe(*images)
+    assert caption.log_prob <= 0
+    other = open_captioner(str(stock), prompt="what differs?", device="cpu", max_pixels=2304).describe(*images)
+    assert other.log_prob != caption.log_prob, "max_pixels and the prompt reach the model"
+
+
+def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]) -> None:
+    model = open_captioner(str(stock))
+    assert isinstance(model, VLMCaptioner)
+    looks = []
+    model.net.model.model.visual.register_forward_hook(lambda *unused: looks.append(1))  # type: ignore[union-attr]
+    ask = QuestionAnswerer(model, 6)
+    together = ask(images, QUESTIONS)
+    assert len(looks) == 1
+    assert together == [ask(images, [question])[0] for question in QUESTIONS]
+
+
+def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
+    model = captioner("qwen2_5_vl")
+    model.add_adapter("language", LoraAdapter, rank=4, alpha=8)
+    assert len(QuestionAnswerer(model, 3)(images[:1], ["what is it?"])) == 1
+    model.add_adapter("lora", MDP)
+    with pytest.raises(ConfigError, match="has the adapter 'lora', which compares two images"):
+        QuestionAnswerer(model, 3)(images[:1], ["what is it?"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "either a model"),
+        ({"model": "x", "checkpoint": "y"}, "either a model"),
+        ({"model": "x", "device": "tpu:9"}, "there is no device 'tpu:9'"),
+        ({"checkpoint": "y", "quantize": "4bit"}, "quantize belong"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_captioner(**options)
+
+
+def test_answers_longer_than_the_context_are_refused(stock: Path) -> None:
+    model = open_captioner(str(stock))
+    model.hparams["max_length"] = 500
+    with pytest.raises(ConfigError, match=r"more than the 512 of the model. Set `max_pixels`"):
+        model.collate(samples(1, 96))
+
+
+def test_a_template_that_leaves_out_the_images_is_refused(stock: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=5)
+    model.build()
+    silent = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
+    model.built_net.processor.chat_template = silent
+    with pytest.raises(ConfigError, match=r"(shows no image|cannot put two images)"):
+        model.collate(samples())
+
+
+def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, capsys: Any) -> None:
+    """By its template, as published models of one image do."""
+    shutil.copytree(stock, tmp_path / "one")
+    refusal = "{% if messages[0]['content'] | selectattr('type', 'eq', 'image') | list | length > 1 %}"
+    refusal += "{{ raise_exception('only one image is supported') }}{% endif %}<|image_pad|>"
+    (tmp_path / "one" / "chat_template.jinja").write_text(refusal)
+    model = open_captioner(str(tmp_path / "one"), device="cpu")
+    with pytest.raises(ConfigError, match=r"cannot put two images .* only one image is supported; choose a model"):
+        model.collate(samples())
+
+
+@pytest.mark.parametrize(
+    ("file", "left", "message"),
+    [
+        ("processor_config.json", None, "cannot be loaded: Can't load image processor"),
+        ("tokenizer.json", 1, "cannot be loaded .* a file of it is damaged"),
+        ("model.safetensors", 100, "cannot be loaded .* a file of it is damaged"),
+    ],
+)
+def test_a_folder_that_was_copied_in_part_is_refused(
+    file: str, left: int | None, message: str, stock: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "part"
+    shutil.copytree(stock, folder)
+    content = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if left is not None:
+        (folder / file).write_bytes(content[:left])
+    with pytest.raises(ConfigError, match=f"part' {message}"):
+        open_captioner(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for message in messages %}", "Unexpected end of template"),
+        ("{% for m in messages %}{{ m['content'] + '' }}{% endfor %}", "can only concatenate list"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_in_is_refused(
+    template: str, message: str, stock: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stock, tmp_path / "broken")
+    (tmp_path / "broken" / "chat_template.jinja").write_text(template)
+    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; give the model"):
+        open_captioner(str(tmp_path / "broken"), device="cpu")
+
+
+def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images: tuple[Path, Path]) -> None:
+    ask = QuestionAnswerer(open_captioner(str(stock), device="cpu"), 3)  # type: ignore[arg-type]
+    for shown in (images, images[:1]):
+        with pytest.raises(ConfigError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
+            ask(shown, ["<|image_pad|> what?"])
+
+
+def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(stock, base)
+    model = VLMCaptioner(model=str(base), max_length=6)
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    model.add_adapter("mdp", MDP)
+    expected = scores(stirred(model))
+    model.save_pretrained(tmp_path / "out")
+    shutil.rmtree(base)
+    again = load_captioner(tmp_path / "out")
+    assert isinstance(again, VLMCaptioner) and torch.equal(scores(again), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}])
+def test_plain_transformers_reads_what_is_merged(options: dict[str, Any], stock: Path, tmp_path: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4, **options)
+    before = scores(model)
+    expected = scores(stirred(model))
+    assert not torch.allclose(before, expected, atol=1e-2)
+    model.save_model(tmp_path, merge=True)
+    again = VLMCaptioner(model=str(tmp_path), max_length=6)
+    again.build()
+    torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-3)
+    from transformers import AutoModelForImageTextToText
+
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(tmp_path, output_loading_info=True)
+    assert not loaded[1]["missing_keys"] and not loaded[1]["unexpected_keys"]
+
+
+def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.build()
+    model.save_model(tmp_path, dtype="bfloat16")
+    again: Any = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "the captioner stays as it is"
+
+
+def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.add_adapter("mdp", MDP)
+    with pytest.raises(ConfigError, match="MDP stays a part of this library"):
+        model.save_model(tmp_path, merge=True)
+
+
+def test_a_saved_lora_names_its_base(stock: Path, tmp_path: Path) -> None:
+    from peft import PeftConfig
+
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    model.save_adapters(tmp_path)
+    config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(stock) and config["task_type"] == "CAUSAL_LM"
+    assert PeftConfig.from_pretrained(tmp_path / "lora").base_model_name_or_path == str(stock)
+
+
+class LocalHub:
+    """What ``push_to_hub`` asks of the hub, in a folder."""
+
+    place: Path
+
+    def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> None:
+        assert exist_ok
+        (self.place / repo_id).mkdir(parents=True, exist_ok=True)
+        (self.place / repo_id / ".private").write_text(str(private))
+
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> str:
+        assert commit_message
+        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+
+@pytest.mark.parametrize("layout", ["captioner", "model", "adapters"])
+def test_what_is_pushed_is_whole_and_has_a_card(
+    layout: str, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(LocalHub, "place", tmp_path, raising=False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", LocalHub)
+    model = VLMCaptioner(model=str(stock), prompt="what differs?", max_length=6)
+    freeze = ["model", "lm_head"] if layout == "adapters" else None
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4, freeze=freeze)
+    expected = scores(stirred(model))
+    assert push_to_hub(model, "me/spot", layout, scores={"CIDEr-D": 12.345}) == "https://hub/me/spot"
+    pushed = tmp_path / "me" / "spot"
+    assert (pushed / ".private").read_text() == "True"
+    card = huggingface_hub.ModelCard.load(pushed / "README.md", ignore_metadata_errors=False)
+    assert card.data.pipeline_tag == "image-text-to-text" and "image-difference-captioning" in card.data.tags
+    assert "| CIDEr-D | 12.35 |" in card.text and "what differs?" in card.text and "me/spot" in card.text
+    assert str(stock) not in card.content, "no path of this machine leaves it"
+    (code,) = [part.removeprefix("python\n") for part in card.text.split("```")[1::2]]
+    compile(code, "card", "exec")
+    # the very steps of the card, with the folder in place of the hub's
+    if layout == "captioner":
+        again: Any = load_captioner(pushed)
+    else:
+        source = str(pushed if layout == "model" else stock)
+        again = VLMCaptioner(model=source, prompt="what differs?", max_length=6)
+        again.build()
+        if layout == "adapters":
+            again.load_adapters(pushed)
+    torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.build()
+    with pytest.raises(ConfigError, match="expected one of captioner, model, adapters"):
+        write_repository(model, "unused", "me/x", "weights")
+    with pytest.raises(ConfigError, match="there are no adapters"):
+        write_repository(model, "unused", "me/x", "adapters")
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    with pytest.raises(ConfigError, match=r"weights train beside the adapters \(model.model.visual"):
+        write_repository(model, "unused", "me/x", "adapters")
+    assert not Path("unused").exists()

@@ -1,0 +1,127 @@
+"""Run by test_vlm_distributed.py: train M3Diff on one or more processes, resume it, write what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers.processes import gloo, run_script
+from helpers.vlm_tiny import ColorPairs, architecture
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.models.distributed import all_gather_object
+from lightning_idc.models.strategies import ShardedStrategy
+from lightning_idc.models.vlm.lora import LoRA
+from lightning_idc.models.vlm.module import VLMCaptioner
+
+
+class Stir(Callback):
+    """Give every trainable weight a value of its own place, so that a lost or swapped shard shows."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            for index, (_, parameter) in enumerate(sorted(pl_module.named_parameters())):
+                if parameter.requires_grad and not parameter.is_meta:
+                    parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
+
+
+class Start(Callback):
+    """Keep the weights that training begins with."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
+
+
+def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Trainer:
+    where: dict[str, Any]
+    if kind == "fsdp1":
+        from lightning.pytorch.strategies import FSDPStrategy
+
+        strategy = FSDPStrategy(state_dict_type="full")
+        where = dict(strategy=strategy, accelerator="gpu", devices=torch.cuda.device_count())
+    elif kind == "fsdp2-cuda":
+        where = dict(strategy=ShardedStrategy(), accelerator="gpu", devices=torch.cuda.device_count())
+    elif kind == "fsdp2-alone":
+        where = dict(strategy=ShardedStrategy(process_group_backend="gloo"), accelerator="cpu", devices=1)
+    else:
+        where = dict(strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2)
+    adapters = [LoRA(rank=4, alpha=8, modules_to_save=["model.multi_modal_projector"]), MDPAdapter()]
+    return Trainer(
+        **where,
+        precision=precision,
+        max_steps=4,
+        callbacks=[*adapters, *callbacks],
+        default_root_dir=out,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+
+
+def model_and_data(processes: int, stock: Path) -> tuple[VLMCaptioner, ColorPairs]:
+    seed_everything(3, workers=True, verbose=False)
+    start: dict[str, Any] = (
+        {"model": str(stock)} if stock.is_dir() else {"architecture": architecture("llava_onevision")}
+    )
+    model = VLMCaptioner(
+        **start,
+        captions_per_pair=2,
+        max_length=12,
+        optimizer=lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.9),
+    )
+    return model, ColorPairs(batch_size=4 // processes, seed=1)
+
+
+READ: list[Any] = []
+"""Models whose weights this process has read from files."""
+
+
+def main(kind: str, precision: Any, out: Path) -> None:
+    torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    from transformers import modeling_utils
+
+    read = modeling_utils.PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: type, *arguments: Any, **options: Any) -> Any:
+        READ.append(arguments)
+        return read(kind, *arguments, **options)
+
+    modeling_utils.PreTrainedModel.from_pretrained = classmethod(counted)  # type: ignore[assignment]
+    half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
+    start = Start()
+    trainer = trainer_of(kind, precision, out, Stir(), half, *([start] if kind == "one" else []))
+    model, data = model_and_data(trainer.world_size, out / "stock")
+    trainer.fit(model, data)
+    trainer.save_checkpoint(out / f"{kind}.ckpt")
+    trainer.test(model, data, verbose=False)
+    reads = all_gather_object(len(READ))
+    if trainer.is_global_zero:
+        found = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
+        torch.save(found, out / f"{kind}.pt")
+    if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
+        model.save_adapters(out / f"{kind}-adapters")
+        model.save_pretrained(out / f"{kind}-pretrained")
+    resumed = trainer_of(kind, precision, out)
+    model, data = model_and_data(trainer.world_size, out / "stock")
+    resumed.fit(model, data, ckpt_path=out / f"{kind}-half.ckpt", weights_only=True)
+    resumed.save_checkpoint(out / f"{kind}-resumed.ckpt")
+
+
+def _sharded(model: VLMCaptioner) -> int:
+    """Number of modules that hold only their share of the weights."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return sum(isinstance(part, FSDPModule) for part in model.modules())
+
+
+if __name__ == "__main__":
+    run_script(main, sys.argv[1], sys.argv[2], Path(sys.argv[3]))
