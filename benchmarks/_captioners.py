@@ -40,7 +40,7 @@ from lightning_idc.synthesis.release import ReleasePairs
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import ImageFolder
 from lightning_idc.synthesis.stages import Sequential
-from lightning_idc.utils.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 SIDE, EDITED = 64, 96
 """Sides of the pictures that captioners see, and of those that are pasted into, which the filters see."""
@@ -140,7 +140,7 @@ class World:
             scenes = ImageFolder(str(self._scenes()), copies=-(-self.given.produced // self.given.scenes))
             run(edits, scenes, target / "edits", limit=self.given.produced)
             counts = run(chain, str(target / "edits"), target / "made").counts()
-            save_json(record, {"seconds": time.process_time() - began, "counts": counts})
+            save_json(record, {"seconds": time.process_time() - began, "counts": counts}, overwrite=True)
         found = json.loads(record.read_text(encoding="utf-8"))
         return FolderPairs(target / "release", shares=(1.0, 0.0, 0.0)), found["seconds"]
 

@@ -34,7 +34,7 @@ from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
-from lightning_idc.utils.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 Said = tuple[Captioned, dict[str, float]]
 """What a captioner says of the test pairs, and other scores of it by name."""
@@ -270,7 +270,7 @@ def once(path: Path, make: Callable[[], Said]) -> Said:
         known = json.loads(path.read_text(encoding="utf-8"))
         return Captioned(**known["said"]), known["figures"]
     said, figures = make()
-    save_json(path, {"said": asdict(said), "figures": figures})
+    save_json(path, {"said": asdict(said), "figures": figures}, overwrite=True)
     return said, figures
 
 
@@ -283,7 +283,7 @@ def figures_of(trained: Path, make: Callable[[Path], Mapping[str, float]]) -> di
     """
     record = trained.with_suffix(".json")
     if not record.is_file():
-        save_json(record, dict(make(trained)))
+        save_json(record, dict(make(trained)), overwrite=True)
     found: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
     return found
 

@@ -22,7 +22,7 @@ from real_clevr import cider_d
 from where import interval
 
 from lightning_idc import load
-from lightning_idc.images.images import read_image
+from lightning_idc.images.read import read_image
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.where import locate
 

@@ -1,7 +1,6 @@
 // A captioner of `lightning-idc export onnx` in the browser: words, change score and place, computed as Python does.
 
 const CELLS = 8, KEPT = 0.5, SHOWN = 32, BLUR = 13;  // of lightning_idc/models/where.py
-const TOLERANCE = 12, SAME_ASPECT = 0.02;  // of lightning_idc/images/bars.py
 const CHANGED = 0.5, BATCH = 32;
 
 /** Pixels of an image file, `{width, height, data}` with data channel by channel. */
@@ -30,14 +29,13 @@ export class Captioner {
 
   /** What `lightning-idc describe --json` says of two images of `read`, and the ids of the words. */
   async describe(before, after, where = true) {
-    const [height, width] = this.about.size, window = content(before, after, height, width);
-    const pair = [before, after].map((image) => resized(window ? part(image, window) : image, width, height));
+    const [height, width] = this.about.size;
+    const pair = [before, after].map((image) => resized(image, width, height));
     const memory = await this.encode([pair]), { ids, log_prob } = await this.greedy(memory);
     const change_score = await this.changeScore(memory);
     const changed = change_score === null ? null : change_score >= CHANGED;
     const sides = [before.width, before.height];
-    let found = !where ? null : changed === false ? { map: [[0]], boxes: [] } : await this.locate(pair, ids);
-    if (found && window) found = within(found, window.map((value, i) => value / sides[i % 2]));
+    const found = !where ? null : changed === false ? { map: [[0]], boxes: [] } : await this.locate(pair, ids);
     const boxes = found ? found.boxes.map((box) => box.map((value, i) => Math.round(value * sides[i % 2]))) : [];
     const notes = [`This captioner knows ${this.about.domain} only.`];
     if (before.width * after.height !== before.height * after.width) notes.push("The two images differ in shape.");
@@ -131,63 +129,6 @@ export class Captioner {
     });
     return placed(grid, pair);
   }
-}
-
-/** Part of both images without bars of one colour, [x1, y1, x2, y2], as far as the aspect asks for; null for all. */
-function content(before, after, height, width) {
-  const aspect = before.width / before.height / (width / height), area = before.width * before.height;
-  if (before.width !== after.width || before.height !== after.height) return null;
-  if (Math.max(aspect, 1 / aspect) <= 1 + SAME_ASPECT) return null;
-  const wide = aspect > 1, [length, across] = wide ? [before.width, before.height] : [before.height, before.width];
-  const level = (image, c, line, i) => image.data[c * area + (wide ? i * before.width + line : line * before.width + i)];
-  const far = (image, c, line, i, corner) => Math.abs(level(image, c, line, i) - level(before, c, corner, 0)) > TOLERANCE;
-  const bar = (corner, step) => {
-    for (let count = 0; count < length; count++) {
-      for (let c = 0; c < 3; c++) {
-        for (let i = 0; i < across; i++) {
-          if ([before, after].some((image) => far(image, c, corner + step * count, i, corner))) return count;
-        }
-      }
-    }
-    return length;
-  };
-  const first = bar(0, 1), last = bar(length - 1, -1);
-  const kept = toEven(wide ? (before.height * width) / height : (before.width * height) / width);
-  const cut = Math.min(length - kept, first + last);
-  const alike = [0, 1, 2].every((c) => !far(before, c, length - 1, 0, 0));
-  let begin = Math.min(Math.max(cut >> 1, cut - last), first);
-  if (!alike && Math.max(first, last) >= cut) begin = first > last ? cut : 0;  // the other side is a background
-  const end = length - (cut - begin);
-  if (!cut) return null;
-  return wide ? [begin, 0, end, before.height] : [0, begin, before.width, end];
-}
-
-/** The pixels of an image between x1 y1 x2 y2. */
-function part(image, [x1, y1, x2, y2]) {
-  const width = x2 - x1, height = y2 - y1, data = new Uint8Array(3 * width * height);
-  for (let c = 0; c < 3; c++) {
-    for (let y = 0; y < height; y++) {
-      const from = (c * image.height + y1 + y) * image.width + x1;
-      data.set(image.data.subarray(from, from + width), (c * height + y) * width);
-    }
-  }
-  return { width, height, data };
-}
-
-/** A place in larger images, of which the pair is a window; x1 y1 x2 y2 as shares of them. */
-function within({ map, boxes }, [left, top, right, bottom]) {
-  const rows = map.length / (bottom - top), columns = map[0].length / (right - left);
-  const [above, below] = [rows * top, rows * (1 - bottom)].map(Math.round);
-  const [ahead, behind] = [columns * left, columns * (1 - right)].map(Math.round);
-  const wide = map.map((row) => [...Array(ahead).fill(0), ...row, ...Array(behind).fill(0)]);
-  const empty = (count) => Array.from({ length: count }, () => Array(wide[0].length).fill(0));
-  const whole = [...empty(above), ...wide, ...empty(below)];
-  return {
-    map: shrunk(whole, Math.min(whole.length, SHOWN), Math.min(whole[0].length, SHOWN)),
-    boxes: boxes.map(([x1, y1, x2, y2]) => [
-      left + x1 * (right - left), top + y1 * (bottom - top), left + x2 * (right - left), top + y2 * (bottom - top),
-    ]),
-  };
 }
 
 /** An image with the pixels of another one in a place; null where these are its own. */

@@ -17,7 +17,8 @@ from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import save, save_json
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
 PREDICTIONS = "predictions.json"
@@ -64,7 +65,7 @@ class CompareResults(Callback):
             text = f"{text}\n\n{differences_table(rows)}{facts}\n\n{RULES}"
         print(f"\n{text}\n", flush=True)
         save_json(folder / "comparison.json", table)
-        save(folder / "comparison.md", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+        save(folder / "comparison.md", lambda path: fill(path, text + "\n"))
 
     def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[Row]:
         references: dict[str, list[str]] = {}

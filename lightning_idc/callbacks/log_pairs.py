@@ -16,7 +16,8 @@ from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import save
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import save
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,7 +98,7 @@ def log_table(logger: Logger, name: str, table: Table, step: int) -> None:
         logger.experiment.log_text(logger.run_id, table.markdown(), _file(name, step, "md"))
     elif isinstance(logger, CSVLogger):
         file = Path(logger.log_dir) / _file(name, step, "md")
-        save(file, lambda path: path.write_text(table.markdown() + "\n", encoding="utf-8"))
+        save(file, lambda path: fill(path, table.markdown() + "\n"))
 
 
 def _file(name: str, step: int, ending: str) -> str:

@@ -18,12 +18,13 @@ from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import Origin
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object
-from lightning_idc.report.html import write_report
+from lightning_idc.report.html import check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.summary import as_markdown, as_rich
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import save, save_json
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import check_file, save, save_json, saved
 from lightning_idc.utils.text import plain
 
 
@@ -44,6 +45,10 @@ class ShowResults(Callback):
         difference: also draw the difference of the two pictures on the sheet.
         protocol: of ``result.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
             words and has its floors, as of ``lightning-idc score``; unchanged pairs count without a reference.
+        overwrite: whether files may be replaced that this callback did not write.
+
+    Raises:
+        ConfigError: the model is not a PairCaptioner, or files of others are in the way.
     """
 
     def __init__(
@@ -53,19 +58,30 @@ class ShowResults(Callback):
         report_pairs: int = 2000,
         difference: bool = False,
         protocol: str = "coco",
+        overwrite: bool = False,
     ) -> None:
         self.protocol = protocol_named(protocol)
         self.examples = examples
         self.main_facts = list(main_facts)
         self.report_pairs = report_pairs
         self.difference = difference
+        self.overwrite = overwrite
         self._said: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
             raise ConfigError(f"ShowResults shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+        if stage != "fit" and trainer.is_global_zero:
+            self._check_files(Path(trainer.default_root_dir))
         # its own table of the same scores would follow
         trainer.test_loop.verbose = trainer.validate_loop.verbose = False
+
+    def _check_files(self, folder: Path) -> None:
+        """Refuse to work for hours for results that cannot be written."""
+        for name in ("predictions.json", "scores.json", "scores.md", "result.json", "contact_sheet.png"):
+            check_file("ShowResults:", folder / name, overwrite=self.overwrite)
+        if self.report_pairs:
+            check_report(folder / "report.html", self.report_pairs, self.overwrite, option="ShowResults:")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -107,19 +123,20 @@ class ShowResults(Callback):
             say(f"    says  {record['caption'] or '(nothing)'}")
             if record["references"]:
                 say(f"    truth {record['references'][0]}")
-        save_json(folder / "predictions.json", results.predictions())
+        save_json(folder / "predictions.json", results.predictions(), self.overwrite)
         if results.summary is not None:
+            markdown = as_markdown(results.summary)
             log_facts(trainer, results)
             table = results.summary.as_dict()
             confusion = None if results.confusion is None else dict(vars(results.confusion))
-            save_json(folder / "scores.json", {**table, "confusion": confusion})
-            save(folder / "scores.md", lambda path: path.write_text(as_markdown(results.summary), encoding="utf-8"))  # type: ignore[arg-type]
+            save_json(folder / "scores.json", {**table, "confusion": confusion}, self.overwrite)
+            save(folder / "scores.md", lambda path: fill(path, markdown), self.overwrite)
         # a prediction is not scored; unchanged pairs without a reference are, under a difference-list
         if results.split != "predict" and results.counted(self.protocol):
             self._result(trainer, name, results, folder / "result.json")
         if chosen and results.data is not None:
             sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
-            if save(folder / "contact_sheet.png", lambda path: sheet.save(path, format="PNG")):
+            if save(folder / "contact_sheet.png", lambda path: sheet.save(path, format="PNG"), self.overwrite):
                 say(f"\npictures of these: {shown(folder / 'contact_sheet.png')}")
         if self.report_pairs:
             self._report(trainer, name, results, folder / "report.html")
@@ -136,7 +153,7 @@ class ShowResults(Callback):
             None if not trainer.ckpt_path else selected_on(Path(trainer.ckpt_path)),
         )
         try:
-            save_json(target, results.result(self.protocol, origin))
+            save_json(target, results.result(self.protocol, origin), self.overwrite)
         except IDCError as error:
             say(f"no {target.name}: {error}")
 
@@ -164,9 +181,9 @@ class ShowResults(Callback):
             total = f"{len(records):,} of {total}; all are in predictions.json"
         data = "" if results.data is None else f" on {type(results.data).__name__}"
 
-        def write(path: Path) -> None:
+        def write() -> None:
             write_report(
-                path,
+                target,
                 f"{name}{data}, {results.split} split",
                 results.entries(records),
                 results.summary,
@@ -175,11 +192,11 @@ class ShowResults(Callback):
                 total,
                 # pictures that can be looked into while they are few, and a file that opens while they are many
                 thumbnail=256 if len(records) <= 600 else 176,
-                pictures=target.with_name("report_pictures"),
-                name=target.name,
+                full_size=True,
+                overwrite=self.overwrite,
             )
 
-        if save(target, write):
+        if saved(target, write):
             say(f"all pairs, to be sorted and searched in a browser: {shown(target)}")
 
 

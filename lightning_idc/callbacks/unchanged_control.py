@@ -12,7 +12,7 @@ from lightning_idc.images.types import PairBatch
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 CONTROL = "unchanged.json"
 

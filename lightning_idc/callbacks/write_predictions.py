@@ -17,6 +17,10 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, digest_of_all, finite
+from lightning_idc.utils.outputs import check_file, write_file
+
+_START = b'{"prediction":'
+"""Of the file of an unfinished run."""
 
 
 class WritePredictions(Callback):
@@ -29,14 +33,16 @@ class WritePredictions(Callback):
 
     Args:
         path: the file; None for ``predictions.jsonl`` in the trainer's ``default_root_dir``.
+        overwrite: whether it may replace a file that this callback did not write.
 
     Raises:
-        ConfigError: the model is not a PairCaptioner or its data are not a PairDataModule.
+        ConfigError: the model is not a PairCaptioner, its data are not a PairDataModule, or a file of others is there.
         DataError: an interrupted prediction of another checkpoint, or of other pairs, lies there.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, overwrite: bool = False) -> None:
         self.path = None if path is None else Path(path)
+        self.overwrite = overwrite
         self._ids: list[str] = []
         self._key: str | None = None
         self._file: IO[str] | None = None
@@ -55,6 +61,8 @@ class WritePredictions(Callback):
                 "WritePredictions writes what a PairCaptioner says of a PairDataModule; found a "
                 f"{type(pl_module).__name__} with {type(data).__name__}"
             )
+        if trainer.is_global_zero:
+            check_file("WritePredictions:", self._target(trainer), overwrite=self.overwrite)
         self._ids = list(data.pairs_of("predict").ids)
         # the first process reads: the others may see its folder later
         nothing: tuple[str | None, set[str]] = (None, set())
@@ -74,6 +82,7 @@ class WritePredictions(Callback):
                 "--trainer.default_root_dir"
             )
         part = self._part(trainer, trainer.global_rank)
+        check_part(part)
         self._file = part.open("a", encoding="utf-8")
         if not part.stat().st_size:
             self._write_lines([{"prediction": key}])
@@ -92,9 +101,9 @@ class WritePredictions(Callback):
         target, said = self._target(trainer), {}
         for part in self._parts(trainer):
             said.update({record["id"]: record for record in records_of(part) if "id" in record})
-        atomic_write(target, "".join(line_of(said[id]) for id in self._ids if id in said))
+        write_file(target, "".join(line_of(said[id]) for id in self._ids if id in said), self.overwrite)
         for part in self._parts(trainer):
-            part.unlink()
+            remove_part(part)
         _say(trainer, f"\npredictions of {len(said)} pairs: {os.path.relpath(target)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -108,6 +117,7 @@ class WritePredictions(Callback):
         key: str | None = None
         done: set[str] = set()
         for part in self._parts(trainer):
+            check_part(part)
             found = list(records_of(part))
             atomic_write(part, "".join(map(line_of, found)))
             keys = [record["prediction"] for record in found if "prediction" in record]
@@ -158,6 +168,28 @@ def line_of(record: dict[str, Any]) -> str:
     # halves of surrogates cannot be written in UTF-8
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def check_part(part: Path) -> None:
+    """Refuse to go on from, or to write over, a file that does not begin as those of an unfinished run.
+
+    Raises:
+        ConfigError: it is another file, a link or a folder.
+    """
+    if not os.path.lexists(part):
+        return
+    if part.is_file() and not part.is_symlink():
+        with part.open("rb") as file:
+            start = file.read(len(_START))
+        if _START.startswith(start):  # a full disk may leave none of it
+            return
+    raise ConfigError(f"{str(part)!r} is not of an unfinished run; move it away, or name another output")
+
+
+def remove_part(part: Path) -> None:
+    """Remove the file of an unfinished run."""
+    check_part(part)
+    part.unlink(missing_ok=True)
 
 
 def records_of(part: Path) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Folders of `save_pretrained`: ``config.json``, sealed by a digest of itself, and ``model.safetensors``."""
+"""Folders of `save_pretrained`: ``config.json``, which holds the checksum of the weights, and ``model.safetensors``."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from torch import Tensor
 
 from lightning_idc.checkpoints.reading import refuse_nan
 from lightning_idc.utils.errors import CheckpointError
-from lightning_idc.utils.files import atomic_write, file_digest, seal, unseal
+from lightning_idc.utils.files import file_digest, fill
+from lightning_idc.utils.outputs import Output
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tensor]) -> None:
-    """Write what a module is made from and its weights."""
+    """Write what a module is made from and its weights.
+
+    Raises:
+        ConfigError: a file of others is in the way.
+    """
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
-    atomic_write(folder / CONFIG, seal({**config, "weights": file_digest(folder / WEIGHTS)}, indent=2))
+    with Output(folder, "captioner") as draft:
+        save_file(state, draft / WEIGHTS)
+        content = {**config, "weights": file_digest(draft / WEIGHTS)}
+        fill(draft / CONFIG, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -41,23 +47,20 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights of a folder, whose files are those that were saved where its configuration says which these are.
+    """Read the weights of a folder.
 
     Raises:
-        CheckpointError: a file is missing, damaged or was changed.
+        CheckpointError: the file is missing, or its checksum differs from the one in the configuration.
     """
     from safetensors.torch import load_file
 
     weights = _file_of(folder, WEIGHTS)
+    if config.get("weights") not in (None, file_digest(weights)):
+        raise CheckpointError(
+            f"{str(weights)!r} has another checksum than {CONFIG} names: it is damaged or incomplete; fetch it again"
+        )
     state = load_file(weights)
     refuse_nan(state, weights)
-    changed = [CONFIG] if "seal" in config and unseal((folder / CONFIG).read_text(encoding="utf-8")) is None else []
-    changed += [WEIGHTS] if config.get("weights") not in (None, file_digest(weights)) else []
-    if changed:
-        raise CheckpointError(
-            f"{str(folder / changed[0])!r} is not what was saved: it is damaged or was changed; fetch the folder "
-            f"again, or remove the lines 'seal' and 'weights' from {CONFIG} where it was changed on purpose"
-        )
     return state
 
 

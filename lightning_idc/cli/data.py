@@ -37,14 +37,14 @@ MODULES = {
 }
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
-       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--key value ...]
+       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--overwrite true] [--key value ...]
        lightning-idc data count NAME [--root DIR] [--split SPLIT] [--key value ...]
 
 `ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
 cannot be used; --root and any other key are arguments of the data module. `prepare` downloads what may be
-downloaded, unpacks an archive that you fetched, verifies what there is, and tells the steps that are left. `count`
-counts the captions of every split, or of one, as tables 1 and 2 of OmniDiff do: pairs, captions, words, sentences,
-vocabulary, and the share of long captions; it reads no image.
+downloaded, unpacks an archive that you fetched, which replaces other files only with --overwrite true, verifies what
+there is, and tells the steps that are left. `count` counts the captions of every split, or of one, as tables 1 and 2 of
+OmniDiff do: pairs, captions, words, sentences, vocabulary, and the share of long captions; it reads no image.
 
 NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
@@ -89,11 +89,13 @@ def _prepare(name: str, arguments: list[str]) -> int:
     from lightning_idc.data.tables.prepare import prepare
 
     given = parse_overrides(arguments)
-    archive = given.pop("archive", None)
+    archive, overwrite = given.pop("archive", None), given.pop("overwrite", False)
+    if not isinstance(overwrite, bool):
+        raise ConfigError(f"--overwrite is {overwrite!r}; expected true or false")
     data = _build(name, "prepare", given)
     if not isinstance(data, Benchmark):
         raise ConfigError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
-    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say)
+    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say, overwrite)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
     return _told(left)

@@ -8,8 +8,7 @@ from lightning_idc.cli import typed
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import atomic_write
-from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.outputs import check_file, write_file
 from lightning_idc.utils.text import printable
 
 
@@ -24,6 +23,7 @@ def describe(
     options: ModelOptions,
     json: bool = False,
     save: Path | None = None,
+    overwrite: bool = False,
     no_where: bool = False,
 ) -> int:
     """Say what changed between two images, how sure that is, and where.
@@ -34,12 +34,13 @@ def describe(
         options: of the captioner.
         json: print the answer, with the map of where, as one JSON object.
         save: picture to write, a .png: both images with boxes, map and caption.
+        overwrite: replace a picture that this command did not write.
         no_where: leave the place out, which costs a vision-language model many further looks.
     """
     if save is not None and save.suffix.lower() != ".png":
         raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
     if save is not None:
-        check_target("--save", save, (before, after))
+        check_file("--save", save, (before, after, *options.files()), overwrite)
         # the answer, which may take minutes, would be lost
         if not save.parent.is_dir():
             raise ConfigError(
@@ -53,7 +54,7 @@ def describe(
         if save is not None:
             picture = picture_of(answer, captioner, before, after)
             try:
-                atomic_write(save, lambda path: picture.save(path, format="PNG"))
+                write_file(save, lambda path: picture.save(path, format="PNG"), overwrite)
             except OSError as error:
                 raise ConfigError(
                     f"cannot write {str(save)!r} ({error}); name a .png in a folder that exists"

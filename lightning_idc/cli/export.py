@@ -9,6 +9,7 @@ from lightning_idc.cli import typed
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.uploads import upload
 
 
 def run(given: list[str]) -> int:
@@ -22,6 +23,7 @@ def export(
     options: ModelOptions,
     layout: Literal["captioner", "model", "adapters"] = "captioner",
     push: str | None = None,
+    overwrite: bool = False,
 ) -> int:
     """Write a captioner for programs without this library, into a folder.
 
@@ -34,27 +36,31 @@ def export(
         options: of the captioner.
         layout: of hf: captioner for this library; model for a vision-language model that transformers and vLLM read,
             LoRA merged; adapters for LoRA as PEFT has it.
-        push: of hf, OWNER/NAME on the hub to upload the folder to, made private where it is missing.
+        push: of hf, OWNER/NAME on the hub to upload the written files to, made private where it is missing.
+        overwrite: replace files of the folder that this command did not write.
     """
     if kind != "hf" and (push is not None or layout != "captioner"):
         raise ConfigError(f"--push and --layout belong to `export hf`; found them with {kind}")
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{str(out)!r} is a file; name a folder to write")
+    inputs = [] if options.model is None else [options.model]
     with noted():
-        captioner = options.open()
         if kind == "hf":
-            from lightning_idc.models.vlm.publishing import upload, write_repository
+            from lightning_idc.models.vlm.publishing import CARD, repository, write_repository
 
-            folder = write_repository(captioner, out, push or f"OWNER/{out.name}", layout)
+            repository(out, overwrite, inputs).check(CARD)
+            repo = push or f"OWNER/{out.resolve().name}"
+            output = write_repository(options.open(), out, repo, layout, overwrite=overwrite, inputs=inputs)
             if push is not None:
                 try:
-                    print(upload(folder, push))
+                    print(upload(output, push, "Upload an image difference captioner"))
                 except ConfigError as error:
-                    raise ConfigError(f"{error}; the files are in {str(folder)!r}") from error
+                    raise ConfigError(f"{error}; the files are in {str(out)!r}") from error
         else:
-            from lightning_idc.serve.export import write_graphs
+            from lightning_idc.serve.export import graphs, write_graphs
 
-            write_graphs(captioner.cpu(), out, kind)
-    for path in sorted(path for path in out.rglob("*") if path.is_file()):
+            output = graphs(out, kind, overwrite, inputs)
+            write_graphs(options.open().cpu(), out, kind, overwrite, inputs)
+    for path in sorted(out / file for file in output.files()):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def run(given: list[str]) -> int:
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:
         raise ConfigError(f"no converter for {method!r}; {nearest(method, CONVERTERS)}")
-    if target.exists():
+    if os.path.lexists(target):
         raise ConfigError(f"{str(target)!r} exists; name another file or folder")
     convert = class_of(CONVERTERS[method])
     options = parse_overrides(rest[3:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -13,7 +14,6 @@ from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.paths import check_target
 from lightning_idc.utils.text import printable
 
 INSTRUCTION = "Write the instruction, one short imperative sentence, that turns the first image into the second."
@@ -55,11 +55,14 @@ def compare(
     reg: Path | None = None,
     junit: Path | None = None,
     report: Path | None = None,
+    tolerance: float = 0.0,
+    allow_pixels: int = 0,
 ) -> int:
     """Compare two folders of images, and describe what differs.
 
-    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described. Exit status:
-    0, or with --fail-on 1 where something changed; 2 where an image could not be read.
+    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described; all bands,
+    opacity and frames are compared as the files store them. Exit status: 0, or with --fail-on 1 where something
+    changed; 2 where an image could not be read.
 
     Args:
         before: folder of images as they were.
@@ -71,29 +74,34 @@ def compare(
             differs.
         reg: file to write as reg-cli does, its reg.json.
         junit: JUnit XML to write, a test per pair.
-        report: HTML page to write, with both images of every pair; --where adds boxes.
+        tolerance: greatest difference of a value that counts as equal, such as 4 of 255.
+        allow_pixels: number of pixels of a pair that may differ.
+        report: HTML page to write, with both images of every pair, and the folder NAME_pictures beside it with those of
+            greater size; --where adds boxes.
     """
     with noted():
+        from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
         from lightning_idc.serve.pairs import list_pairs
 
-        out = formats.check_out(batch.out or Path("comparison.jsonl"))
-        for option, file in (("--reg", reg), ("--junit", junit), ("--report", report)):
-            if file is not None:
-                formats.check_folder(option, file)
         pairs = list_pairs([before, after])
-        captioner, records = run_batch(options, pairs, batch, out, gate=True)
-        formats.write_records(records, out)
+        reports, overwrite = {"--reg": reg, "--junit": junit}, batch.overwrite
+        inputs: list[str | Path] = [*formats.inputs_of([before, after], pairs), *batch.ignore, *options.files()]
+        out = formats.check_outputs(
+            batch.out or Path("comparison.jsonl"), inputs, overwrite, reports=reports, page=report, pairs=len(pairs)
+        )
+        captioner, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
+        formats.write_records(records, out, overwrite)
         # a job must not fail for a pair that its reports let pass
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
         if reg is not None:
-            formats.write_reg(judged, before, after, reg)
+            formats.write_reg(judged, before, after, reg, overwrite)
         if junit is not None:
-            formats.write_junit(judged, junit)
+            formats.write_junit(judged, junit, overwrite)
         if report is not None:
             title = f"{Path(before).name} against {Path(after).name}"
-            formats.write_html(judged, title, captioner.input_spec.options, report)
+            formats.write_html(judged, title, captioner.input_spec.options, report, overwrite=overwrite, inputs=inputs)
         finish(out)
     for record in judged:
         if record["status"] != "unchanged":
@@ -122,17 +130,17 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
         from lightning_idc.serve.batch import finish, run_batch
         from lightning_idc.serve.pairs import list_pairs
 
-        out = formats.check_out(batch.out or Path("predictions.jsonl"))
-        check_target("--out", out, pairs)
         found = list_pairs(pairs)
+        inputs: list[str | Path] = [*formats.inputs_of(pairs, found), *batch.ignore, *options.files()]
+        out = formats.check_outputs(batch.out or Path("predictions.jsonl"), inputs, batch.overwrite)
         lonely = [pair.id for pair in found if pair.before is None or pair.after is None]
         if lonely:
             raise DataError(
                 f"{len(lonely)} images have no partner of the same name on the other side: {', '.join(lonely[:5])}; "
                 "`lightning-idc compare` lists them as new and deleted"
             )
-        _, records = run_batch(options, found, batch, out, gate=False)
-        formats.write_records(records, out)
+        _, records = run_batch(options, found, batch, out, None)
+        formats.write_records(records, out, batch.overwrite)
         finish(out)
     failed = [record for record in records if record["status"] == "failed"]
     for record in failed:
@@ -169,7 +177,7 @@ def caption_pairs(
         from lightning_idc.models.vlm.module import VLMCaptioner
         from lightning_idc.serve.batch import answered
         from lightning_idc.serve.pairs import list_pairs
-        from lightning_idc.utils.files import atomic_write
+        from lightning_idc.utils.outputs import new_file
 
         captioner = options.open()
         if style == "instruction":
@@ -185,14 +193,15 @@ def caption_pairs(
             print(f"note: {lonely} images have no partner and get no caption", file=sys.stderr)
         files = {pair.id: pair.after.with_suffix(".txt") for pair in pairs if pair.after is not None}
         _refuse_shared(files)
-        lacking = [pair for pair in pairs if not files[pair.id].exists()]
+        lacking = [pair for pair in pairs if not os.path.lexists(files[pair.id])]
         failed = 0
-        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), gate=False):
+        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), None):
             for record in records:
                 if record["status"] == "failed":
                     failed += 1
                     print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
                 else:
-                    atomic_write(files[record["id"]], record["caption"] + "\n")
+                    with new_file(files[record["id"]]) as part:
+                        part.write_bytes(f"{record['caption']}\n".encode("utf-8", "replace"))
     print(f"{len(lacking) - failed} captions written, {len(pairs) - len(lacking)} were there, {failed} failed")
     return FAILED if failed else 0

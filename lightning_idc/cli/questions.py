@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
@@ -54,12 +54,13 @@ def run(given: list[str]) -> int:
     add("--published-keys", action="store_true", help="keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong")
     add("--by-task", action="store_true", help="score: each question for itself, by task")
     add("--tokens", type=int, default=128, help="ask: most tokens of an answer (default: 128)")
+    add("--overwrite", action="store_true", help="replace a file that this command did not write")
     options = arguments.parse_args(given[1:])
     letters = options.letters.lower()
     if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
         raise ConfigError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
     if options.out is not None:
-        check_target("--out", Path(options.out), [options.file])
+        check_file("--out", Path(options.out), [options.file], options.overwrite)
     return _ask(options) if options.what == "ask" else _score(options, letters)
 
 
@@ -82,12 +83,9 @@ def _ask(options: argparse.Namespace) -> int:
     for question in questions:
         by_images.setdefault(question.images, []).append(question)
     ask = _asker(options)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("w", encoding="utf-8") as file:
-        for about in by_images.values():
-            for record in _answered(ask, about, options.contrast):
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
+    records = [record for about in by_images.values() for record in _answered(ask, about, options.contrast)]
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_file(target, lines.encode("utf-8", "replace"), options.overwrite, [options.file])
     print(f"{len(questions)} answers: {target}; now: lightning-idc questions score {target}")
     return 0
 
@@ -132,7 +130,6 @@ def _asker(options: argparse.Namespace) -> QuestionAnswerer:
 
 def _score(options: argparse.Namespace, letters: str) -> int:
     from lightning_idc.metrics.paired_accuracy import accuracy_by_task, paired_accuracy, read_answers
-    from lightning_idc.utils.files import save
 
     answers = read_answers(options.file, options.published_keys)
     about: dict[str, Any] = {"file": Path(options.file).name, "letters": letters}
@@ -149,7 +146,9 @@ def _score(options: argparse.Namespace, letters: str) -> int:
             f"questions answered rightly:    {pairs.questions:.1f} % of {2 * pairs.counted}",
         ]
     text = json.dumps(about, indent=1)
-    if options.out and not save(Path(options.out), lambda path: path.write_text(text + "\n", encoding="utf-8")):
+    if options.out and not saved(
+        Path(options.out), lambda: write_file(options.out, f"{text}\n", options.overwrite, [options.file])
+    ):
         return 1
     if options.json:
         print(text)

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import save
-from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.outputs import check_file, saved, write_file
 from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
@@ -43,12 +42,14 @@ def run(given: list[str]) -> int:
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
     if options.out:
-        check_target("--out", Path(options.out), _inputs(options))
+        check_file("--out", Path(options.out), _inputs(options), options.overwrite)
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
     data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may be no UTF-8
-    written = not options.out or save(Path(options.out), lambda path: path.write_bytes(data))
+    written = not options.out or saved(
+        Path(options.out), lambda: write_file(options.out, data, options.overwrite, _inputs(options))
+    )
     if options.json:
         whole = encodable(text, sys.stdout.encoding) == text
         print(text if whole else json.dumps(result, indent=1, allow_nan=False))
@@ -118,6 +119,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     add("--data", help="name for the result")
     add("--json", action="store_true", help="print the result as JSON")
     add("--out", help="also write the result there")
+    add("--overwrite", action="store_true", help="replace a file that this command did not write")
 
 
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
@@ -248,9 +250,9 @@ def _files(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    from lightning_idc.metrics.content import unpacked
+    from lightning_idc.utils.jsonfiles import read_bytes
 
-    return hashlib.sha256(unpacked(path)).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _list_protocols() -> int:

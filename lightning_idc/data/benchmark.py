@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from lightning_idc.data.annotations import find
 from lightning_idc.data.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import FileSource, Record, Root
-from lightning_idc.data.tables.jsonfiles import find
 from lightning_idc.utils.errors import ConfigError, DataError, check_choice
 
 _SHOWN = 5

@@ -17,9 +17,9 @@ from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.store.decoded import decoded_once
 from lightning_idc.data.tables.record_table import distinct
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
-from lightning_idc.images.images import Interpolation
+from lightning_idc.images.options import PLAIN, Bands, ImageOptions, ValueRange
+from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample, stack_images
-from lightning_idc.images.value_range import Bands, ImageOptions, ValueRange
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError, check_choice, check_number
 
@@ -298,7 +298,7 @@ def refuse_options(options: ImageOptions, why: str) -> None:
     Raises:
         ConfigError: one is given.
     """
-    given = [name for name, value in options.to_dict().items() if value is not None]
+    given = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
     if given:
         raise ConfigError(f"{why}; {given[0]} has no meaning there, leave it out")
 

@@ -10,8 +10,8 @@ import torch
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.sampling import PairSampler, sample_seed
 from lightning_idc.data.source import PairSource, View
+from lightning_idc.images.options import PLAIN
 from lightning_idc.images.types import PairSample
-from lightning_idc.images.value_range import PLAIN
 from lightning_idc.utils.errors import ConfigError, check_positive
 
 

@@ -1,1 +1,1 @@
-"""Images: the types of a pair, decoding files, mapping values to uint8."""
+"""Images: decode a file to stored values, map them to uint8, compare files, and what a captioner reads."""

@@ -6,25 +6,22 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lightning_idc.images.bars import content
-from lightning_idc.images.images import Interpolation, open_pair, resize, warn_of_sizes
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import Source, read_pair, warn_of_sizes
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample, ProvidesInputSpec
-from lightning_idc.images.value_range import PLAIN, ImageOptions
 from lightning_idc.utils.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 FAR_SCALE = 4.0
 """Images are reported that are scaled by more than this, down or, by half as much, up."""
 FAR_ASPECT = 0.15
 """Images are reported whose ratio of width to height differs by a larger share than this."""
-_OPTIONS = ("value_range", "bands", "page", "fill_nan")
+_OPTIONS = ("value_range", "bands", "page", "fill_nan", "crop_bars")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +54,15 @@ class InputSpec:
         return cls(
             None if size is None else (int(size[0]), int(size[1])),
             stored.get("interpolation") or "bilinear",
-            ImageOptions(**{name: stored.get(name) for name in _OPTIONS}),
+            ImageOptions(**{name: stored[name] for name in _OPTIONS if stored.get(name) is not None}),
             stored.get("channels"),
             stored.get("domain"),
         )
 
     def read(
         self,
-        before: str | Path | bytes | Image | Tensor,
-        after: str | Path | bytes | Image | Tensor,
+        before: Source,
+        after: Source,
         id: str = "pair",
         options: ImageOptions | None = None,
     ) -> PairSample:
@@ -85,7 +82,8 @@ class InputSpec:
             DataError: an image cannot be read, or the number of channels is not the captioner's.
         """
         name = "" if id == "pair" else id
-        first, second = open_pair(before, after, options or self.options, name)
+        options = options or self.options
+        first, second = read_pair(before, after, options, name)
         for side, image in (("before", first), ("after", second)):
             if self.channels is not None and len(image) != self.channels:
                 raise DataError(
@@ -95,7 +93,7 @@ class InputSpec:
         sizes = [(int(image.shape[1]), int(image.shape[2])) for image in (first, second)]
         warn_of_sizes(sizes[0], sizes[1], self.size, scaled=True)
         meta: dict[str, Any] = {"sizes": sizes}
-        if self.size is not None and sizes[0] == sizes[1]:
+        if options.crop_bars and self.size is not None and sizes[0] == sizes[1]:
             rows, columns = content(first, second, self.size)
             (height, width), inner = sizes[0], first[:, rows, columns]
             if inner.shape != first.shape:

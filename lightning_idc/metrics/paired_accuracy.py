@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.content import Content, short
+from lightning_idc.metrics.content import Content
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import short
 
 Images = TypeVar("Images")
 CONTRAST = "Please identify the similarities and differences between these two images"

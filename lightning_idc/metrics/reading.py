@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content, short, writable
+from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.jsonfiles import check_text, short
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def _checked(values: dict[str, Any], content: Content) -> dict[str, Any]:
     if not values:
         raise DataError(f"{content.name} holds nothing")
     for key in values:
-        writable(key, f"{content.name}: the id {key!r}")
+        check_text(key, f"{content.name}: the id {key!r}")
     return values
 
 
@@ -179,7 +180,7 @@ def _id(record: Mapping[str, Any], where: str) -> str:
     value = record[names[0]]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where}: {names[0]} is {short(value)}; expected text or a whole number")
-    return writable(str(value), f"{where}: {names[0]}")
+    return check_text(str(value), f"{where}: {names[0]}")
 
 
 def _said(record: Mapping[str, Any], where: str, field: str | None = None) -> str:
@@ -203,7 +204,7 @@ def _one_text(value: Any, where: str) -> str:
         value = value["caption"]
     if not isinstance(value, str):
         raise DataError(f"{where} is {short(value)}; expected one caption, as text")
-    return writable(value, where)
+    return check_text(value, where)
 
 
 def _truth(record: Mapping[str, Any], where: str) -> ReferenceRecord:
@@ -230,7 +231,7 @@ def _texts(value: Any, where: str) -> list[str]:
             item = " ".join(item)
         if not isinstance(item, str):
             raise DataError(f"{where} holds {short(item)}; expected texts")
-        texts.append(writable(item, where))
+        texts.append(check_text(item, where))
     return texts
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
 from lightning_idc.utils.errors import CheckpointError, ConfigError
-from lightning_idc.utils.files import atomic_write
 
 WEIGHTS = "adapter.safetensors"
 
@@ -66,13 +65,13 @@ class Adapter(nn.Module):
         return 0.0, 0
 
     def save(self, net: nn.Module, folder: Path) -> None:
-        """Write the weights into a folder of their own; all processes must call this, the first one writes."""
+        """Write the weights into a new folder of their own; all processes must call this, the first one writes."""
         from safetensors.torch import save_file
 
         state = full_state_dict(self.state_dict())
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
+            save_file(state, folder / WEIGHTS)
 
     def load(self, net: nn.Module, folder: Path) -> None:
         """Read what :meth:`save` wrote.

@@ -16,6 +16,8 @@ from lightning_idc.checkpoints.reading import class_named
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero, is_sharded
 from lightning_idc.utils.errors import CheckpointError, ConfigError
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
 
 RECORDS = "adapters.json"
 
@@ -97,12 +99,12 @@ class AdapterSet(nn.ModuleDict):
     def save(self, net: nn.Module, folder: Path) -> None:
         """Write records and weights of the adapters that are not merged; all processes must call this."""
         loose = {name: adapter for name, adapter in self.installed().items() if not adapter.merged}
-        for name, adapter in loose.items():
-            adapter.save(net, folder / name)
-        if is_rank_zero():
-            folder.mkdir(parents=True, exist_ok=True)
-            records = {name: self.recorded[name] for name in loose}
-            (folder / RECORDS).write_text(json.dumps(records, indent=2), encoding="utf-8")
+        with ExitStack() as stack:
+            draft = stack.enter_context(Output(folder, "adapters")) if is_rank_zero() else folder
+            for name, adapter in loose.items():
+                adapter.save(net, draft / name)
+            if is_rank_zero():
+                fill(draft / RECORDS, json.dumps({name: self.recorded[name] for name in loose}, indent=2))
         all_gather_object(None)  # no process goes on to read what is not written yet
 
     def load(self, net: nn.Module, folder: Path, device: torch.device) -> None:

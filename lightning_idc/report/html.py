@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_idc.metrics.confusion import Confusion
 from lightning_idc.report.pages import FEWEST_PIXELS, as_picture, data_uri, number, write_page
 from lightning_idc.report.summary import Summary, as_table
 from lightning_idc.report.table import Table
+from lightning_idc.utils.outputs import Output
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
 """What is shown for each pair, the first in bold: sentence BLEU says little."""
@@ -53,6 +53,35 @@ class Entry:
     change_score: float | None = None
 
 
+def pictures_of(target: Path) -> Path:
+    """Folder of the pictures in full size of a report."""
+    return target.with_name(f"{target.stem}_pictures")
+
+
+def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
+    own = [pictures_of(target).name]
+    return Output(target.parent, target.name, overwrite, inputs, own, option)
+
+
+def check_report(
+    target: Path, pairs: int, overwrite: bool = False, inputs: Iterable[str | Path] = (), option: str = ""
+) -> None:
+    """Refuse a report that :func:`write_report` would refuse, before the work whose result it is to show.
+
+    Args:
+        target: the file.
+        pairs: number of entries.
+        overwrite: whether files of others may be replaced.
+        inputs: files and folders that are read.
+        option: that names the report, for the message.
+
+    Raises:
+        ConfigError: a file of the report would take the place of another one, or of an input.
+    """
+    parts = range(1, max(1, math.ceil(pairs / PER_FILE)) + 1)
+    _output(target.expanduser(), overwrite, inputs, option).check(*(_part_name(target, part) for part in parts))
+
+
 def write_report(
     target: Path,
     title: str,
@@ -62,15 +91,16 @@ def write_report(
     confusion: Confusion | None = None,
     subtitle: str = "",
     thumbnail: int = 192,
-    pictures: Path | None = None,
-    name: str | None = None,
+    full_size: bool = False,
     per_file: int = PER_FILE,
     found_boxes: bool = False,
+    overwrite: bool = False,
+    inputs: Sequence[str | Path] = (),
 ) -> list[Path]:
     """Write a report, one entry after another, so that no more than one pair of images is in memory.
 
     Args:
-        target: the file, overwritten; pairs beyond ``per_file`` stand in ``report_2.html`` and so on beside it.
+        target: the file; pairs beyond ``per_file`` stand in ``report_2.html`` and so on beside it.
         title: heading.
         entries: drawn in this order.
         summary: table of scores.
@@ -78,44 +108,47 @@ def write_report(
         confusion: change against no change.
         subtitle: below the heading.
         thumbnail: greatest height and width of the pictures on the page, pixels.
-        pictures: folder beside the file, emptied first, for those in full size that are greater; none without.
-        name: by which the file will be known, where it is written under another one first.
+        full_size: write pictures that are greater into the folder of :func:`pictures_of`, too.
         per_file: most pairs of one file.
         found_boxes: boxes are those that the captioner found, and no ground truth.
+        overwrite: whether files of others may be replaced.
+        inputs: files and folders that are read.
 
     Returns:
         the files.
+
+    Raises:
+        ConfigError: a file of the report would take the place of another one, or of an input.
     """
-    known = Path(name or target.name)
-    writer = _Writer(thumbnail, pictures, "found" if found_boxes else "truth")
-    if pictures is not None:
-        shutil.rmtree(pictures, ignore_errors=True)
+    target = target.expanduser()
     tables = [
         *([] if summary is None else [as_table(summary)]),
         *([] if confusion is None else [_confusion(confusion)]),
     ]
     rest, files = iter(entries), []
-    for part in itertools.count(1):
-        first = list(itertools.islice(rest, 1))
-        if part > 1 and not first:
-            break
-        # whether there is a further part is known when this one is written
-        chunk = _Chunk(itertools.chain(first, rest), per_file)
-        file = target if part == 1 else target.with_name(_part_name(known, part))
-        write_page(
-            file,
-            "report.html",
-            title,
-            subtitle,
-            scripts=("common.js", "report.js"),
-            pairs=map(writer.payload, chunk),
-            rest=lambda chunk=chunk, part=part: writer.rest(known, part, chunk.further),  # type: ignore[misc]
-            tables=tables,
-            about=about or {},
-            found_boxes=found_boxes,
-        )
-        files.append(file)
-        rest = chunk.entries
+    output = _output(target, overwrite, inputs)
+    with output as draft:
+        writer = _Writer(thumbnail, draft / output.own[0] if full_size else None, "found" if found_boxes else "truth")
+        for part in itertools.count(1):
+            first = list(itertools.islice(rest, 1))
+            if part > 1 and not first:
+                break
+            # whether there is a further part is known when this one is written
+            chunk = _Chunk(itertools.chain(first, rest), per_file)
+            files.append(target.with_name(_part_name(target, part)))
+            write_page(
+                draft / files[-1].name,
+                "report.html",
+                title,
+                subtitle,
+                scripts=("common.js", "report.js"),
+                pairs=map(writer.payload, chunk),
+                rest=lambda chunk=chunk, part=part: writer.rest(target, part, chunk.further),  # type: ignore[misc]
+                tables=tables,
+                about=about or {},
+                found_boxes=found_boxes,
+            )
+            rest = chunk.entries
     return files
 
 

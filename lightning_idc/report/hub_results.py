@@ -14,7 +14,8 @@ import yaml
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.results import part_of
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
 
 FOLDER, BENCHMARK = ".eval_results", "eval.yaml"
 
@@ -153,7 +154,9 @@ def _named_split(result: Mapping[str, Any]) -> str:
     return f"split {result['data']['split'] or 'unknown'}"
 
 
-def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: str, out: Path) -> list[Path]:
+def write_hub(
+    results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: str, out: Path, overwrite: bool = False
+) -> list[Path]:
     """Write ``eval.yaml``, for the benchmark, and ``.eval_results/NAME.yaml``, for the model of each result.
 
     Args:
@@ -161,6 +164,7 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         folder: that the files lie in; a result is named by its place there.
         dataset: name of the benchmark's repository, ``OWNER/NAME``.
         out: folder of what is written.
+        overwrite: whether files of others may be replaced.
 
     Returns:
         the files.
@@ -168,22 +172,24 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
     Raises:
         DataError: there is no result, the name is none of a repository, two results would be one file, results
             would be mixed that do not compare, or the folder cannot be written to.
+        ConfigError: a file of others is there.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
         raise DataError(f"{dataset!r} is not a repository of the hub; expected OWNER/NAME")
     if not results:
         raise DataError(f"there is no result in {str(folder)!r}; expected files of ShowResults or `score --out`")
-    made = {out / BENCHMARK: yaml.safe_dump(benchmark(results, dataset), sort_keys=False)}
+    made = {BENCHMARK: yaml.safe_dump(benchmark(results, dataset), sort_keys=False)}
     named: dict[str, Path] = {}
     for path, result in results.items():
         name = "-".join(path.relative_to(folder).with_suffix("").parts)
         if (other := named.setdefault(name, path)) != path:
             raise DataError(f"{other} and {path} would both be {FOLDER}/{name}.yaml; rename one of their folders")
-        made[out / FOLDER / f"{name}.yaml"] = yaml.safe_dump(entries(result, dataset), sort_keys=False)
+        made[f"{FOLDER}/{name}.yaml"] = yaml.safe_dump(entries(result, dataset), sort_keys=False)
     try:
-        for path, text in made.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, text)
+        with Output(out, f"results for {dataset}", overwrite, results, option="--out") as draft:
+            (draft / FOLDER).mkdir()
+            for name, text in made.items():
+                fill(draft / name, text)
     except OSError as error:
         raise DataError(f"{out} cannot be written to ({error.strerror}); name another folder with --out") from error
-    return list(made)
+    return [out / name for name in made]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_idc.data.plotting import plot_pair
-from lightning_idc.images.images import open_pair, resize
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import resize
 from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.no_change import says_nothing_changed
 from lightning_idc.models.captioner import PairCaptioner
@@ -122,7 +123,7 @@ def picture_of(answer: Answer, captioner: PairCaptioner, before: str | Path, aft
         before: file.
         after: file.
     """
-    first, second = open_pair(before, after, captioner.input_spec.options)
+    first, second = read_pair(before, after, captioner.input_spec.options)
     second = resize(second, (first.shape[1], first.shape[2]))
     boxes = torch.tensor(answer.boxes, dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
     score = "" if answer.change_score is None else f"change score {answer.change_score:.2f}"

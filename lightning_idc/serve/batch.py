@@ -15,9 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.callbacks.write_predictions import line_of, prediction_key, records_of
-from lightning_idc.images.images import open_pair, resize
+from lightning_idc.callbacks.write_predictions import check_part, line_of, prediction_key, records_of, remove_part
+from lightning_idc.images.compare import Comparison, Tolerance, compare_files
 from lightning_idc.images.input_spec import InputSpec
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import Answer, answer_pairs
@@ -32,36 +34,42 @@ _RETRIES = 3
 """Of a batch whose actor died."""
 
 
-class FilePairs(Dataset[tuple[FilePair, PairSample | str | None]]):
-    """Pairs as they are read: the sample, None where no pixel differs, or why it cannot be read."""
+class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
+    """Pairs as they are read: the sample, the comparison where pixels are equal, or why they cannot be read."""
 
-    def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: bool) -> None:
+    def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: Tolerance | None) -> None:
         self.pairs, self.spec, self.ignored, self.gate = pairs, spec, ignored, gate
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | str | None]:
+    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | Comparison | str | None]:
         pair = self.pairs[index]
         try:
             return pair, self._read(pair)
         except IDCError as error:
             return pair, str(error)
 
-    def _read(self, pair: FilePair) -> PairSample | None:
+    def _read(self, pair: FilePair) -> PairSample | Comparison | None:
         if pair.before is None or pair.after is None:
             return None
-        before, after = open_pair(pair.before, pair.after, self.spec.options, pair.id)
-        same_size = before.shape == after.shape
-        if same_size or self.ignored.given:
-            after = self.ignored.apply(pair.id, before, after if same_size else resize(after, _size(before)))
-        if self.gate and same_size and torch.equal(before, after):
-            return None
-        return self.spec.read(before, after, pair.id)
+        # stored values decide, since what is shown may lose a difference: opacity, other bands, other pages
+        ignore = partial(self.ignored.mask, pair.id)
+        comparison = None
+        if self.gate is not None:
+            comparison = compare_files(pair.before, pair.after, pair.id, ignore, self.gate.value)
+            if comparison.pixels <= self.gate.pixels:
+                return comparison
+        before, after = read_pair(pair.before, pair.after, self.spec.options, pair.id)
+        if self.ignored.given:
+            after = self.ignored.apply(pair.id, before, resize(after, _size(before)))
+        sample = self.spec.read(before, after, pair.id)
+        sample.meta["comparison"] = comparison
+        return sample
 
 
 def run_batch(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: bool
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: Tolerance | None
 ) -> tuple[PairCaptioner, list[dict[str, Any]]]:
     """Answer pairs, and keep each answer beside ``out`` as soon as it is there.
 
@@ -70,7 +78,7 @@ def run_batch(
         pairs: of files.
         options: of the run.
         out: what ``.part`` is appended to for the answers of an unfinished run.
-        gate: take pairs of which no pixel differs for unchanged, without describing them.
+        gate: Limits within which a pair is unchanged and not described; None describes every pair.
 
     Returns:
         The captioner, and records in the order of the pairs.
@@ -88,9 +96,9 @@ def run_batch(
     if done:
         print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
     part.parent.mkdir(parents=True, exist_ok=True)
+    if not done:
+        atomic_write(part, line_of({"prediction": key}))
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
-        if not part.stat().st_size:
-            _append(file, [{"prediction": key}])
         left = [pair for pair in pairs if pair.id not in done]
         on_ray = options.engine == "ray"
         found = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
@@ -102,7 +110,7 @@ def run_batch(
 
 
 def answered(
-    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: bool
+    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Answers batch by batch, one record per pair.
 
@@ -110,7 +118,7 @@ def answered(
         captioner: that answers.
         pairs: of files.
         options: of the run.
-        gate: take pairs of which no pixel differs for unchanged, without describing them.
+        gate: Limits within which a pair is unchanged and not described; None describes every pair.
 
     Raises:
         ConfigError: the size of batches or the number of workers is not one.
@@ -125,7 +133,7 @@ def answered(
 
 
 def answered_on_ray(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: bool
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
 ) -> Iterator[list[dict[str, Any]]]:
     """The same batches as of `answered`, by actors of Ray, as they are done; a batch whose actor dies is dealt again.
 
@@ -150,7 +158,7 @@ def answered_on_ray(
 class _Answerer:
     """Answers batches in a process of Ray's."""
 
-    def __init__(self, model: ModelOptions, options: BatchOptions, gate: bool) -> None:
+    def __init__(self, model: ModelOptions, options: BatchOptions, gate: Tolerance | None) -> None:
         self.model, self.options, self.gate = model, options, gate
 
     def prepare(self) -> None:
@@ -162,7 +170,7 @@ class _Answerer:
 
 def finish(out: Path) -> None:
     """Forget the answers of a run whose file is written."""
-    out.with_name(f"{out.name}.part").unlink(missing_ok=True)
+    remove_part(out.with_name(f"{out.name}.part"))
 
 
 def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
@@ -170,13 +178,13 @@ def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
 
     So are pairs of which a picture was written since.
     """
+    check_part(part)
     if not part.is_file():
         return {}
     since = part.stat().st_mtime_ns
     found = list(records_of(part))
     if not any("id" in record for record in found):
-        part.unlink()  # it was stopped before its first answer
-        return {}
+        return {}  # it was stopped before its first answer
     if found[0].get("prediction") != key:
         raise DataError(
             f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
@@ -201,7 +209,7 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 
 def _records(
-    captioner: PairCaptioner, batch: Sequence[tuple[FilePair, PairSample | str | None]], where: bool
+    captioner: PairCaptioner, batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]], where: bool
 ) -> Iterator[dict[str, Any]]:
     """One record per pair of a batch, in its order."""
     samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
@@ -209,19 +217,22 @@ def _records(
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]
+            comparison = sample.meta["comparison"]
             if answer.says_changed:
-                yield _record(pair, "changed", answer)
+                yield _record(pair, "changed", answer, comparison)
             else:
                 # an unchanged pair has no place of a change
-                yield _record(pair, "unchanged", replace(answer, boxes=[]))
+                yield _record(pair, "unchanged", replace(answer, boxes=[]), comparison)
         elif isinstance(sample, str):
             yield {**_record(pair, "failed"), "error": sample}
         else:
             missing = "new" if pair.before is None else "deleted" if pair.after is None else "unchanged"
-            yield _record(pair, missing)
+            yield _record(pair, missing, comparison=sample)
 
 
-def _record(pair: FilePair, status: str, answer: Answer | None = None) -> dict[str, Any]:
+def _record(
+    pair: FilePair, status: str, answer: Answer | None = None, comparison: Comparison | None = None
+) -> dict[str, Any]:
     return {
         "id": pair.id,
         "before": None if pair.before is None else str(pair.before),
@@ -231,6 +242,7 @@ def _record(pair: FilePair, status: str, answer: Answer | None = None) -> dict[s
         "caption": None if answer is None else answer.caption,
         "log_prob": None if answer is None else answer.log_prob,
         "change_score": None if answer is None else answer.change_score,
+        "compared": None if comparison is None else str(comparison),
         "boxes": [] if answer is None else answer.boxes,
         "error": None,
     }

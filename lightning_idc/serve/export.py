@@ -6,8 +6,8 @@ program, which takes thirty lines (docs/tasks/export.md).
 
 from __future__ import annotations
 
-import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,8 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.transformer import DecoderState
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
 
 ABOUT = "captioner.json"
 """File beside the graphs: words, size of images, and ids that decoding has to know."""
@@ -119,30 +120,48 @@ def about(captioner: PairCaptioner) -> dict[str, Any]:
     }
 
 
-def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "torch"] = "onnx") -> Path:
+def write_graphs(
+    captioner: PairCaptioner,
+    folder: Path,
+    kind: Literal["onnx", "torch"] = "onnx",
+    overwrite: bool = False,
+    inputs: Sequence[str | Path] = (),
+) -> Path:
     """Write ``encoder`` and ``step`` and, beside them, what a program must know; return the folder.
 
     Args:
         captioner: a small one.
         folder: made where it is missing.
         kind: ``onnx``, or ``torch`` for ``.pt2`` files of torch.export.
+        overwrite: whether files of others in the folder may be replaced.
+        inputs: files and folders that the captioner is read from.
 
     Raises:
-        ConfigError: the network cannot be exported.
+        ConfigError: the network cannot be exported, or a file of others is in the way.
     """
     if kind == "onnx":
         import onnxscript  # noqa: F401  torch's own words for its absence do not name the extra, and come late
-    found = programs(captioner)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, program in found.items():
-        if kind == "onnx":
-            _write_onnx(program, folder / f"{name}.onnx")
-        else:
-            packed = io.BytesIO()  # torch warns of names of files that do not end with .pt2
-            torch.export.save(program, packed)
-            atomic_write(folder / f"{name}.pt2", packed.getvalue())
-    atomic_write(folder / ABOUT, json.dumps(about(captioner)))
+    with graphs(folder, kind, overwrite, inputs) as draft:
+        for name, program in programs(captioner).items():
+            if kind == "onnx":
+                _write_onnx(program, draft / f"{name}.onnx")
+            else:
+                torch.export.save(program, draft / f"{name}.pt2")
+        fill(draft / ABOUT, json.dumps(about(captioner)))
     return folder
+
+
+def graphs(
+    folder: Path, kind: Literal["onnx", "torch"], overwrite: bool = False, inputs: Sequence[str | Path] = ()
+) -> Output:
+    """The files of :func:`write_graphs` in a folder, where none of others is in their way; arguments as there.
+
+    Raises:
+        ConfigError: a file of others is in the way.
+    """
+    output = Output(folder, f"graphs for {kind}", overwrite, inputs)
+    output.check(ABOUT, *(f"{name}.{'onnx' if kind == 'onnx' else 'pt2'}" for name in ("encoder", "step")))
+    return output
 
 
 def _write_onnx(program: ExportedProgram, target: Path) -> None:
@@ -150,4 +169,4 @@ def _write_onnx(program: ExportedProgram, target: Path) -> None:
     written = torch.onnx.export(program, output_names=outputs, verbose=False)
     if written is None:
         raise ConfigError(f"torch made no ONNX graph of {target.stem}")
-    atomic_write(target, written.model_proto.SerializeToString())
+    fill(target, written.model_proto.SerializeToString())

@@ -15,67 +15,105 @@ from xml.etree import ElementTree
 import torch
 
 from lightning_idc.callbacks.write_predictions import line_of
-from lightning_idc.images.images import open_pair, resize
-from lightning_idc.images.value_range import ImageOptions
-from lightning_idc.report.html import Entry, write_report
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import resize
+from lightning_idc.report.html import Entry, check_report, pictures_of, write_report
+from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import atomic_write
-from lightning_idc.utils.paths import check_target
+from lightning_idc.utils.outputs import check_apart, check_file, write_file
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
 """Of pairs in reports; ``differs`` are those of :func:`by_pixels`."""
 KINDS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First letters of a text that a spreadsheet takes for a formula."""
 
 
-def check_out(out: Path) -> Path:
-    """The file to write, whose folder is made where it is missing.
+def check_outputs(
+    out: Path,
+    inputs: Sequence[str | Path],
+    overwrite: bool = False,
+    *,
+    reports: Mapping[str, Path | None] | None = None,
+    page: Path | None = None,
+    pairs: int = 0,
+) -> Path:
+    """See that all files of a command can be written, before the work whose results they are to hold.
+
+    Args:
+        out: file of the records.
+        inputs: files and folders that are read; no file is written over them, or into them.
+        overwrite: whether files of others may be replaced.
+        reports: further files by option; None for those that are not asked for.
+        page: HTML report, with the folder of its pictures.
+        pairs: number of pairs in the report.
+
+    Returns:
+        The file of the records, ``~`` expanded.
 
     Raises:
-        ConfigError: its ending names no format, or there can be no such folder.
+        ConfigError: the ending of ``out`` names no format, or a file cannot be written.
     """
     if out.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
-    check_folder("--out", out.expanduser())
-    return out.expanduser()
+    out, files = out.expanduser(), {"--out": out, **(reports or {})}
+    pictures = None if page is None else pictures_of(page)
+    check_apart({**files, "--report": page, "the pictures of --report": pictures})
+    for option, file in files.items():
+        if file is not None:
+            check_file(option, file, inputs, overwrite)
+            _make_folder(option, file)
+    if page is not None:
+        check_report(page, pairs, overwrite, inputs, "--report")
+        _make_folder("--report", page)
+    return out
 
 
-def check_folder(option: str, file: Path) -> None:
-    """Make the folder of a file, and see that the file is none, before the work whose result it is to hold.
+def inputs_of(paths: Sequence[str | Path], pairs: Sequence[FilePair]) -> list[Path]:
+    """Files and folders that are read: the folders of images, or a table with the images that it names.
 
     Args:
-        option: that names the file.
-        file: to write later.
-
-    Raises:
-        ConfigError: there can be no such folder, or the file is a folder.
+        paths: of :func:`~lightning_idc.serve.pairs.list_pairs`.
+        pairs: that they name.
     """
-    check_target(option, file)
+    named = [Path(path).expanduser() for path in paths]
+    if len(named) == 2 and all(path.is_dir() for path in named):
+        return named
+    if len(named) == 1 and named[0].is_dir():
+        return list(sides_of(named[0]))
+    return [*named, *(path for pair in pairs for path in (pair.before, pair.after) if path is not None)]
+
+
+def _make_folder(option: str, file: Path) -> None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.expanduser().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{option} {str(file)!r} cannot be written ({error.strerror}); name a file in a folder that can be made"
         ) from error
 
 
-def write_records(records: Sequence[Record], out: Path) -> None:
+def write_records(records: Sequence[Record], out: Path, overwrite: bool = False) -> None:
     """Write one record per pair in the format of the file's ending.
 
     Args:
         records: with equal names; ``boxes`` is a list of lists, text in CSV.
         out: the file.
+        overwrite: whether a file of others may be replaced.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     kind = out.suffix.lower()
     if kind == ".jsonl":
-        atomic_write(out, "".join(line_of(dict(record)) for record in records))
+        write_file(out, "".join(line_of(dict(record)) for record in records), overwrite)
     elif kind == ".csv":
         text = io.StringIO()
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**record, "boxes": json.dumps(record["boxes"])} for record in records)
-        atomic_write(out, text.getvalue().encode("utf-8", "replace"))
+        for record in records:
+            cells = {name: _as_cell(value) for name, value in record.items()}
+            writer.writerow({**cells, "boxes": json.dumps(record["boxes"])})
+        write_file(out, text.getvalue().encode("utf-8", "replace"), overwrite)
     else:
         import pyarrow
         from pyarrow import parquet
@@ -86,7 +124,12 @@ def write_records(records: Sequence[Record], out: Path) -> None:
             [(name, boxes if name == "boxes" else names.get(name, pyarrow.string())) for name in records[0]]
         )
         table = pyarrow.Table.from_pylist([dict(record) for record in records], schema)
-        atomic_write(out, lambda path: parquet.write_table(table, path))
+        write_file(out, lambda path: parquet.write_table(table, path), overwrite)
+
+
+def _as_cell(value: Any) -> Any:
+    """Text that no spreadsheet runs as a formula; other values as they are."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def counts(records: Sequence[Record]) -> str:
@@ -108,7 +151,7 @@ def by_pixels(records: Sequence[Record]) -> list[Record]:
     ]
 
 
-def write_reg(records: Sequence[Record], before: str, after: str, target: Path) -> None:
+def write_reg(records: Sequence[Record], before: str, after: str, target: Path, overwrite: bool = False) -> None:
     """Write what reg-cli writes as ``reg.json``, for reporters that read it.
 
     Args:
@@ -116,6 +159,7 @@ def write_reg(records: Sequence[Record], before: str, after: str, target: Path) 
         before: folder of the first images.
         after: folder of the second images.
         target: the file.
+        overwrite: whether a file of others may be replaced.
     """
     roots = {"before": Path(before).resolve(), "after": Path(after).resolve()}
 
@@ -139,16 +183,17 @@ def write_reg(records: Sequence[Record], before: str, after: str, target: Path) 
         "diffDir": "",
         "captions": {name(record, "after"): record["caption"] for record in records if record["caption"]},
     }
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    write_file(target, text.encode("utf-8", "replace"), overwrite)
 
 
-def write_junit(records: Sequence[Record], target: Path) -> None:
+def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False) -> None:
     """Write a JUnit report: a test per pair, failed where something changed, in error where it could not be read.
 
     Args:
         records: of :func:`~lightning_idc.serve.batch.run_batch`.
         target: the file.
+        overwrite: whether a file of others may be replaced.
     """
     found = Counter(record["status"] for record in records)
     changed = found["changed"] + found["differs"] + found["new"] + found["deleted"]
@@ -165,11 +210,17 @@ def write_junit(records: Sequence[Record], target: Path) -> None:
                 said = f"pixels differ, and the captioner says: {record['caption']}"
             failure = ElementTree.SubElement(case, "failure", {"message": _xml(said), "type": record["status"]})
             failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True))
+    write_file(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True), overwrite)
 
 
-def write_html(records: Sequence[Record], title: str, options: ImageOptions, target: Path) -> None:
+def write_html(
+    records: Sequence[Record],
+    title: str,
+    options: ImageOptions,
+    target: Path,
+    overwrite: bool = False,
+    inputs: Sequence[str | Path] = (),
+) -> None:
     """Write a page with both images of every pair, what was said and where, the changed ones first.
 
     Args:
@@ -177,25 +228,28 @@ def write_html(records: Sequence[Record], title: str, options: ImageOptions, tar
         title: heading.
         options: how images are read.
         target: the file; pictures of greater size lie in a folder beside it.
+        overwrite: whether files of others may be replaced.
+        inputs: files and folders that are read.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(records, key=lambda record: STATES.index(record["status"]))
-    pictures = target.with_name(f"{target.stem}_pictures")
-
-    def write(path: Path) -> None:
-        entries = (_entry(record, options) for record in ordered)
-        write_report(
-            path, title, entries, subtitle=counts(records), pictures=pictures, name=target.name, found_boxes=True
-        )
-
-    atomic_write(target, write)
+    entries = (_entry(record, options) for record in ordered)
+    write_report(
+        target,
+        title,
+        entries,
+        subtitle=counts(records),
+        full_size=True,
+        found_boxes=True,
+        overwrite=overwrite,
+        inputs=inputs,
+    )
 
 
 def _entry(record: Record, options: ImageOptions) -> Entry:
     said = record["caption"] or record["error"] or f"the image is {record['status']}"
     found = Entry(record["id"], said, [], record["status"], record["log_prob"], change_score=record["change_score"])
     if record["before"] and record["after"] and record["status"] != "failed":
-        first, second = open_pair(record["before"], record["after"], options)
+        first, second = read_pair(record["before"], record["after"], options)
         # pages show three bands; of others the first ones
         pair = [(image if len(image) > 2 else image[:1].expand(3, -1, -1))[:3] for image in (first, second)]
         found.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))

@@ -70,6 +70,13 @@ class ModelOptions:
     revision: str | None = None
     image: Sequence[str] = ()
 
+    def files(self) -> list[Path]:
+        """The file of the captioner, or those of its folder; none where it is from elsewhere."""
+        if self.model is None:
+            return []
+        path = Path(self.model).expanduser()
+        return [file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
+
     def open(self) -> PairCaptioner:
         """The captioner, ready to describe pairs.
 
@@ -147,7 +154,7 @@ def _image_options(given: Sequence[str]) -> dict[str, Any]:
     """Options of reading images from ``name=value``."""
     import yaml
 
-    from lightning_idc.images.value_range import ImageOptions
+    from lightning_idc.images.options import ImageOptions
     from lightning_idc.utils.arguments import accepted_arguments
 
     known = accepted_arguments(ImageOptions) or ()

@@ -13,7 +13,9 @@ class BatchOptions:
     """How many pairs are answered.
 
     Args:
-        out: file to write, .jsonl, .csv or .parquet; a run that was stopped goes on from what lies beside it.
+        out: file to write, .jsonl, .csv or .parquet; a run that was stopped goes on from what lies beside it. In .csv a
+            text that a spreadsheet would take for a formula begins with '.
+        overwrite: replace files that this command did not write.
         batch_size: pairs per batch.
         workers: processes that read images; 0 reads them in this one.
         where: also say where each change lies, with boxes in pixels; costs up to 128 further looks at each pair.
@@ -25,6 +27,7 @@ class BatchOptions:
     """
 
     out: Path | None = None
+    overwrite: bool = False
     batch_size: int = 16
     workers: int = 0
     where: bool = False

@@ -8,20 +8,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import SIDES
-from lightning_idc.data.tables.pair_folders import images_below, read_tables
-from lightning_idc.data.tables.tables import KINDS
-from lightning_idc.images.image_files import opacity
-from lightning_idc.images.images import read_image, resize
+from lightning_idc.data.tables.pair_columns import SIDES, pairs_of, wanted
+from lightning_idc.data.tables.pair_folders import images_below
+from lightning_idc.data.tables.tables import Faults, read_table, table_ending
+from lightning_idc.images.decode import decode
+from lightning_idc.images.raw import opaque
+from lightning_idc.images.resize import resize
+from lightning_idc.images.to_uint8 import to_uint8
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 EXPECTED = (
-    "expected two folders, a folder that holds before/ and after/, a .csv or .jsonl table with the columns before and "
-    "after, or a .txt list with two paths a line"
+    "expected two folders, a folder that holds before/ and after/, a .csv, .tsv or .jsonl table with the columns "
+    "before and after, or a .txt list with two paths a line"
 )
 
 
@@ -55,12 +59,12 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     missing = [str(path) for path in given if not path.exists()]
     if missing:
         raise DatasetNotFoundError(f"there is no {missing[0]!r}; {EXPECTED}")
-    if len(given) == 1 and given[0].is_dir() and all((given[0] / side).is_dir() for side in SIDES):
-        given = [given[0] / side for side in SIDES]
+    if len(given) == 1 and given[0].is_dir():
+        given = sides_of(given[0]) or given
     if len(given) == 2 and all(path.is_dir() for path in given):
         found = _of_folders(*given)
-    elif len(given) == 1 and given[0].suffix.lower() in KINDS:
-        records = read_tables(Root(given[0].parent), [(given[0], None)]).records
+    elif len(given) == 1 and table_ending(given[0]) is not None:
+        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], wanted), None)
         found = [FilePair(record.id, record.before, record.after) for record in records]
     elif len(given) == 1 and given[0].suffix.lower() == ".txt":
         found = _of_list(given[0])
@@ -69,6 +73,12 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     if not found:
         raise DataError(f"{' and '.join(map(repr, map(str, given)))}: no pairs of images; {EXPECTED}")
     return found
+
+
+def sides_of(folder: Path) -> list[Path]:
+    """The folders ``before`` and ``after`` below a folder; empty where one is missing."""
+    sides = [folder / side for side in SIDES]
+    return sides if all(side.is_dir() for side in sides) else []
 
 
 def _of_folders(before: Path, after: Path) -> list[FilePair]:
@@ -82,30 +92,29 @@ def _of_folders(before: Path, after: Path) -> list[FilePair]:
 
 
 def _of_list(path: Path) -> list[FilePair]:
-    raw = path.read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        at = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path} is not UTF-8 (byte {raw[error.start]:#04x} in line {at}); save it as UTF-8") from None
-    found: dict[str, FilePair] = {}
-    # names may hold U+2028, where splitlines would end a line
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip() or line.startswith("#"):
+    pairs: dict[str, FilePair] = {}
+    faults = Faults(path)
+    for number, line in lines_of(read_text(path)):
+        if line.startswith("#"):
             continue
         parts = [part.strip() for part in (line.split("\t") if "\t" in line else line.split())]
         if len(parts) != 2:
-            raise DataError(f"{path}, line {number}: {len(parts)} paths; expected two, with a tab or space between")
+            faults.add(number, f"{len(parts)} paths; expected two, with a tab or space between")
+            continue
         name = parts[0] if parts[0] == parts[1] else "..".join(os.path.splitext(Path(part))[0] for part in parts)
         pair = FilePair(name, path.parent / parts[0], path.parent / parts[1])
-        if found.setdefault(name, pair) != pair:
-            raise DataError(
-                f"{path}, line {number}: the pair {name!r} is of other files than the one above of this name; names "
-                "must differ before the ending, or be given in a table with the columns id, before and after"
+        if name not in pairs:
+            pairs[name] = pair
+        elif pairs[name] == pair:
+            faults.add(number, f"the pair {name!r} comes twice")
+        else:
+            faults.add(
+                number,
+                f"the pair {name!r} is of other files than one above; names must differ before the ending, or be given "
+                "in a table with the columns id, before and after",
             )
-        if found[name] is not pair:
-            raise DataError(f"{path}, line {number}: the pair {name!r} stands there twice")
-    return list(found.values())
+    faults.check()
+    return list(pairs.values())
 
 
 class Ignored:
@@ -144,26 +153,38 @@ class Ignored:
 
     def apply(self, id: str, before: Tensor, after: Tensor) -> Tensor:
         """The second image ``(C, H, W)`` with the first one's pixels where nothing counts."""
+        mask = self.mask(id, (before.shape[1], before.shape[2]))
+        return after if mask is None else torch.where(torch.from_numpy(mask), before, after)
+
+    def mask(self, id: str, size: tuple[int, int]) -> np.ndarray | None:
+        """Pixels of a pair that do not count, bool ``(H, W)``; None where all count.
+
+        Args:
+            id: Name of the pair.
+            size: Height and width of its images.
+        """
         masks = [*self.masks, *(_mask(folder[id]) for folder in self.folders if id in folder)]
         if not masks and not self.boxes:
-            return after
-        after = after.clone()
+            return None
+        ignored = torch.zeros(size, dtype=torch.bool)
         for left, top, right, bottom in self.boxes:
-            after[:, top:bottom, left:right] = before[:, top:bottom, left:right]
+            ignored[top:bottom, left:right] = True
         for mask in masks:
-            if mask.shape != before.shape[1:]:
+            if mask.shape != ignored.shape:
                 warnings.warn(
-                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are "
-                    f"{before.shape[2]}x{before.shape[1]} pixels; it is scaled",
+                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are {size[1]}x{size[0]} "
+                    "pixels; it is scaled",
                     stacklevel=2,
                 )
-                mask = resize(mask[None].to(torch.uint8) * 255, (before.shape[1], before.shape[2]))[0] > 127
-            after[:, mask] = before[:, mask]
-        return after
+                mask = resize(mask[None].to(torch.uint8) * 255, size)[0] > 127
+            ignored |= mask
+        return ignored.numpy()
 
 
 def _mask(path: Path) -> Tensor:
-    bright = read_image(path).float().mean(0) > 127
-    opaque = opacity(path, repr(str(path)))
+    raw = decode(path)
+    shades = to_uint8([raw], name=repr(str(path)))[0]
+    bright = shades.mean(0, dtype="f4") > 127
     # images lie over white, where a mask on an empty layer would be bright all over and hide every change
-    return bright if opaque is None else bright & (torch.from_numpy(opaque) > 127)
+    solid = bright if raw.alpha is None else bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
+    return torch.from_numpy(solid)

@@ -16,7 +16,7 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import DataError, StoreError
-from lightning_idc.utils.files import save
+from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
 
 _AREA_SCORES = ("confidence", "similarity", "caption_similarity")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 
 BAR, LINE, MARGIN = 20, 3, 5
 """Black bar between the pictures (section 18.1), width of the red line, its distance to the box (scripts); pixels."""

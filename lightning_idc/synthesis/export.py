@@ -13,7 +13,17 @@ from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import ConfigError, DataError
 
 Layout = Literal["parquet", "webdataset", "jsonl"]
-_SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "webp"}
+_SUFFIXES = {
+    b"\x89PNG": "png",
+    b"\xff\xd8\xff": "jpg",
+    b"RIFF": "webp",
+    b"BM": "bmp",
+    b"GIF8": "gif",
+    b"II*\0": "tiff",
+    b"MM\0*": "tiff",
+    b"\0\0\0\x0cjP": "jp2",
+}
+"""Endings of encoded pictures by their first bytes."""
 
 
 def export_records(

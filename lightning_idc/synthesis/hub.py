@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.uploads import upload
 
 CARD = "README.md"
 
@@ -31,15 +33,14 @@ def push_records(
 
     Raises:
         DataError: as `export_records`, before anything is sent.
+        ConfigError: the hub does not answer, or refuses.
     """
-    from huggingface_hub import HfApi
-
-    with tempfile.TemporaryDirectory() as folder:
-        export_records(store, f"{folder}/data", images=images)
-        (Path(folder) / CARD).write_text(card_of(store, repo), encoding="utf-8")
-        api = HfApi()
-        api.create_repo(repo, repo_type="dataset", private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repo, repo_type="dataset", folder_path=folder, commit_message=message))
+    with tempfile.TemporaryDirectory() as place:
+        output = Output(place, "data set of pairs")
+        with output as draft:
+            export_records(store, f"{draft}/data", images=images)
+            fill(draft / CARD, card_of(store, repo))
+        return upload(output, repo, message, private, "dataset")
 
 
 def card_of(store: RecordStore, repo: str) -> str:

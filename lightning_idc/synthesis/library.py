@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.images.image_files import open_image
-from lightning_idc.images.images import resize
+from lightning_idc.images.decode import decode
+from lightning_idc.images.raw import opaque
+from lightning_idc.images.resize import resize
+from lightning_idc.images.to_uint8 import to_uint8
 from lightning_idc.utils.errors import DataError
 
 _SIDE = 112
@@ -95,12 +97,12 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     """
     things = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
-        with open_image(path, str(path)) as image:
-            pixels = np.array(image.convert("RGBA"))
-        inside = pixels[..., 3] > 127
+        raw = decode(path)
+        inside = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > opaque(raw.alpha.dtype) // 2
         if inside.all() or not inside.any():
             raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
-        things.append(_cut(path.stem.replace("_", " "), pixels[..., :3].transpose(2, 0, 1), inside))
+        raw.alpha = None
+        things.append(_cut(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
     if len(things) < 2:
         raise DataError(f"{folder} holds {len(things)} cut-outs; expected PNG files with transparency, at least two")
     return tuple(things)

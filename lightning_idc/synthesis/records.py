@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.images.images import read_image_bytes, resize
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.drawing import same_size
 from lightning_idc.utils.errors import DataError, IDCError
 
@@ -171,7 +172,7 @@ def decode_image(data: bytes, what: str) -> Tensor:
     Raises:
         DataError: the bytes are not an image, damaged or too large.
     """
-    return read_image_bytes(data, what)
+    return read_image(data, name=what)
 
 
 def encode_image(image: Tensor, image_format: ImageFormat = "png", quality: int = 95) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_idc.synthesis.export import suffix_of
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
 
 LONGEST_NAME = 200
 """Signs of a name; file systems allow 255 bytes, suffix included."""
@@ -21,15 +23,16 @@ class ReleasePairs(PipelineStage):
     """Writes the kept pairs as pictures and a table ``pairs.jsonl``, the form that `FolderPairs` reads.
 
     Args:
-        folder: that is written; its files are replaced.
+        folder: that is written; files of an earlier release are replaced.
         caption: name of the fact that is the caption.
         shares: of train, val and test.
         together: what stays in one split: pairs made of one ``file``, or each pair for itself by its ``id``. Few files
             may leave a split empty.
         seed: of the split.
+        overwrite: whether files of others in the folder may be replaced.
 
     Raises:
-        ConfigError: a record has no such fact.
+        ConfigError: a record has no such fact, or a file of others is in the way.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class ReleasePairs(PipelineStage):
         shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
         together: Literal["file", "id"] = "file",
         seed: int = 0,
+        overwrite: bool = False,
     ) -> None:
         super().__init__(seed)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(f"shares is {tuple(shares)}; expected three numbers that sum to 1, for train, val, test")
         check_choice("together", together, ("file", "id"))
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
+        self.overwrite = overwrite
 
     def settings(self) -> dict[str, Any]:
         return {"caption": self.caption, "shares": list(self.shares), "together": self.together}
@@ -60,17 +65,27 @@ class ReleasePairs(PipelineStage):
 
     def finish(self, store: RecordStore) -> None:
         _check_names(store)
-        (self.folder / "images").mkdir(parents=True, exist_ok=True)
+        with Output(self.folder, "release", self.overwrite, [store.folder]) as draft:
+            self.write(store, draft)
+
+    def write(self, store: RecordStore, folder: Path) -> None:
+        """Write the files of the release.
+
+        Args:
+            store: of the records.
+            folder: an empty one; the files move to their places afterwards.
+        """
+        (folder / "images").mkdir()
         lines: list[str] = []
         for record in store:
             if record.dropped is None:
                 paths = []
                 for number, side in enumerate(("before", "after")):
                     data = record.encoded(side)
-                    paths.append(f"images/{file_name(record.id)}_{number}.{suffix(data)}")
-                    (self.folder / paths[-1]).write_bytes(data)
+                    paths.append(f"images/{file_name(record.id)}_{number}.{suffix_of(data)}")
+                    fill(folder / paths[-1], data)
                 lines.append(json.dumps(self._row(record, *paths), ensure_ascii=False))
-        (self.folder / "pairs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        fill(folder / "pairs.jsonl", "".join(f"{line}\n" for line in lines))
         print(f"{len(lines)} pairs to train on: {self.folder}", flush=True)
 
     def _row(self, record: Record, before: str, after: str) -> dict[str, Any]:
@@ -100,15 +115,6 @@ def _check_names(store: RecordStore) -> None:
             if name in names:
                 raise DataError(f"two records would have the pictures {name!r}, the second being {id!r}; rename one")
             names.add(name)
-
-
-def suffix(data: bytes) -> str:
-    """Suffix of the file of an encoded image, by its content."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data)) as image:
-        format = str(image.format)
-    return {"JPEG": "jpg", "MPO": "jpg"}.get(format, format.lower())
 
 
 def file_name(id: str) -> str:

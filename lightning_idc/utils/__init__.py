@@ -1,1 +1,1 @@
-"""Helpers without a subject of their own: errors, files, text, names."""
+"""What every package may use: outputs, and the one HTTP client."""

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import platform
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -31,27 +30,34 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
     Raises:
         OSError: the file cannot be written.
     """
-    if target.parent == Path("/dev") or (target.exists() and not target.is_file() and not target.is_dir()):
-        return _fill(target, content)  # the superuser would put a file in the place of the device
+    if is_device(target):
+        return fill(target, content)  # the superuser would put a file in the place of the device
     partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        _fill(partial, content)
-        _flush(partial)  # a power cut must not leave a good name on an empty file
+        fill(partial, content)
+        flush(partial)  # a power cut must not leave a good name on an empty file
         os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    _flush(target.parent)  # nor lose the name
+    flush(target.parent)  # nor lose the name
 
 
-def _fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
+def is_device(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket, which is written to as it is."""
+    return path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
+
+
+def fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
+    """Write bytes, text (UTF-8), or whatever a function writes, into a file in place."""
     if callable(content):
         content(path)
     else:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -96,35 +102,6 @@ def remove_partials(folder: Path) -> None:
 
 def _machine() -> str:
     return digest(platform.node())[:6]
-
-
-def save(target: Path, write: Callable[[Path], Any]) -> bool:
-    """Write a file as :func:`atomic_write` does; say so, and go on, where that is impossible.
-
-    A full disk at the end of a test must not take the scores with it, which are on the screen by then.
-
-    Args:
-        target: the file.
-        write: writes the path it is given.
-
-    Returns:
-        Whether the file was written.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, write)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        print(f"could not write {target}: {reason}; make room there, or name another folder", file=sys.stderr)
-        return False
-    return True
-
-
-def save_json(target: Path, value: Any) -> bool:
-    """Write plain values; numbers that JSON does not know become null."""
-    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
-    # halves of surrogates cannot be written in UTF-8
-    return save(target, lambda path: path.write_text(text + "\n", encoding="utf-8", errors="replace"))
 
 
 def digest(*parts: Any) -> str:

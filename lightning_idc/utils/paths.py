@@ -1,12 +1,11 @@
-"""Paths: kept below their data folder, what the first bytes of a file say it is, what is not written over."""
+"""Paths: kept below their data folder, and what the first bytes of a file say it is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import DataError
 
 LONGEST_NAME = 255
 LONGEST_FOLDER = 3800
@@ -22,6 +21,9 @@ _KINDS = (
     (0, b"\x93NUMPY", "a NumPy array"),
     (0, b"\x89HDF", "an HDF5 file"),
     (0, b"PK\x03\x04", "a zip archive"),
+    (0, b"\xff\xd8\xff", "a JPEG that is damaged, lossless or has more than 8 bits per channel; convert it to PNG"),
+    (0, b"\xff\x0a", "JPEG XL; convert it to PNG"),
+    (4, b"JXL ", "JPEG XL; convert it to PNG"),
     (4, b"ftyphei", "a HEIC photograph"),
     (4, b"ftypmif1", "a HEIC photograph"),
     (128, b"DICM", "DICOM"),
@@ -87,20 +89,3 @@ def describe_start(start: bytes) -> str:
         if start[offset:].startswith(magic):
             return f"it is {kind}"
     return f"its first bytes are {start[:12]!r}"
-
-
-def check_target(option: str, target: Path, inputs: Iterable[str | Path] = ()) -> None:
-    """Refuse to write over a folder, or over a file that is read.
-
-    Args:
-        option: that names the target, for the message.
-        target: file to write.
-        inputs: paths that are read; those that are not there do not count.
-
-    Raises:
-        ConfigError: the target is a folder, or one of them.
-    """
-    if target.is_dir():
-        raise ConfigError(f"{option} {str(target)!r} is a folder; name a file in it")
-    if target.is_file() and any(os.path.isfile(path) and os.path.samefile(target, path) for path in inputs):
-        raise ConfigError(f"{option} {str(target)!r} is what is read, and would be lost; name another file")

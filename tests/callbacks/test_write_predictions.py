@@ -55,7 +55,7 @@ def reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     assert [record["id"] for record in written] == [record["id"] for record in said]
     assert [record["caption"] for record in written] == [record["caption"] for record in said]
     assert set(written[0]) == {"id", "caption", "log_prob", "change_score"} and len(written) == PAIRS
-    assert os.listdir(folder) == ["predictions.jsonl"]
+    assert sorted(os.listdir(folder)) == ["predictions.jsonl"]
     return written
 
 

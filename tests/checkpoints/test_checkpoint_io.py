@@ -104,12 +104,12 @@ KILLED = """
 import sys, torch
 from lightning_idc.checkpoints.checkpoint_io import write_checkpoint
 import os, lightning_idc.utils.files as files
-flush = files._flush
+flush = files.flush
 def dies(path):
     if os.path.isfile(path):
         os.kill(os.getpid(), 9)
     flush(path)
-files._flush = dies
+files.flush = dies
 write_checkpoint({"global_step": 2, "w": torch.zeros(1000)}, sys.argv[1])
 """
 

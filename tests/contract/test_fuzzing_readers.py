@@ -20,8 +20,8 @@ from test_hostile_checkpoints import MODEL, good  # noqa: F401
 from lightning_idc.checkpoints.checkpoint_io import newest_checkpoint
 from lightning_idc.cli.configuration import gather, parse_overrides, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
-from lightning_idc.images.images import read_image_bytes
-from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_image
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.utils.errors import IDCError
 
@@ -87,7 +87,7 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
         try:
-            image = read_image_bytes(data, "fuzz", options)
+            image = read_image(data, "fuzz", options)
         except IDCError as error:
             assert "fuzz" in str(error) and len(str(error)) < 1000
             return

@@ -28,7 +28,7 @@ from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.manifest import FORMAT, MANIFEST, Manifest, fingerprint_of, read_manifest
 from lightning_idc.data.store.reader import Store, shards_in
 from lightning_idc.data.tables.prepare import unpack
-from lightning_idc.images.images import read_image
+from lightning_idc.images.read import read_image
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize

@@ -24,7 +24,8 @@ from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.sampling import Draw
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
-from lightning_idc.images.images import read_image, resize
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 from lightning_idc.images.types import stack_images
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.confusion import confusion

@@ -100,6 +100,7 @@ def test_what_describes_the_input_travels(spot: Path, tmp_path: Path) -> None:
         "bands": None,
         "page": None,
         "fill_nan": None,
+        "crop_bars": False,
         "channels": 3,
         "domain": "rendered scenes (clevr_change)",
     }

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lightning_idc.data.annotations import read_objects
 from lightning_idc.data.benchmark import Benchmark
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
@@ -23,9 +24,9 @@ from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.jsonfiles import read_objects, read_text
 from lightning_idc.data.tables.prepare import unpack
 from lightning_idc.utils.errors import IDCError
+from lightning_idc.utils.jsonfiles import read_text
 
 # names that the parsers know, and what may stand where they expect something else
 KNOWN = (
@@ -208,7 +209,7 @@ def test_broken_gzip(raw: bytes, tmp_path: Path) -> None:
     try:
         read_text(tmp_path / "x.gz")
     except IDCError as error:
-        assert "fetch it again" in str(error) or "UTF-8" in str(error)
+        assert "cannot be read" in str(error) or "UTF-8" in str(error)
 
 
 @given(lines=st.lists(st.lists(TEXTS.filter(lambda t: "\ud800" not in t), max_size=12).map("\t".join), max_size=5))

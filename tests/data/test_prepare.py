@@ -20,7 +20,7 @@ from lightning_idc.data.benchmark import Remote
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.tables.prepare import download, prepare, unpack, wrong_with
-from lightning_idc.images.types import PairError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 GOOD = b'[{"img_id": "1", "sentences": ["x"]}]'
 PAGE = b"\n<!doctype html><html>Sign in to continue</html>"
@@ -60,7 +60,7 @@ def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
     ("name", "known", "told"),
     [
         ("page.json", {}, "it is a web page"),
-        ("half.json", {}, r"stopped after 32 of 37 bytes"),
+        ("half.json", {}, r"received 32 bytes, expected 37"),
         ("long.json", {"size": len(GOOD)}, "more than the 37 bytes"),
         ("good.json", {"size": 99}, "has 37 bytes; expected 99"),
         ("good.json", {"sha256": "0" * 64}, "SHA-256"),
@@ -77,7 +77,7 @@ def test_a_bad_file_leaves_nothing_behind(
 
 
 def test_no_server_gives_the_manual_step(tmp_path: Path) -> None:
-    assert "URLError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
+    assert "ConnectError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
 
 
 def test_prepare_fetches_verifies_and_tells_the_rest(
@@ -138,6 +138,17 @@ def test_archives_are_unpacked(tmp_path: Path) -> None:
         assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
 
 
+def test_no_member_of_an_archive_takes_the_place_of_another_file(tmp_path: Path) -> None:
+    root, archive = tmp_path / "root", zipped(tmp_path / "a.zip", {"a": b"1", "b": b"2", "c": b"3"})
+    root.mkdir()
+    (root / "a").write_bytes(b"1")
+    (root / "b").write_bytes(b"my annotations")
+    with pytest.raises(DataError, match=r"holds 1 files that would replace others, such as .*b.*--overwrite"):
+        unpack(archive, root)
+    assert {path.name: path.read_bytes() for path in root.iterdir()} == {"a": b"1", "b": b"my annotations"}
+    assert unpack(archive, root, overwrite=True) == 3 == unpack(archive, root) and (root / "b").read_bytes() == b"2"
+
+
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil"])
 def test_archives_that_leave_the_root_write_nothing(tmp_path: Path, name: str) -> None:
     root = tmp_path / "root"
@@ -145,7 +156,7 @@ def test_archives_that_leave_the_root_write_nothing(tmp_path: Path, name: str) -
         zipped(tmp_path / "a.zip", {"fine": b"1", name: b"2"}),
         tarred(tmp_path / "a.tar.gz", [(tarfile.TarInfo("fine"), b"1"), (tarfile.TarInfo(name), b"2")]),
     ):
-        with pytest.raises(PairError, match=r"leaves the data folder|must be relative"):
+        with pytest.raises(DataError, match=r"leaves the data folder|must be relative"):
             unpack(archive, root)
         assert not list(root.iterdir()) and not (tmp_path / "evil").exists()
 
@@ -153,19 +164,19 @@ def test_archives_that_leave_the_root_write_nothing(tmp_path: Path, name: str) -
 def test_links_in_archives_are_refused(tmp_path: Path) -> None:
     link = tarfile.TarInfo("images")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc"
-    with pytest.raises(PairError, match="link or device"):
+    with pytest.raises(DataError, match="link or device"):
         unpack(tarred(tmp_path / "a.tar.gz", [(link, b"")]), tmp_path / "root")
     info = zipfile.ZipInfo("images")
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr(info, "/etc")
-    with pytest.raises(PairError, match="holds the link"):
+    with pytest.raises(DataError, match="holds the link"):
         unpack(tmp_path / "a.zip", tmp_path / "root")
 
 
 def test_a_web_page_saved_as_an_archive(tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz").write_bytes(PAGE)
-    with pytest.raises(PairError, match="it is a web page"):
+    with pytest.raises(DataError, match="it is a web page"):
         unpack(tmp_path / "data.tar.gz", tmp_path / "root")
 
 
@@ -180,7 +191,7 @@ def test_archives_that_are_cut_locked_or_of_another_kind_say_what_to_do(tmp_path
         (b"Rar!\x1a\x07\0...", r"neither a zip nor a tar archive: .*; unpack it by hand below .*root"),
     ):
         (tmp_path / "archive").write_bytes(content)
-        with pytest.raises(PairError, match=told) as raised:
+        with pytest.raises(DataError, match=told) as raised:
             unpack(tmp_path / "archive", tmp_path / "root")
         assert "ZipInfo" not in str(raised.value) and "fetch it again" not in str(raised.value)
         assert not list((tmp_path / "root").iterdir())
@@ -208,5 +219,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert cli.run(["data", "check", "spot_the_diff", "--root", str(tmp_path / "root")]) == 1
     told = capsys.readouterr().out
     assert "Spot-the-Diff (grouped)\n" in told and "found 1 pairs" in told and "resized_images/1.png" in told
-    with pytest.raises(PairError, match="not a benchmark with files"):
+    with pytest.raises(ConfigError, match="not a benchmark with files"):
         cli.run(["data", "prepare", "folder", "--root", str(tmp_path)])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.images.images import read_image
-from lightning_idc.images.raster import MAX_PIXELS
-from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.raw import MAX_PIXELS
+from lightning_idc.images.read import read_image
 from lightning_idc.utils.errors import DataError
 
 SIDE = 8000

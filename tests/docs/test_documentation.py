@@ -183,4 +183,4 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.M
     start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     assert 'href="methods/adpo/"' in start, "links of README lead to pages"
     reference = (tmp_path / "site" / "api" / "lightning_idc.methods" / "index.html").read_text(encoding="utf-8")
-    assert 'id="pairtransformer"' in reference and "<strong>Args</strong>" in reference
+    assert 'id="procap"' in reference and "<strong>Args</strong>" in reference

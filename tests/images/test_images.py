@@ -1,4 +1,4 @@
-"""Reading images: oracle is PIL or bytes written by hand; whatever is wrong must end in a PairError."""
+"""Reading images: oracle is PIL or bytes written by hand; whatever is wrong must end in a DataError."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.images import images
-from lightning_idc.images.images import as_pair, as_tensor, open_pair, read_image, resize
+from lightning_idc.images import resize as resizing
 from lightning_idc.images.input_spec import InputSpec
-from lightning_idc.images.types import PairError
-from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_image, read_pair, warn_of_sizes
+from lightning_idc.images.resize import resize
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import inside
 
 
@@ -45,8 +46,8 @@ def test_pixels_are_those_of_the_file(tmp_path: Path, noise: np.ndarray) -> None
 
 
 def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"pair 'x': there is no image .*absent\.png"):
-        read_image(tmp_path / "absent.png", "pair 'x'")
+    with pytest.raises(DataError, match=r"pair 'x': '.*absent\.png': there is no image"):
+        read_image(tmp_path / "absent.png", name="pair 'x'")
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.9])
@@ -54,7 +55,7 @@ def test_truncated(tmp_path: Path, noise: np.ndarray, kept: float) -> None:
     Image.fromarray(noise).save(tmp_path / "a.png")
     whole = (tmp_path / "a.png").read_bytes()
     (tmp_path / "a.png").write_bytes(whole[: int(len(whole) * kept)])
-    with pytest.raises(PairError, match=r"a\.png.*damaged"):
+    with pytest.raises(DataError, match=r"a\.png.*damaged"):
         read_image(tmp_path / "a.png")
 
 
@@ -65,14 +66,14 @@ def test_every_cut_of_a_png_and_a_jpeg_is_told(tmp_path: Path, noise: np.ndarray
         whole = path.read_bytes()
         for length in range(0, len(whole) - 40, 97):
             path.write_bytes(whole[:length])
-            with pytest.raises(PairError):
+            with pytest.raises(DataError):
                 read_image(path)
 
 
 def test_huge_header_is_refused_before_decoding(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png_header(100_000, 100_000))
     limit = Image.MAX_IMAGE_PIXELS
-    with pytest.raises(PairError, match="claims 10,000,000,000 pixels; at most"):
+    with pytest.raises(DataError, match="claims 10,000,000,000 pixels; at most"):
         read_image(tmp_path / "a.png")
     assert limit == Image.MAX_IMAGE_PIXELS
 
@@ -80,28 +81,28 @@ def test_huge_header_is_refused_before_decoding(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [(0, 5), (5, 0)])
 def test_header_without_pixels(tmp_path: Path, size: tuple[int, int]) -> None:
     (tmp_path / "a.png").write_bytes(png_header(*size))
-    with pytest.raises(PairError):
+    with pytest.raises(DataError):
         read_image(tmp_path / "a.png")
 
 
 def test_web_page_saved_as_png(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("<!DOCTYPE html><html>please log in</html>")
-    with pytest.raises(PairError, match="web page"):
+    with pytest.raises(DataError, match="web page"):
         read_image(tmp_path / "a.png")
 
 
 def test_empty_file(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
-    with pytest.raises(PairError, match="empty"):
+    with pytest.raises(DataError, match="empty"):
         read_image(tmp_path / "a.png")
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
     values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
     Image.fromarray(values).save(tmp_path / "a.png")
-    with pytest.raises(PairError, match=r"uint16 values from 0 to 65535, which 8 bits cannot keep.*value_range"):
+    with pytest.raises(DataError, match=r"uint16 values from 0 to 65535, which 8 bits cannot keep.*value_range"):
         read_image(tmp_path / "a.png")
-    image = read_image(tmp_path / "a.png", options=ImageOptions(value_range=(0, 65535)))
+    image = read_image(tmp_path / "a.png", ImageOptions(value_range=(0, 65535)))
     assert np.abs(image[0].numpy().astype(int) - np.arange(256).reshape(16, 16)).max() <= 1
 
 
@@ -118,10 +119,10 @@ def test_palette_with_transparency_lies_over_white(tmp_path: Path) -> None:
 def test_modes(mode: str) -> None:
     deep = mode in ("I", "F")
     if deep:
-        with pytest.raises(PairError, match="8 bits cannot keep"):
-            as_tensor(Image.new(mode, (6, 4)), "before")
+        with pytest.raises(DataError, match="8 bits cannot keep"):
+            read_image(Image.new(mode, (6, 4)))
     options = ImageOptions(value_range="auto") if deep else ImageOptions()
-    image = as_tensor(Image.new(mode, (6, 4)), "before", options)
+    image = read_image(Image.new(mode, (6, 4)), options)
     assert image.shape == (3, 4, 6) and image.dtype == torch.uint8
 
 
@@ -139,13 +140,13 @@ def test_path_that_leaves_the_root(tmp_path: Path, path: str) -> None:
     (root / "b").mkdir(parents=True)
     (tmp_path / "a.png").write_bytes(b"secret")
     (root / "link").symlink_to(tmp_path)
-    with pytest.raises(PairError, match="line 3"):
+    with pytest.raises(DataError, match="line 3"):
         inside(root, path, "line 3")
 
 
 def test_links_in_a_circle_never_end_in_another_error(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
-    with pytest.raises(PairError):  # from inside() or, where this version of Python lets it pass, for want of a file
+    with pytest.raises(DataError):  # from inside() or, where this version of Python lets it pass, for want of a file
         read_image(inside(tmp_path, "circle/a.png", "line 3"))
 
 
@@ -153,18 +154,17 @@ def test_path_inside_is_kept(tmp_path: Path) -> None:
     assert inside(tmp_path, "b/../c/d.png", "x") == (tmp_path / "c/d.png").resolve()
 
 
-def test_pair_takes_the_size_of_the_first() -> None:
+def test_a_pair_takes_the_size_of_the_first_and_warns_of_another_one() -> None:
     before, after = torch.zeros(3, 8, 9, dtype=torch.uint8), torch.zeros(3, 5, 5, dtype=torch.uint8)
     with pytest.warns(UserWarning, match="before is 9x8 and after is 5x5 pixels; both are stretched to 9x8"):
-        assert [tuple(i.shape) for i in as_pair(before, after, None)] == [(3, 8, 9)] * 2
+        assert InputSpec().read(before, after).after.shape == (3, 8, 9)
     with pytest.warns(UserWarning, match="stretched to 4x2"):
-        assert [tuple(i.shape) for i in as_pair(before, after, (2, 4))] == [(3, 2, 4)] * 2
-    twice = torch.zeros(3, 16, 18, dtype=torch.uint8)
+        assert InputSpec((2, 4)).read(before, after).after.shape == (3, 2, 4)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the same aspect only changes the scale, which `size` asks for
-        assert [tuple(i.shape) for i in as_pair(before, twice, (2, 4))] == [(3, 2, 4)] * 2
-    with pytest.raises(PairError, match=r"after image is torch.float32"):
-        as_pair(before, after.float(), None)
+        warnings.simplefilter("error")  # the same aspect only changes the scale, which the size asks for
+        warn_of_sizes((8, 9), (16, 18), (2, 4))
+    with pytest.raises(DataError, match=r"after image is torch.float32"):
+        read_pair(before, after.float())
 
 
 @pytest.mark.parametrize(
@@ -181,21 +181,21 @@ def test_what_is_no_image_is_named_with_what_is(given: Any, found: str) -> None:
     expected = (
         f"the after image is of type {found}; expected a path, the bytes of a file, a PIL image or a uint8 tensor"
     )
-    with pytest.raises(PairError, match=expected):
-        open_pair(image, given)
+    with pytest.raises(DataError, match=expected):
+        read_pair(image, given)
 
 
 def test_a_folder_and_a_pipe_are_there_and_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, found in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is a pipe or a device")):
-        with pytest.raises(PairError, match=rf"'{re.escape(str(path))}' {found}; expected the path of an image file"):
+        with pytest.raises(DataError, match=rf"'{re.escape(str(path))}' {found}; expected the path of an image file"):
             read_image(path)
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 9), (3, 0, 9), (3, 8, 0)])
 def test_a_tensor_without_a_pixel_is_refused(shape: tuple[int, int, int]) -> None:
     image = torch.zeros(shape, dtype=torch.uint8)
-    with pytest.raises(PairError, match=rf"before image is torch.uint8 {re.escape(str(shape))}; expected uint8"):
+    with pytest.raises(DataError, match=rf"before image is torch.uint8 {re.escape(str(shape))}; expected uint8"):
         InputSpec((8, 8)).read(image, image)
 
 
@@ -207,14 +207,14 @@ def test_large_images_are_scaled_as_small_ones(
     image = torch.randint(0, 256, (3, 31, 17), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     whole = resize(image, size)
     made: list[int] = []
-    scale = images._interpolated
+    scale = resizing._interpolate
 
     def counted(pixels: torch.Tensor, *arguments: Any) -> torch.Tensor:
         made.append(pixels.numel())
         return scale(pixels, *arguments)
 
-    monkeypatch.setattr(images, "_AT_ONCE", at_once)
-    monkeypatch.setattr(images, "_interpolated", counted)
+    monkeypatch.setattr(resizing, "_MAX_VALUES", at_once)
+    monkeypatch.setattr(resizing, "_interpolate", counted)
     assert torch.equal(resize(image, size), whole)
     # the last pass is over what the first one left
     assert size == image.shape[1:] or max(made[:-1]) <= max(at_once, 3 * 17)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.metrics import content
 from lightning_idc.metrics.reading import (
     read_ious,
     read_predictions,
@@ -83,14 +82,14 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
         ("", "is empty"),
         ("   \n", "is empty"),
         ("<!doctype html><p>404", "HTML or XML page"),
-        ("{", "is not JSON"),
-        ("id,caption\n1,a house", r"p.json, line 1 is not JSON, but begins with 'id,caption'; expected .* \(JSONL\)"),
+        ("{", "not JSON"),
+        ("id,caption\n1,a house", r"p.json, line 1: not JSON \(Expecting value.*\): 'id,caption'"),
         ("[1, 2]", "record 1 is 1; expected an object"),
         ("3", "expected a list of records, or a map"),
         ("{}", "holds nothing"),
         ("[]", "holds nothing"),
-        ('{"a": "x", "a": "y"}', r"^\S+ has 'a' twice"),
-        ('{"a": NaN}', r"^\S+ holds NaN"),
+        ('{"a": "x", "a": "y"}', r"p.json: not JSON \(the key 'a' comes twice in one object\)"),
+        ('{"a": NaN}', r"p.json: not JSON \(NaN is not a JSON number"),
         ('{"a": 3}', "'a' is 3; expected one caption"),
         ('{"a": ["x", "y"]}', "expected one caption"),
         ('{"a": "\\ud800"}', "lone surrogate"),
@@ -101,11 +100,11 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
         ('[{"id": "", "caption": "x"}]', "id is ''"),
         ('[{"id": "a", "caption": "x"}, {"id": "a", "caption": "x"}]', "comes again, with the same caption"),
         ('[{"id": 1, "caption": "x"}, {"id": "1", "caption": "y"}]', "comes again, with another caption"),
-        ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2 is not JSON"),
+        ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2: not JSON"),
         ('{"id": "a", "caption": "x"}\n{"id": "a", "caption": "x"}', "line 2: pair 'a' comes again"),
         ('{"images": [{"id": 1}], "annotations": []}', "are references, not captions"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "not JSON"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -124,7 +123,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"a": "x"}' * 100)[:-12])
     with pytest.raises(DataError, match="cannot be read"):
         read_predictions(tmp_path / "cut.json.gz")
-    monkeypatch.setattr(content, "MOST_BYTES", 1000)
+    monkeypatch.setattr("lightning_idc.utils.jsonfiles.MAX_BYTES", 1000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 100_000))
     with pytest.raises(DataError, match="more than"):
         read_predictions(tmp_path / "bomb.json.gz")

@@ -106,7 +106,7 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
     def full(target: Path, content: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lightning_idc.utils.files.atomic_write", full)
+    monkeypatch.setattr("lightning_idc.utils.outputs.fill", full)
     assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
     said = capsys.readouterr()
     assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err

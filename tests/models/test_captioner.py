@@ -212,32 +212,22 @@ def test_a_folder_cannot_name_foreign_code(trained: TinyCaptioner, tmp_path: Pat
         TinyCaptioner.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_flipped_bit_of_a_folder_is_refused_or_changes_nothing(
-    trained: TinyCaptioner, tmp_path: Path, name: str
-) -> None:
+def test_a_flipped_bit_of_the_weights_of_a_folder_is_refused(trained: TinyCaptioner, tmp_path: Path) -> None:
     trained.save_pretrained(tmp_path)
-    sound, chance = (tmp_path / name).read_bytes(), random.Random(0)
-    refused = 0
+    weights = tmp_path / "model.safetensors"
+    intact, random_bits = weights.read_bytes(), random.Random(0)
     for _ in range(15):
-        damaged = bytearray(sound)
-        damaged[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
-        (tmp_path / name).write_bytes(damaged)
-        try:
-            found = TinyCaptioner.from_pretrained(tmp_path)
-        except CheckpointError:
-            refused += 1
-        else:
-            assert_same(dict(found.state_dict()), host_state(trained))
-            assert found.hparams["vocabulary"] == trained.hparams["vocabulary"]
-    assert refused >= 10
-    (tmp_path / name).write_bytes(sound)
+        damaged = bytearray(intact)
+        damaged[random_bits.randrange(len(intact))] ^= 1 << random_bits.randrange(8)
+        weights.write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            TinyCaptioner.from_pretrained(tmp_path)
+
+
+def test_the_configuration_of_a_folder_may_be_edited(trained: TinyCaptioner, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["init_args"]["max_length"] = 4  # changed on purpose, and the lines that the refusal names removed
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"is not what was saved: .* remove the lines 'seal' and 'weights'"):
-        TinyCaptioner.from_pretrained(tmp_path)
-    del config["seal"], config["weights"]
+    config["init_args"]["max_length"] = 4
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert TinyCaptioner.from_pretrained(tmp_path).hparams["max_length"] == 4
 

@@ -54,8 +54,7 @@ def entries(count: int = 45) -> Iterator[Entry]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     summary = Summary({"all": {"CIDEr-D": 12.0}}, {"all": 45}, 45, {"METEOR": "not computed: no Java"})
-    pictures = folder / "report_pictures"
-    write_report(folder / "r.html", "A report", entries(), summary, {"data": "D"}, pictures=pictures)
+    write_report(folder / "r.html", "A report", entries(), summary, {"data": "D"}, full_size=True)
     return folder / "r.html"
 
 
@@ -201,9 +200,7 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
 
 def test_more_pairs_than_a_file_holds(browser: Any, tmp_path: Path) -> None:
     few = [Entry(f"p{n}", "a", ["a"]) for n in range(7)]
-    partial = tmp_path / "r.html.partial"
-    files = write_report(partial, "A report", iter(few), name="r.html", per_file=3)
-    partial.rename(tmp_path / "r.html")
+    files = write_report(tmp_path / "r.html", "A report", iter(few), per_file=3)
     assert [file.name for file in files[1:]] == ["r_2.html", "r_3.html"]
     tab = browser.new_page()
     tab.goto((tmp_path / "r.html").as_uri())

@@ -49,7 +49,7 @@ def _answers(model: Path) -> Iterator[object]:
     from lightning_idc.serve.opening import ModelOptions
     from lightning_idc.serve.options import BatchOptions
 
-    yield from answered_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), gate=False)
+    yield from answered_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), gate=None)
 
 
 def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
     for text, said in (
         ("a.png", "line 1: 1 paths"),
-        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' stands there twice"),
+        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' comes twice"),
         ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' is of other files than the one above of this name"),
         ("", "no pairs"),
     ):
@@ -443,3 +443,37 @@ def test_a_fault_of_the_program_is_not_taken_for_a_change(
     monkeypatch.setattr(batch, "answered", broken)
     assert main(["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert "RuntimeError: a fault" in capsys.readouterr().err
+
+
+def test_pixels_are_compared_as_the_files_store_them(model: Path, tmp_path: Path) -> None:
+    """White on transparent, a band and a frame that nobody asked for: none of them is seen in what is shown."""
+    before, after = tmp_path / "old", tmp_path / "now"
+    for folder, x in ((before, 4), (after, 20)):
+        folder.mkdir()
+        logo = Image.new("RGBA", (32, 32))
+        logo.paste((255, 255, 255, 255), (x, 8, x + 8, 24))
+        logo.save(folder / "logo.png")
+        Image.new("RGBA", (32, 32), (x, x, x, 0)).save(folder / "invisible.png")
+        frames = [Image.new("L", (32, 32), 90), Image.new("L", (32, 32), x)]
+        frames[0].save(folder / "frames.gif", save_all=True, append_images=frames[1:])
+    out = tmp_path / "out.jsonl"
+    given = ["compare", str(before), str(after), "--model", str(model), "--out", str(out), "--fail-on", "pixels"]
+    assert main([*given, "--image", "page=0"]) == 1
+    records = {record["id"]: record for record in lines(out)}
+    assert {name: record["described"] for name, record in records.items()} == {
+        "frames": True, "invisible": False, "logo": True,
+    }  # fmt: skip
+    assert records["logo"]["compared"] == "256 of 1,024 pixels differ by up to 255 (3 bands of 8 bits and opacity)"
+    assert "in 2 images" in records["frames"]["compared"] and records["invisible"]["compared"].startswith("0 of 1,024")
+
+
+@pytest.mark.parametrize(("options", "status"), [([], 1), (["--tolerance", "3"], 1), (["--tolerance", "4"], 0),
+                                                 (["--allow-pixels", "1"], 0)])  # fmt: skip
+def test_differences_within_the_tolerance_pass(model: Path, tmp_path: Path, options: list[str], status: int) -> None:
+    page = Image.new("RGB", (32, 32), (250, 250, 250))
+    for side in ("old", "now"):
+        (tmp_path / side).mkdir()
+        page.save(tmp_path / side / "a.png")
+        page.putpixel((30, 20), (246, 246, 246))
+    given = [str(tmp_path / "old"), str(tmp_path / "now"), "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main(["compare", *given, "--fail-on", "pixels", *options]) == status

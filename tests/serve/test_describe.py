@@ -15,15 +15,17 @@ from PIL import Image
 import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.images.input_spec import InputSpec
+from lightning_idc.images.options import ImageOptions
 from lightning_idc.serve.answers import Answer, answer_pairs
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 Draw = Callable[..., Path]
 
 
-def answered(model: Path, before: Path, after: Path) -> Answer:
+def answered(model: Path, before: Path, after: Path, crop_bars: bool = False) -> Answer:
     captioner = lightning_idc.load(model, device="cpu")
-    (answer,) = answer_pairs(captioner, [captioner.input_spec.read(before, after)])
+    options = ImageOptions(crop_bars=crop_bars)
+    (answer,) = answer_pairs(captioner, [captioner.input_spec.read(before, after, options=options)])
     return answer
 
 
@@ -110,7 +112,7 @@ def test_borders_that_bring_a_picture_to_another_aspect_change_nothing(
         padded.append(tmp_path / f"padded_{path.stem}.{ending}")
         canvas.save(padded[-1], **({"lossless": True} if ending == "webp" else {}))
     with pytest.warns(UserWarning, match=f"borders of one colour are cut off: of {size[0]}x{size[1]} pixels 32x32"):
-        found = answered(model, *padded)
+        found = answered(model, *padded, crop_bars=True)
     assert (found.caption, found.log_prob, found.change_score) == (
         expected.caption, expected.log_prob, expected.change_score,
     )  # fmt: skip
@@ -126,8 +128,10 @@ def test_borders_that_bring_a_picture_to_another_aspect_change_nothing(
 
 
 def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
-    spec = InputSpec(size=(32, 32))
+    spec = InputSpec(size=(32, 32), options=ImageOptions(crop_bars=True))
     before = torch.zeros(3, 32, 64, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match="another aspect"):
+        assert "window" not in InputSpec(size=(32, 32)).read(before, before).meta, "nothing is cut off unasked"
     after = before.clone()
     after[:, 4:8, 2:6] = 200  # in what would be the border
     with pytest.warns(UserWarning, match="of 64x32 pixels 32x32 are described"):

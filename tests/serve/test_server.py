@@ -153,7 +153,7 @@ def test_a_damaged_model_is_named_and_not_served(model: Path, tmp_path: Path) ->
     process = start(damaged, free_port())
     said = process.communicate(timeout=120)[1]
     assert process.returncode == 1 and "Traceback" not in said, said
-    assert "model.safetensors' is not what was saved" in said
+    assert "model.safetensors' has another checksum" in said
 
 
 def data_url(path: Path) -> str:

@@ -36,6 +36,7 @@ class Server:
         self.finish_reason = "stop"
         self.body: bytes | None = None
         self.retry_after: str | None = None
+        self.redirect: tuple[int, str] | None = None
         self.lock = threading.Lock()
         server = self
 
@@ -66,7 +67,11 @@ class Server:
 
             def reply(self, status: int, value: Any) -> None:
                 data = json.dumps(value).encode()
+                if server.redirect is not None:
+                    status = server.redirect[0]
                 self.send_response(status)
+                if server.redirect is not None:
+                    self.send_header("Location", server.redirect[1])
                 data = data if server.body is None else server.body
                 self.send_header("Content-Length", str(len(data)))
                 if status != 200 and server.retry_after is not None:
@@ -194,5 +199,61 @@ def test_an_endpoint_that_is_not_there_is_told_beforehand(server: Server) -> Non
     assert "has no model 'other'; it has ['tiny']" in EndpointText(Endpoint(server.url, "other")).requirements()[0]
     (problem,) = EndpointText(Endpoint("http://127.0.0.1:9/v1", "tiny")).requirements()
     assert "does not answer" in problem
-    with pytest.raises(ConfigError, match="expected http"):
-        Endpoint("file:///etc", "tiny")
+    wrong = {"file:///etc": "expected http", "http://me:pw@host/v1": "holds a name", "http://a/v1?k=1": "goes on"}
+    for url, message in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            Endpoint(url, "tiny")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_named_and_gets_no_key(server: Server, status: int) -> None:
+    other = Server()
+    try:
+        server.redirect = (status, f"{other.url}/stolen")
+        slot = Endpoint(server.url, "tiny", retries=0, key="TINY_KEY")
+        assert "answers with a redirect to" in str(slot.problem())
+        with pytest.raises(ConfigError, match=r"answers with a redirect to .*/stolen; name that address"):
+            slot.ask(["hi"])
+        assert other.keys == [] and other.requests == []
+    finally:
+        other.http.shutdown()
+        other.http.server_close()
+
+
+def test_a_key_goes_to_the_endpoint_alone_and_stands_in_no_message(server: Server, caplog: Any) -> None:
+    caplog.set_level("DEBUG")
+    slot = Endpoint(server.url, "tiny", retries=0, key="TINY_KEY")
+    other = Server()
+    try:
+        slot.load(f"{other.url}/load", {"messages": [{"content": "x"}]})
+        slot.load(f"{server.url}/load", {"messages": [{"content": "x"}]})
+        assert (other.keys, server.keys) == ([None], ["Bearer secret"])
+    finally:
+        other.http.shutdown()
+        other.http.server_close()
+    server.body = b"wrong key: Bearer secret"
+    for status in (200, 400, 401, 503):
+        server.fail = [status]
+        with pytest.raises(IDCError) as raised:
+            slot.ask(["hi"])
+        assert "secret" not in str(raised.value) and "***" in str(raised.value)
+    assert "secret" not in caplog.text and "secret" not in repr(slot)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"null", b"\xff\xfe", b'{"answer": 5, "cut_off": false}', b'{"answer": "x"}', b"[1]"]
+)
+def test_a_kept_answer_that_is_damaged_is_asked_for_anew(server: Server, tmp_path: Path, content: bytes) -> None:
+    slot = Endpoint(server.url, "tiny", cache=str(tmp_path / "kept"))
+    assert slot.ask(["a"]) == ["said a"]
+    (file,) = (tmp_path / "kept").iterdir()
+    file.write_bytes(content)
+    for _ in range(2):
+        assert slot.ask(["a"]) == ["said a"]
+    assert len(server.requests) == 2
+
+
+def test_half_an_emoji_is_an_answer_that_can_be_kept(server: Server, tmp_path: Path) -> None:
+    server.body = b'{"choices": [{"message": {"content": "a \\ud83d"}, "finish_reason": "length"}]}'
+    slot = Endpoint(server.url, "tiny", cache=str(tmp_path / "kept"))
+    assert slot.ask(["a"]) == slot.ask(["a"]) == ["a ?"] and len(server.requests) == 1

@@ -115,7 +115,9 @@ class LocalHub:
         (self.place / repo_id).mkdir(parents=True)
         (self.place / repo_id / ".private").write_text(str(private))
 
-    def upload_folder(self, repo_id: str, repo_type: str, folder_path: str, commit_message: str) -> str:
+    def upload_folder(
+        self, repo_id: str, repo_type: str, folder_path: str, commit_message: str, **patterns: Any
+    ) -> str:
         assert commit_message and repo_type == "dataset"
         shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
         return f"https://hub/datasets/{repo_id}"

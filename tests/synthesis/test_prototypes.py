@@ -9,7 +9,7 @@ import torch
 from synthesis import own_cutouts, pasted_and_described, rightly_named
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import Descriptions

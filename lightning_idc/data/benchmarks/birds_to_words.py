@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from pathlib import Path
 
+from lightning_idc.data.annotations import Row, find, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import find, read_objects, read_text, sentences
-from lightning_idc.data.tables.tables import Row
+from lightning_idc.data.tables.tables import Faults, missing_column
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
@@ -96,26 +95,25 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
 
 
 def _official(path: Path, split: str) -> list[Row]:
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
     rows: list[Row] = []
+    faults = Faults(path)
     header: list[str] = []
-    try:
-        for fields in reader:
-            where = f"{path}, line {reader.line_num}"
-            if not header:
-                header = [field.strip() for field in fields]
-                absent = [name for name in ("description", "split", "img1ImgURL", "img2ImgURL") if name not in header]
-                if absent:
-                    raise DataError(f"{where}: no column {absent[0]!r}; expected {', '.join(COLUMNS)}")
-            elif fields:
-                if len(fields) != len(header):
-                    raise DataError(f"{where}: {len(fields)} fields, expected {len(header)}")
-                row = Row(where, 0, dict(zip(header, map(_unquoted, fields), strict=True)))
-                check_split(own := row.text("split"), where)
-                if own == split:
-                    rows.append(row)
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None
+    for number, line in lines_of(read_text(path)):
+        fields = line.split("\t")
+        if not header:
+            header = [field.strip() for field in fields]
+            for name in ("description", "split", "img1ImgURL", "img2ImgURL"):
+                if name not in header:
+                    raise DataError(missing_column(header, name, path, f"one of {', '.join(COLUMNS)}"))
+        elif len(fields) != len(header):
+            faults.add(number, f"{len(fields)} fields, expected {len(header)}")
+        else:
+            row = Row(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)), number)
+            with faults.collect(row):
+                check_split(row.text("split"), row.where)
+            if row.text("split") == split:
+                rows.append(row)
+    faults.check()
     return rows
 
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.data.annotations import find, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import find, read_json, sentences
-from lightning_idc.data.tables.tables import short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.jsonfiles import read_json, short
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}

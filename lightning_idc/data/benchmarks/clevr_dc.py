@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.clevr_change import numbers_of
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import read_json, sentences
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import read_json
 
 PAIRS = {"train": 40_800, "val": 2_400, "test": 4_800}
 UNCHANGED = frozenset(

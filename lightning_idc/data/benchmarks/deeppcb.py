@@ -23,7 +23,8 @@ from lightning_idc.data.benchmarks.defects import (
 )
 from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.source import PairSource
-from lightning_idc.images.images import read_image, resize
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import DataError, check_number
 from lightning_idc.utils.paths import inside
@@ -92,7 +93,7 @@ class BoardPairs(PairSource):
         sides = []
         twin = index % len(self.entries)
         for path in find_images(self.root, self.entries[twin][0]):
-            image = read_image(path, f"pair {self.ids[index]!r}")
+            image = read_image(path, name=f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise DataError(
                     f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "

@@ -12,9 +12,9 @@ import numpy as np
 from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, TableSource, load_tables
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
-from lightning_idc.data.tables.tables import short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError, check_choice
+from lightning_idc.utils.jsonfiles import short
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
 MIXED = "mixed"

@@ -12,10 +12,10 @@ import numpy as np
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, fault_of, progress, split_by_hash
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS
-from lightning_idc.data.tables.pair_folders import SHOWN, read_tables, read_two_folders, tables_in
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wanted
+from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.tables.tables import KINDS, first_columns
+from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.paths import inside
 from lightning_idc.utils.text import printable
@@ -42,19 +42,20 @@ class TableSource(FileSource):
 
 
 class FolderPairs(PairDataModule):
-    """Your own pairs: two folders ``before/`` and ``after/`` with equal file names, or a CSV or JSONL file.
+    """Your own pairs: two folders ``before/`` and ``after/`` with equal file names, or a CSV, TSV or JSONL file.
 
     A table has the columns before, after and captions (or caption, or caption_1 to caption_n, or one row for each
-    caption), and perhaps id, split, change_type. Beside two folders, ``captions.csv`` or ``captions.jsonl`` has the
-    columns id (the file name without its ending) and captions. A table with a column rejected holds preferences, in the
-    layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``, ``val.csv`` and
-    ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is predicted are
-    the pairs of a split ``predict``, else all when there are no captions, else the test split.
+    caption), and perhaps id, split, change_type; a list of both images in a column images, as TRL has it, takes the
+    place of before and after. Tables may be packed by gzip. Beside two folders, ``captions.csv`` or ``captions.jsonl``
+    has the columns id (the file name without its ending) and captions. A table with a column rejected holds
+    preferences, in the layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``,
+    ``val.csv`` and ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is
+    predicted are the pairs of a split ``predict``, else all when there are no captions, else the test split.
 
     Args:
         root: folder that all paths are relative to, and never leave. The two folders are read with all below them, and
             files that are not images are named in a warning.
-        annotations: the table, relative to the root; None looks for one.
+        annotations: the table, relative to the root, also a JSON list; None looks for a CSV, TSV or JSONL.
         shares: of train, val and test, where nothing names the split.
         on_empty: what happens to empty captions; ``skip`` leaves them out, and pairs without any other.
         on_bad: what happens to pairs whose images are missing or cannot be read; ``skip`` opens every image once at the
@@ -96,18 +97,18 @@ class FolderPairs(PairDataModule):
         self.on_empty, self.on_bad = on_empty, on_bad
         self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
+        self._preferences: list[Record] = []
 
     def source(self, split: Split) -> FileSource:
-        tables = self._tables()
-        if tables and any(holds_preferences(first_columns(path)) for path, _ in tables):
-            return self._preferring(tables, split)
-        return self._captioned(split)
+        if not self._by_split and not self._preferences:
+            self._read()
+        return self._preferring(split) if self._preferences else self._captioned(split)
 
-    def _preferring(self, tables: list[tuple[Path, str | None]], split: Split) -> FileSource:
+    def _preferring(self, split: Split) -> FileSource:
         if "skip" in (self.on_empty, self.on_bad):
             raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
         dealt: dict[str, list[Record]] = {}
-        for record in read_preferences(self.files, tables):
+        for record in self._preferences:
             dealt.setdefault(split_of(record, self.shares), []).append(record)
         records = dealt.get(split) or (dealt.get("test") if split == "predict" else None)
         if not records:
@@ -115,7 +116,7 @@ class FolderPairs(PairDataModule):
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
     def _captioned(self, split: Split) -> TableSource:
-        by_split = self._read()
+        by_split = self._by_split
         if split == "predict":
             records = by_split["predict"]
             if not len(records):
@@ -172,26 +173,32 @@ class FolderPairs(PairDataModule):
 
     # ---- reading ----------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[str, RecordTable]:
-        """What the folder holds, read once and dealt to the splits."""
-        if not self._by_split:
-            import pyarrow
+    def _read(self) -> None:
+        """Read the folder and sort its pairs by split."""
+        import pyarrow
+        import pyarrow.compute as pc
 
-            self._by_split = self._dealt()
-            pyarrow.default_memory_pool().release_unused()  # what reading took; it is several times what stays
-        return self._by_split
-
-    def _dealt(self) -> dict[str, RecordTable]:
-        tables = self._tables()
-        contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
-        records, self._no_captions = contents.records, contents.no_captions
-        # the last one is for the code -1, of pairs whose split nothing names
-        known = [SPLITS.index(name) if name in SPLITS else -1 for name in [*records.names, ""]]
-        homes = np.array(known, np.int8)[records.split_codes()]
-        drawn = np.flatnonzero(homes < 0)
-        shares = (SPLITS.index(split_by_hash(id, self.shares)) for id in records.ids.at(drawn))
-        homes[drawn] = np.fromiter(shares, np.int8, len(drawn))
-        return {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+        files = self._tables()
+        if files is None:
+            records, self._no_captions = read_two_folders(self.files)
+        else:
+            tables = [(read_table(path, wanted), split) for path, split in files]
+            if any(holds_preferences(table.names) for table, _ in tables):
+                self._preferences = read_preferences(self.files, files)
+                return
+            parts = [pairs_of(self.files, table, split) for table, split in tables]
+            del tables
+            records = concatenate([part for part, _ in parts])
+            # a table without captions beside one with them, as for predict, has empty captions
+            messages = [message for _, message in parts]
+            self._no_captions = None if None in messages else messages[0]
+        homes = pc.index_in(records.rows.column("split"), value_set=pyarrow.array(SPLITS, pyarrow.large_string()))
+        homes = homes.fill_null(-1).to_numpy().copy()
+        unnamed = np.flatnonzero(homes < 0)
+        for index, id in zip(unnamed.tolist(), records.take(unnamed).ids, strict=True):
+            homes[index] = SPLITS.index(split_by_hash(id, self.shares))
+        self._by_split = {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+        pyarrow.default_memory_pool().release_unused()  # reading takes several times the memory of the pairs
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
         """Tables with the split that each holds; None for two folders."""
@@ -199,15 +206,15 @@ class FolderPairs(PairDataModule):
             raise DatasetNotFoundError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
         if self.annotations is not None:
             path = inside(self.root, self.annotations, "annotations", self.files.follow_links)
-            if not path.is_file() or path.suffix.lower() not in KINDS:
-                raise DataError(f"annotations is {str(path)!r}; expected a CSV or JSONL file that is there")
+            if not path.is_file() or table_ending(path) is None:
+                raise DataError(f"annotations is {str(path)!r}; expected an existing CSV, TSV, JSONL or JSON file")
             return [(path, None)]
         files = tables_in(self.root)
-        parts = [(path, split) for path in files if (split := SAME.get(path.stem, path.stem)) in SPLITS]
+        parts = [(path, split) for path in files if (split := SAME.get(table_stem(path), table_stem(path))) in SPLITS]
         if parts:
             return list(parts)
         two_folders = all((self.root / side).is_dir() for side in ("before", "after"))
-        others = [path for path in files if not (two_folders and path.stem == "captions")]
+        others = [path for path in files if not (two_folders and table_stem(path) == "captions")]
         if len(others) == 1:
             return [(others[0], None)]
         if others:

@@ -1,31 +1,85 @@
-"""HuggingFaceTable: any table of Hugging Face `datasets` with two columns of images."""
+"""HuggingFaceTable: any table of Hugging Face `datasets` with two images a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
 from lightning_idc.data.datamodule import SPLITS as ALL_SPLITS
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.tables.files import state_of
-from lightning_idc.data.tables.jsonfiles import sentences
-from lightning_idc.data.tables.tables import require, short
-from lightning_idc.images.images import Interpolation, read_pair, resize
+from lightning_idc.data.tables.tables import missing_column
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.images.value_range import PLAIN, ImageOptions
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest, digest_of_all
+from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import inside
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
-_ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
-_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_BUILDERS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tar": "webdataset",
+}
 
 _ROWS = 1000  # of a table that are looked at in one go
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """A column of images, or one index of a column of lists of images.
+
+    Args:
+        name: column.
+        index: position in each list; None if the column holds single images.
+    """
+
+    name: str
+    index: int | None = None
+
+    @classmethod
+    def of(cls, name: str, columns: Sequence[str]) -> ImageColumn:
+        """Column of a name such as ``image`` or ``images.0``; a column that has the name with its dot comes first."""
+        column, _, index = name.rpartition(".")
+        is_index = name not in columns and column in columns and index.isascii() and index.isdecimal()
+        return cls(column, int(index)) if is_index else cls(name)
+
+    def __str__(self) -> str:
+        return self.name if self.index is None else f"{self.name}.{self.index}"
+
+    def cell(self, row: Mapping[str, Any]) -> Any:
+        """The image of a row; None if its list is too short."""
+        value = row[self.name]
+        if self.index is None:
+            return value
+        return value[self.index] if isinstance(value, list) and len(value) > self.index else None
+
+    def cells(self, column: Any) -> Any:
+        """The images of an Arrow array."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if self.index is None:
+            return column
+        lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+        if not hasattr(lists.type, "value_type"):
+            return pyarrow.nulls(len(lists))  # no lists, which reading a pair reports
+        lists = lists.cast(pyarrow.large_list(lists.type.value_type))
+        positions = pc.add(lists.offsets[:-1], self.index)
+        has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
+        return lists.values.take(pc.if_else(has_image, positions, None))
 
 
 class TableSource(PairSource):
@@ -47,7 +101,7 @@ class TableSource(PairSource):
         options: value range, bands and page of the images.
 
     Raises:
-        ConfigError: a column is missing.
+        ConfigError: a column is missing, or named for both images.
         DataError: a column does not hold what it should.
     """
 
@@ -66,22 +120,22 @@ class TableSource(PairSource):
         options: ImageOptions = PLAIN,
         preference: Mapping[str, str] | None = None,
     ) -> None:
-        from datasets import Image as ImageFeature
-
         named_by = dict(preference or {})
-        columns = [before, after, *([captions] if captions else []), *id, *([change_type] if change_type else [])]
-        columns += [column for column in named_by.values() if column not in columns]
-        for column in columns:
-            if column not in table.column_names:
-                raise ConfigError(require(table.column_names, column, Path(where), "named in the settings"))
-        for column in (before, after):
-            if isinstance(table.features[column], ImageFeature):
-                table = table.cast_column(column, ImageFeature(decode=False))
+        self._columns = tuple(ImageColumn.of(name, table.column_names) for name in (before, after))
+        if self._columns[0] == self._columns[1]:
+            raise ConfigError(
+                f"before and after are both {before!r}; expected two columns, or NAME.0 and NAME.1 of one list"
+            )
+        images = list(dict.fromkeys(column.name for column in self._columns))
+        texts_of = [name for name in (captions, *id, change_type, *named_by.values()) if name]
+        for name in (*images, *texts_of):
+            if name not in table.column_names:
+                raise ConfigError(missing_column(table.column_names, name, Path(where), "named in the settings"))
+        table = _undecoded(table, images)
         self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
         self.options = options
-        self._images = table.select_columns([before, after])
-        self._columns = before, after
-        texts = table.select_columns([name for name in columns if name not in (before, after)])
+        self._images = table.select_columns(images)
+        texts = table.select_columns(list(dict.fromkeys(texts_of)))
         self._captions: list[list[str]] = [[] for _ in range(len(table))]
         if captions:
             given = list(texts[captions])
@@ -144,16 +198,16 @@ class TableSource(PairSource):
         row = 0
         for part in self._images.with_format("arrow").iter(_ROWS):
             for column in self._columns:
-                for place, name in enumerate(_paths(part[column]), row):
-                    if name is not None:
-                        where = f"{self._row(place)}, {column}"
-                        yield place, _below(self._folder, name, where), where
+                for number, path in enumerate(_paths(column.cells(part[column.name])), row):
+                    if path is not None:
+                        where = f"{self._row(number)}, {column}"
+                        yield number, _below(self._folder, path, where), where
             row += len(part)
 
     def load(self, index: int) -> PairSample:
         row = self._images[index]
-        files = [self._file(row[column], f"{self._row(index)}, {column}") for column in self._columns]
-        before, after = read_pair(files[0], files[1], self._row(index), self.options)
+        files = [self._file(column.cell(row), f"{self._row(index)}, {column}") for column in self._columns]
+        before, after = read_pair(files[0], files[1], self.options, self._row(index))
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         captions, kind = list(self._captions[index]), self._kinds[index]
@@ -166,7 +220,24 @@ class TableSource(PairSource):
             return data
         if isinstance(path, str) and self._folder is not None:
             return _below(self._folder, path, where)
-        raise DataError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
+        raise DataError(
+            f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table"
+            + (f"; a list of images is named {where.rpartition(', ')[2]}.0" if isinstance(value, list) else "")
+        )
+
+
+def _undecoded(table: Any, columns: Sequence[str]) -> Any:
+    """The table with its images as bytes and paths."""
+    import datasets
+
+    for name in columns:
+        feature = table.features[name]
+        raw = datasets.Image(decode=False)
+        if isinstance(feature, datasets.Image):
+            table = table.cast_column(name, raw)
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(name, datasets.List(raw))
+    return table
 
 
 def _below(folder: Path, path: str, where: str) -> Path:
@@ -194,14 +265,14 @@ def _paths(cells: Any) -> list[str | None]:
 
 
 class HuggingFaceTable(PairDataModule):
-    """Any table of Hugging Face `datasets` with two columns of images: on disk, or on the hub.
+    """Any table of Hugging Face `datasets` with two images a row: on disk, or on the hub.
 
     Empty captions are left out; pairs without any are left out, too.
 
     Args:
-        path: a file or folder of tables (parquet, arrow, JSON, CSV), a folder written by ``save_to_disk``, or a name
-            on the hub.
-        before: column of images.
+        path: a file or folder of tables (parquet, arrow, JSON, CSV, one tar of WebDataset), a folder written by
+            ``save_to_disk``, or a name on the hub.
+        before: column of images, or ``images.0`` for the first of a column of lists.
         after: column of images.
         captions: column of texts or of lists of texts.
         id: columns whose values together name a pair; none for its place in the split.
@@ -356,7 +427,7 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:
-                raise ConfigError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
+                raise ConfigError(f"{path} is not a table; expected one of {', '.join(_BUILDERS)}")
             builder = _BUILDERS[local.suffix]
             return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
-from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
-from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.jsonfiles import short
 
 Part = Literal["replacement", "removal"]
 REMOVAL = 5_773

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import FileSource, Record, Root
-from lightning_idc.data.tables.jsonfiles import read_json, read_text, sentences
-from lightning_idc.data.tables.tables import parse_json, short
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import DataError, IDCError, check_choice
+from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.jsonfiles import parse_json, read_json, read_text, short
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
@@ -138,12 +138,7 @@ class PromptSource(FileSource):
         record = self.records[index]
         if not record.captions:
             path = self._files.file(f"{record.id.rpartition('/')[0]}/{PROMPT}", record.where)
-            try:
-                prompt = parse_json(read_text(path))
-            except (ValueError, RecursionError) as error:
-                if isinstance(error, IDCError):
-                    raise
-                raise DataError(f"{path} is not readable as JSON ({error})") from None
+            prompt = parse_json(read_text(path), str(path))
             if not isinstance(prompt, dict) or "edit" not in prompt:
                 raise DataError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
             record.captions = sentences(prompt["edit"], str(path))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import needed, read_json, sentences
-from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import read_json, short
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
 UNCHANGED = frozenset(
@@ -95,7 +95,7 @@ def _official(path: Path, images: Any) -> _Listed:
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
             raise DataError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
-        row = Row(where, 0, image)
+        row = Row(where, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]

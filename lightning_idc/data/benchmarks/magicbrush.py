@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lightning_idc.data.annotations import find, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import find, needed, read_objects, sentences
 from lightning_idc.utils.errors import DataError
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.data.annotations import Row, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import read_objects, sentences
-from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.jsonfiles import short
 
 Subset = Literal["real", "render"]
 PAIRS = {

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.data.annotations import Row
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, split_by_hash
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS
-from lightning_idc.data.tables.tables import Row, short, stream_table
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
+from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.jsonfiles import short
 
 
 class PreferencePairs(PairDataModule):
@@ -97,8 +99,11 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     found: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
     for path, split in tables:
-        for row in stream_table(path)[1]:
-            _add(files, row, split, found, names)
+        faults = Faults(path)
+        for row in read_rows(path)[1]:
+            with faults.collect(row):
+                _add(files, row, split, found, names)
+        faults.check()
     return list(found.values())
 
 
@@ -128,13 +133,7 @@ def preference(rejected: list[str], margin: float | None, error_type: str | None
 
 def _images(row: Row) -> tuple[str, str]:
     if "images" in row.values:
-        given = row.values["images"]
-        # ms-swift and `datasets` may name an image by an object with its path
-        listed = given if isinstance(given, list) else []
-        paths = [one.get("path") if isinstance(one, Mapping) else one for one in listed]
-        if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
-            raise DataError(f"{row.where}: images is {short(given)}; expected the paths of two images")
-        return str(paths[0]), str(paths[1])
+        return two_images(row.values["images"], f"{row.where}: images")
     before, after = row.text("before"), row.text("after")
     if before is None or after is None:
         raise DataError(f"{row.where}: no images; expected `images` with two paths, or `before` and `after`")

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_idc.data.annotations import Row
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.tables import Row, read_table, require
+from lightning_idc.data.tables.tables import Faults, missing_column, read_rows
 from lightning_idc.metrics.paired_accuracy import corrected_key
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -72,27 +73,30 @@ def read_questions(
     if table.suffix == ".parquet":
         return list(_spatial(table))
     files = Root(table.parent if root is None else root)
-    columns, rows = read_table(table)
+    columns, rows = read_rows(table)
     mmvp, alone = MMVP[0] in columns, ALONE[3] in columns
     needed = MMVP if mmvp else ALONE if alone else COLUMNS
     for name in needed:
         if name not in columns:
-            raise DataError(require(columns, name, table, "of questions"))
+            raise DataError(missing_column(columns, name, table, "of questions"))
     if single and not (mmvp or alone):
         raise ConfigError(
             f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
             "MMVP's Questions.csv"
         )
     found: list[Question] = []
+    faults = Faults(table)
     for number, row in enumerate(rows, 1):
-        values = [row.text(name) or "" for name in needed]
-        if not all(values):
-            raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
-        if mmvp:
-            found.append(_of_mmvp(number, row, values, files, single, published_keys))
-        else:
-            pair, text, answer, *names = values
-            found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+        with faults.collect(row):
+            values = [row.text(name) or "" for name in needed]
+            if not all(values):
+                raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
+            if mmvp:
+                found.append(_of_mmvp(number, row, values, files, single, published_keys))
+            else:
+                pair, text, answer, *names = values
+                found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+    faults.check()
     shown = (image for asked in found for image in (*asked.images, *asked.compared))
     absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
     if absent:
@@ -126,7 +130,7 @@ def _spatial(path: Path) -> Iterator[Question]:
     names = file.schema_arrow.names
     for name in SPATIAL:
         if name not in names:
-            raise DataError(require(names, name, path, "of SpatialEval"))
+            raise DataError(missing_column(names, name, path, "of SpatialEval"))
     for batch in file.iter_batches(64, columns=list(SPATIAL)):
         for row in batch.to_pylist():
             image = (row["image"] or {}).get("bytes")

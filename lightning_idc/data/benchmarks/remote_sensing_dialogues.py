@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record, split_by_hash
-from lightning_idc.data.tables.jsonfiles import needed, read_objects, read_text, sentences
-from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.jsonfiles import read_text, short
 
 Turn = Literal["first", "last"]
 INSTRUCTIONS = {"train": 87_935, "test": 17_172}

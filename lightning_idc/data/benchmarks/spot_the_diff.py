@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.data.annotations import needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
 from lightning_idc.utils.errors import check_choice
 
 Grouping = Literal["grouped", "entry", "multi"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
-from lightning_idc.images.images import Interpolation, resize
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 from lightning_idc.utils.errors import ConfigError
 

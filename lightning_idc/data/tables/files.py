@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.tables.tables import short
-from lightning_idc.images.image_files import size_of_image
-from lightning_idc.images.images import Interpolation, read_image, read_pair, resize
-from lightning_idc.images.types import PairError, PairSample
-from lightning_idc.images.value_range import PLAIN, ImageOptions
+from lightning_idc.images.decode import size_of_image
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_image, read_pair
+from lightning_idc.images.resize import Interpolation, resize
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import DataError, IDCError
 from lightning_idc.utils.files import digest_of_all
+from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
 
 _Seen = tuple[int, int] | str
@@ -106,7 +106,7 @@ class FileSource(PairSource):
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]
-        before, after = read_pair(record.before, record.after, record.name, self.options)
+        before, after = read_pair(record.before, record.after, self.options, record.name)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         elif self.scale_after:
@@ -122,12 +122,12 @@ def state_of(path: Path, record: str) -> str:
         record: what the file belongs to, for the message.
 
     Raises:
-        PairError: it is not there.
+        DataError: it is not there.
     """
     try:
         seen = os.stat(path)
     except OSError as error:
-        raise PairError(f"{record}: {str(path)!r} cannot be read ({error})") from error
+        raise DataError(f"{record}: {str(path)!r} cannot be read ({error})") from error
     # anybody can set the time of change of the content, nobody that of the file's entry
     return f"{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
 
@@ -148,7 +148,7 @@ class Root:
         """Path of a file that may or may not be there.
 
         Raises:
-            PairError: the path is absolute, leaves the root or cannot be one.
+            DataError: the path is absolute, leaves the root or cannot be one.
         """
         folder, name = self.parts(relative, record)
         return self._folders[folder] / name
@@ -157,7 +157,7 @@ class Root:
         """Folder and name of a file that may or may not be there; cheaper than its path.
 
         Raises:
-            PairError: the path is absolute, leaves the root or cannot be one.
+            DataError: the path is absolute, leaves the root or cannot be one.
         """
         folder, _, name = (relative.replace("\\", "/") if "\\" in relative else relative).rpartition("/")
         if folder not in self._folders or relative[:1] == "/":
@@ -165,32 +165,30 @@ class Root:
             inside(self.path, relative, record, self.follow_links)
             self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
         if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, LONGEST_NAME)):
-            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
+            raise DataError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         return folder, name
 
-    def plain(self, relatives: Any) -> bool:
-        """Whether :meth:`parts` surely takes all the paths of an Arrow array as they are."""
-        import pyarrow
-        import pyarrow.compute as pc
+    def folder(self, name: str) -> Path:
+        """Path of a folder that need not exist; "" for the root.
 
-        if pc.any(pc.or_(pc.match_substring(relatives, "\\"), pc.starts_with(relatives, "/"))).as_py():
-            return False
-        names = pc.replace_substring_regex(relatives, "(?s)^.*/", "")
-        odd = pc.is_in(names, value_set=pyarrow.array(["", ".", ".."], names.type))
-        if pc.any(odd).as_py() or (pc.max(pc.utf8_length(names)).as_py() or 0) > _SURELY_FITS:
-            return False
+        Raises:
+            DataError: the path is absolute or leaves the root.
+        """
+        return inside(self.path, name or ".", "", self.follow_links)
+
+    def fault(self, relative: str, is_folder: bool = False) -> str | None:
+        """Message if a path is absolute, leaves the root or is not that of a file or folder; None otherwise."""
         try:
-            for place in folders_of(relatives).values():
-                self.parts(relatives[place].as_py(), "")
-        except PairError:
-            return False
-        return True
+            self.folder(relative) if is_folder else self.parts(relative, "")
+        except DataError as error:
+            return str(error).removeprefix(": ")
+        return None
 
     def absent(self, paths: Iterable[Path]) -> list[Path]:
         """Those of the paths where no file is; every folder is listed once.
 
         Raises:
-            PairError: a file is a link that leaves the root.
+            DataError: a file is a link that leaves the root.
         """
         listed: dict[Path, set[str]] = {}
         missing = []
@@ -203,12 +201,12 @@ class Root:
         return missing
 
     def files_in(self, folder: str) -> set[str]:
-        """Names of the files in a folder that :meth:`parts` gave.
+        """Names of the files in a folder.
 
         Raises:
-            PairError: a file is a link that leaves the root.
+            DataError: a file is a link that leaves the root, or the folder does.
         """
-        return self._files_in(self._folders[folder])
+        return self._files_in(self.folder(folder))
 
     def _files_in(self, folder: Path) -> set[str]:
         base = self.path.resolve()
@@ -219,7 +217,7 @@ class Root:
             for entry in entries:
                 linked = entry.is_symlink() and not self.follow_links
                 if linked and not Path(entry.path).resolve().is_relative_to(base):
-                    raise PairError(
+                    raise DataError(
                         f"{entry.path!r} is a link that leaves the data folder {self.path}; with follow_links: true it "
                         "is read"
                     )
@@ -228,16 +226,11 @@ class Root:
         return names
 
 
-def folders_of(relatives: Any) -> dict[str, int]:
-    """What stands before the names in an Arrow array of paths, with the slash, and the place of the first of each."""
+def folders_of(paths: Any) -> Any:
+    """Folders of an Arrow array of paths, with the slash, as a dictionary array."""
     import pyarrow.compute as pc
 
-    folders = pc.replace_substring_regex(relatives, r"[^/]*\z", "").dictionary_encode()
-    # they are numbered in the order of their first places
-    seen = np.maximum.accumulate(folders.indices.to_numpy())
-    return dict(
-        zip(folders.dictionary.to_pylist(), np.searchsorted(seen, range(len(folders.dictionary))).tolist(), strict=True)
-    )
+    return pc.replace_substring_regex(paths, r"[^/]*\z", "").dictionary_encode()
 
 
 def split_by_hash(name: str, shares: Sequence[float]) -> str:
@@ -272,8 +265,8 @@ def _scan(path: Path, options: ImageOptions) -> _Seen:
     key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
     if key not in _scanned:
         try:
-            height, width = read_image(path, options=options).shape[1:]
+            height, width = read_image(path, options).shape[1:]
             _scanned[key] = height, width
-        except PairError as error:
+        except IDCError as error:
             _scanned[key] = str(error)
     return _scanned[key]

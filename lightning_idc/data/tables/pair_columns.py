@@ -1,131 +1,232 @@
-"""Rows of a table of pairs judged at once, column by column, where none of them is odd.
+"""Pairs of a table: its columns checked and turned into a :class:`RecordTable`, all rows at once.
 
-What is given back is what rows judged one by one give; where that is not sure, nothing is, and they are.
+A million rows are checked in Arrow's and numpy's functions; Python looks only at rows that may be wrong.
 """
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lightning_idc.data.tables.plain_csv import PlainTable
-from lightning_idc.data.tables.record_builder import RecordTableBuilder
-from lightning_idc.data.tables.tables import Row, is_caption_column
+from lightning_idc.data.tables.files import Root, folders_of
+from lightning_idc.data.tables.record_table import RecordTable, lists_of
+from lightning_idc.data.tables.tables import Table, is_caption_column, missing_column
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import check_text, parse_json, short
+from lightning_idc.utils.paths import LONGEST_NAME
 
 SPLITS = ("train", "val", "test", "predict")
 SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
+"""Other names of splits."""
 SIDES = ("before", "after")
-READ = ("id", *SIDES, "split", "change_type")
-"""Columns that are read beside those of captions."""
-# what str.split takes for blanks, but for the usual one
+CAPTIONS = "or 'caption', or 'caption_1' to 'caption_n'"
+# blanks of str.split other than the space
 _BLANKS = "\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_JSON_LIST = r"""^\s*\[\s*["'\]]"""
 
 
-def add_columns(builder: RecordTableBuilder, table: PlainTable, file: Path, split: str | None) -> bool:
-    """Add all rows of a table to a builder that has none, unless one of them is to be judged by itself.
+def wanted(name: str) -> bool:
+    """Whether a column says something of a pair."""
+    return name in ("id", *SIDES, "images", "split", "change_type") or is_caption_column(name)
+
+
+def pairs_of(root: Root, table: Table, split: str | None) -> tuple[RecordTable, str | None]:
+    """Pairs of a table with the columns before and after, or images with both.
 
     Args:
-        builder: of records.
-        table: with the columns before and after.
-        file: that it was read from.
-        split: of all pairs; None where a column names it or nothing does.
+        root: folder that the paths are relative to.
+        table: table with the columns that are :func:`wanted`.
+        split: split of all pairs; None if a column or nothing names it.
+
+    Returns:
+        The pairs, and the message that captions are missing if no column holds any.
+
+    Raises:
+        DataError: the table lacks a column or contradicts itself; the first five bad rows are listed.
     """
-    import pyarrow.compute as pc
-
-    columns = {name: pc.utf8_trim_whitespace(table.columns[name]) for name in READ if name in table.columns}
-    before, after = (columns[side] for side in SIDES)
-    if not (builder.root.plain(before) and builder.root.plain(after)):
-        return False
-    splits = _filled(split, table) if split else _splits(columns["split"]) if "split" in columns else _none(table)
-    captions = _captions(table, file)
-    if splits is None or captions is None:
-        return False
-    ids = columns.get("id")
-    unnamed = pc.equal(ids, "") if ids is not None else None
-    if ids is None or unnamed is None:
-        ids = ids_of(before, after)
-    elif pc.any(unnamed).as_py():
-        ids = pc.if_else(unnamed, ids_of(before, after), ids)
-    kinds = _or_null(columns["change_type"]) if "change_type" in columns else _none(table)
-    return builder.add_all(ids, (before, after), captions, (splits, kinds), str(file), table.lines)
+    if "images" in table.columns and not any(side in table.names for side in SIDES):
+        _split_images(table)
+        table.faults.check()
+    for side in SIDES:
+        if side not in table.columns:
+            raise DataError(missing_column(table.names, side, table.path, "the path of an image"))
+    sides = tuple(_paths(table, side, root) for side in SIDES)
+    ids = _ids(table, sides)
+    records = group_rows(table, root, ids, sides, split)
+    captioned = any(map(is_caption_column, table.columns))
+    return records, None if captioned else missing_column(table.names, "captions", table.path, CAPTIONS)
 
 
-def id_of(before: str, after: str) -> str:
-    """Id of a pair without one; made of its own paths only, so that other pairs never change it."""
-    own, first = _without_ending(before)
-    other, second = _without_ending(after)
-    return own if first == second else f"{own}..{other}"
+def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split: str | None = None) -> RecordTable:
+    """One record for each id, with the captions of all its rows.
 
-
-def _without_ending(path: str) -> tuple[str, str]:
-    """Path and name without the ending, as `PurePosixPath` has it, which takes six times as long."""
-    if "//" in path or "/./" in path or path[:2] == "./":
-        path = str(PurePosixPath(path))
-    folder, slash, name = path.rpartition("/")
-    stem, _, ending = name.rpartition(".")
-    stem = stem if stem and ending else name
-    return f"{folder}{slash}{stem}", stem
-
-
-def ids_of(before: Any, after: Any) -> Any:
-    """:func:`id_of` of Arrow arrays."""
+    Raises:
+        DataError: rows of one id contradict each other, or a cell is not what it should be.
+    """
     import pyarrow
+
+    texts, counts = _captions(table)
+    labels = {
+        "split": _repeat(split, len(table)) if split else _splits(table),
+        "change_type": _column(table, "change_type"),
+    }
+    values = dict(zip(SIDES, sides, strict=True)) | labels
+    numbered = ids.dictionary_encode()
+    owners = numbered.indices.to_numpy()
+    # ids are numbered in the order of their first rows
+    firsts = np.searchsorted(np.maximum.accumulate(owners), np.arange(len(numbered.dictionary)))
+    for name, column in values.items():
+        _check_same(table, ids, firsts[owners], name, column)
+    table.faults.check()
+    order = np.argsort(np.repeat(owners, counts), kind="stable")
+    counts = np.bincount(owners, weights=counts, minlength=len(firsts)).astype(np.int64)
+    rows, unit = pyarrow.array(firsts), table.faults.unit
+    file = f"{table.path}, {unit}" if unit else f"{table.path}"
+    columns = {
+        "id": numbered.dictionary,
+        **{side: values[side].take(rows) for side in SIDES},
+        "captions": lists_of(texts.take(pyarrow.array(order)), counts),
+        **{name: _null_for_empty(values[name].take(rows)) for name in labels},
+        "file": pyarrow.DictionaryArray.from_arrays(np.zeros(len(firsts), np.int32), _texts(file)),
+        "line": pyarrow.array(table.lines[firsts]),
+    }
+    return RecordTable(root, pyarrow.RecordBatch.from_pydict(columns))
+
+
+# ---- images ---------------------------------------------------------------------------------------------------
+
+
+def _split_images(table: Table) -> None:
+    """Turn a column with a list of both images, as TRL has it, into the columns before and after."""
+    import pyarrow
+
+    sides: list[tuple[str, str]] = []
+    for line, cell in zip(table.lines.tolist(), table.columns.pop("images").to_pylist(), strict=True):
+        try:
+            sides.append(two_images(parse_json(cell, "images"), "images"))
+        except DataError as error:
+            table.faults.add(line, str(error))
+    for index, side in enumerate(SIDES):
+        table.columns[side] = pyarrow.array([pair[index] for pair in sides], pyarrow.large_string())
+
+
+def two_images(value: Any, where: str) -> tuple[str, str]:
+    """Paths of a list of two images; each is a path, or an object with one.
+
+    Raises:
+        DataError: the value is something else.
+    """
+    paths = [one.get("path") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
+        raise DataError(f"{where} is {short(value)}; expected the paths of two images")
+    return check_text(paths[0], where), check_text(paths[1], where)
+
+
+def _paths(table: Table, side: str, root: Root) -> Any:
+    """Paths of one side with slashes; bad ones are added to the faults of the table."""
     import pyarrow.compute as pc
 
-    own, other = (pc.replace_substring_regex(side, r"([^/])\.[^./]+\z", r"\1") for side in (before, after))
-    first, second = (pc.replace_substring_regex(side, "(?s)^.*/", "") for side in (own, other))
-    both = pc.binary_join_element_wise(own, other, pyarrow.scalar("..", own.type))
-    ids = pc.if_else(pc.equal(first, second), own, both)
-    odd = pc.or_(*(pc.match_substring_regex(side, r"//|/\./|\A\./") for side in (before, after)))
-    if not pc.any(odd).as_py():
+    paths = pc.utf8_trim_whitespace(table.columns[side])
+    if pc.any(pc.match_substring(paths, "\\")).as_py():
+        paths = pc.replace_substring(paths, "\\", "/")
+    if any(pc.any(pc.match_substring(paths, part)).as_py() for part in ("//", "./")):
+        for pattern, plain in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
+            paths = pc.replace_substring_regex(paths, pattern, plain)
+    empty = pc.equal(paths, "").to_numpy(zero_copy_only=False)
+    message = f"{side} is empty; expected the path of an image, relative to {root.path}"
+    table.faults.add_rows(table.lines[empty], lambda index: message)
+
+    # a folder that may not be read makes all paths in it wrong
+    folders = folders_of(paths)
+    forbidden = [
+        code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(folder, is_folder=True)
+    ]
+    suspicious = np.isin(folders.indices.to_numpy(), forbidden)
+    names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
+    suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)
+    suspicious |= pc.greater(pc.binary_length(names), LONGEST_NAME).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(suspicious & ~empty)
+    table.faults.add_rows(table.lines[rows], lambda index: str(root.fault(paths[int(rows[index])].as_py())))
+    return paths
+
+
+def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
+    """Ids of the column id; a row without one is named by its own paths, so that other rows never change it."""
+    import pyarrow.compute as pc
+
+    ids = _column(table, "id")
+    unnamed = pc.equal(ids, "")
+    if not pc.any(unnamed).as_py():
         return ids
-    pairs = zip(before.filter(odd).to_pylist(), after.filter(odd).to_pylist(), strict=True)
-    return pc.replace_with_mask(ids, odd, pyarrow.array([id_of(*pair) for pair in pairs], ids.type))
+    before, after = (pc.replace_substring_regex(side, r"([^/])\.[^./]+\z", r"\1") for side in sides)
+    names = (pc.replace_substring_regex(side, "(?s)^.*/", "") for side in (before, after))
+    both = pc.binary_join_element_wise(before, after, _texts("..")[0])
+    return pc.if_else(unnamed, pc.if_else(pc.equal(*names), before, both), ids)
 
 
-def _captions(table: PlainTable, file: Path) -> tuple[Any, np.ndarray] | None:
-    """Captions of all rows and how many each row has, as `Row.captions` gives them; None where one is refused."""
+# ---- captions -------------------------------------------------------------------------------------------------
+
+
+def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
+    """Captions of all rows, and how many each row has: captions, caption, then caption_1 to caption_n."""
     import pyarrow
     import pyarrow.compute as pc
 
-    columns = {name: column for name, column in table.columns.items() if is_caption_column(name)}
-    rows = len(table.lines)
-    if "captions" in columns and pc.any(pc.starts_with(pc.utf8_trim_whitespace(columns["captions"]), "[")).as_py():
-        return _lists(columns, table, file)
-    several = sorted(columns.keys() - {"captions", "caption"}, key=lambda name: (int(name.rpartition("_")[2]), name))
-    order = [*(name for name in ("captions", "caption") if name in columns), *several]
-    kept = np.ones((rows, len(order)), bool)
-    for place, name in enumerate(order):
-        if name in several:  # a column for each caption is blank where a pair has fewer
-            kept[:, place] = pc.not_equal(columns[name], "").to_numpy(zero_copy_only=False)
-    texts = [_with_single_blanks(columns[name]) for name in order] or [pyarrow.array([], pyarrow.large_string())]
-    if len(texts) == 1 and kept.all():
-        return texts[0], kept.sum(1)
-    whole = pyarrow.chunked_array(texts).combine_chunks()
-    row, column = np.nonzero(kept)
-    return whole.take(pyarrow.array(column * rows + row)), kept.sum(1)
+    numbered = sorted(
+        (name for name in table.columns if is_caption_column(name) and "_" in name),
+        key=lambda name: (int(name.rpartition("_")[2]), name),
+    )
+    texts, counts = [_texts()], [np.zeros(len(table), np.int64)]
+    for name in ("captions", "caption", *numbered):
+        if name not in table.columns:
+            continue
+        column = table.columns[name]
+        count = np.ones(len(table), np.int64)
+        if name in numbered:  # a column for each caption is blank where a pair has fewer
+            full = pc.not_equal(column, "")
+            column, count = column.filter(full), full.to_numpy(zero_copy_only=False).astype(np.int64)
+        elif name == "captions" and pc.any(pc.match_substring(column, "[")).as_py():
+            lists = _lists(table, column)
+            column, count = lists.flatten(), pc.list_value_length(lists).to_numpy()
+        texts.append(_with_single_spaces(column))
+        counts.append(count)
+    flat = pyarrow.chunked_array(texts).combine_chunks()
+    owners = np.concatenate([np.repeat(np.arange(len(table)), count) for count in counts])
+    return flat.take(pyarrow.array(np.argsort(owners, kind="stable"))), np.sum(counts, 0)
 
 
-def _lists(columns: dict[str, Any], table: PlainTable, file: Path) -> tuple[Any, np.ndarray] | None:
-    """Captions of a table some of whose cells hold JSON lists."""
+def _lists(table: Table, column: Any) -> Any:
+    """Lists of captions in a column some of whose cells are JSON lists."""
     import pyarrow
+    import pyarrow.compute as pc
 
-    values = zip(*(column.to_pylist() for column in columns.values()), strict=True)
+    is_list = pc.match_substring_regex(column, _JSON_LIST).to_pylist()
+    lists: list[list[str]] = []
+    for line, cell, parse in zip(table.lines.tolist(), column.to_pylist(), is_list, strict=True):
+        try:
+            lists.append(_texts_of(cell) if parse else [cell])
+        except DataError as error:
+            table.faults.add(line, str(error))
+            lists.append([])
+    return pyarrow.array(lists, pyarrow.large_list(pyarrow.large_string()))
+
+
+def _texts_of(cell: str) -> list[str]:
+    """Texts of a JSON list."""
     try:
-        found = [
-            Row(file, line, dict(zip(columns, fields, strict=True))).captions()
-            for line, fields in zip(table.lines.tolist(), values, strict=True)
-        ]
-    except DataError:
-        return None
-    texts = pyarrow.array([text for own in found for text in own], pyarrow.large_string())
-    return texts, np.fromiter(map(len, found), np.int64, len(found))
+        captions: list[str] = parse_json(cell, "captions")
+    except DataError as error:
+        raise DataError(f"{error}; expected a JSON list, its texts in double quotes") from None
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise DataError(f"a caption is {short(caption)}; expected text")
+        check_text(caption, "a caption")
+    return captions
 
 
-def _with_single_blanks(texts: Any) -> Any:
+def _with_single_spaces(texts: Any) -> Any:
     """``" ".join(text.split())`` of an Arrow array."""
     import pyarrow.compute as pc
 
@@ -136,30 +237,78 @@ def _with_single_blanks(texts: Any) -> Any:
     return pc.replace_with_mask(texts, odd, pc.replace_substring_regex(texts.filter(odd), f"[ {_BLANKS}]+", " "))
 
 
-def _splits(texts: Any) -> Any:
-    """Names of splits, null for none; None where one is unknown."""
+# ---- labels and repeated ids ----------------------------------------------------------------------------------
+
+
+def _splits(table: Table) -> Any:
+    """Names of splits, "" if nothing names one."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    named = _column(table, "split").dictionary_encode()
+    lower = [name.lower() for name in named.dictionary.to_pylist()]
+    splits = pyarrow.array([SAME.get(name, name) for name in lower], pyarrow.large_string()).take(named.indices)
+    unknown = np.flatnonzero(~pc.is_in(splits, value_set=_texts(*SPLITS, "")).to_numpy(zero_copy_only=False))
+    table.faults.add_rows(
+        table.lines[unknown],
+        lambda index: (
+            f"the split {short(named[int(unknown[index])].as_py())} is unknown; expected one of {', '.join(SPLITS)}"
+        ),
+    )
+    return splits
+
+
+def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
+    """Add the rows whose cell is not that of the first row of their id.
+
+    Args:
+        table: table of the rows.
+        ids: id of each row.
+        firsts: index of the first row with the same id, for each row.
+        name: column.
+        column: cells.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    same = column.take(pyarrow.array(firsts))
+    if same.equals(column):
+        return
+    rows = np.flatnonzero(pc.not_equal(column, same).to_numpy(zero_copy_only=False))
+
+    def describe(index: int) -> str:
+        row = int(rows[index])
+        return (
+            f"pair {short(ids[row].as_py())} has the {name} {short(column[row].as_py())}, but "
+            f"{short(same[row].as_py())} in {table.faults.unit} {table.lines[firsts[row]]}; ids must be unique"
+        )
+
+    table.faults.add_rows(table.lines[rows], describe)
+
+
+# ---- Arrow ----------------------------------------------------------------------------------------------------
+
+
+def _texts(*values: str | None) -> Any:
     import pyarrow
 
-    named = texts.dictionary_encode()
-    found = [SAME.get(text.lower(), text.lower()) or None for text in named.dictionary.to_pylist()]
-    if not set(found) <= {None, *SPLITS}:
-        return None
-    return pyarrow.array(found, pyarrow.large_string()).take(named.indices)
+    return pyarrow.array(values, pyarrow.large_string())
 
 
-def _filled(text: str, table: PlainTable) -> Any:
+def _repeat(text: str, count: int) -> Any:
     import pyarrow
 
-    return pyarrow.repeat(pyarrow.scalar(text, pyarrow.large_string()), len(table.lines))
+    return pyarrow.repeat(pyarrow.scalar(text, pyarrow.large_string()), count)
 
 
-def _none(table: PlainTable) -> Any:
-    import pyarrow
+def _column(table: Table, name: str) -> Any:
+    """Texts of a column without blanks around them; "" in every row if there is no such column."""
+    import pyarrow.compute as pc
 
-    return pyarrow.nulls(len(table.lines), pyarrow.large_string())
+    return pc.utf8_trim_whitespace(table.columns[name]) if name in table.columns else _repeat("", len(table))
 
 
-def _or_null(texts: Any) -> Any:
+def _null_for_empty(texts: Any) -> Any:
     import pyarrow
     import pyarrow.compute as pc
 

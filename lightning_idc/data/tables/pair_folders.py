@@ -1,165 +1,101 @@
-"""Reading a folder of pairs: two folders of images with equal names, or tables that name both images of each pair."""
+"""Pairs of two folders of images with equal names, and the table of their captions."""
 
 from __future__ import annotations
 
 import os
 import unicodedata
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import READ, SAME, SIDES, SPLITS, add_columns, id_of
-from lightning_idc.data.tables.plain_csv import read_plain_csv
-from lightning_idc.data.tables.record_builder import RecordTableBuilder
+from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, group_rows, wanted
 from lightning_idc.data.tables.record_table import RecordTable, concatenate
 from lightning_idc.data.tables.tables import (
-    KINDS,
-    Row,
+    ENDINGS,
+    SHOWN,
+    Faults,
+    Table,
     is_caption_column,
-    require,
-    short,
-    stream_table,
+    missing_column,
+    read_table,
+    table_ending,
+    table_stem,
 )
-from lightning_idc.images.image_files import ENDINGS
+from lightning_idc.images import decode
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.text import printable
 
-SHOWN = 5
 _IGNORED = ("Thumbs.db", "desktop.ini")
-_OR = "or 'caption', or 'caption_1' to 'caption_n'"
 
 
-@dataclass(frozen=True, slots=True)
-class FolderContents:
-    """What a folder of pairs holds.
+def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
+    """Pairs of ``before/`` and ``after/`` with equal names, and the captions of a table.
 
-    Args:
-        records: of all pairs.
-        no_captions: why there is nothing to learn from; None where there are captions.
-    """
-
-    records: RecordTable
-    no_captions: str | None
-
-
-def read_tables(root: Root, tables: Sequence[tuple[Path, str | None]]) -> FolderContents:
-    """Pairs of tables with the columns before and after.
-
-    Args:
-        root: that the paths in them are relative to.
-        tables: with the split that each holds, None where a column or nothing names it.
+    Returns:
+        The pairs, and the message that captions are missing if there is no table of them.
 
     Raises:
-        DataError: a table cannot be read, lacks a column or contradicts itself, with its line.
+        DataError: an image has no partner, or the table names images that do not exist.
     """
-    found: list[RecordTable] = []
-    names: dict[str, int] = {}
-    no_captions: str | None = None
-    captioned = False
-    for path, split in tables:
-        columns, rows = stream_table(path)
-        for needed in SIDES:
-            if needed not in columns:
-                raise DataError(require(columns, needed, path, "the path of an image"))
-        if any(is_caption_column(column) for column in columns):
-            captioned = True
-        elif no_captions is None:
-            no_captions = require(columns, "captions", path, _OR)
-        builder = RecordTableBuilder(root, names)
-        if path.suffix.lower() != ".csv" or not _add_columns(builder, path, columns, split):
-            _add_rows(builder, rows, columns, split, str(path))
-        found.append(builder.finish())
-    # a table without captions beside one with them, as for predict, has empty captions
-    return FolderContents(concatenate(found), None if captioned else no_captions)
+    import pyarrow
+    import pyarrow.compute as pc
 
-
-def _add_rows(
-    builder: RecordTableBuilder, rows: Iterable[Row], columns: Sequence[str], split: str | None, file: str
-) -> None:
-    """Add rows one by one, whatever they hold; what is wrong with one is said with its line."""
-    has_id, has_type, has_split = (name in columns for name in ("id", "change_type", "split"))
-    for row in rows:
-        before, after = (_path(row, side, builder.root) for side in SIDES)
-        name = (row.text("id") if has_id else None) or id_of(before, after)
-        named = split or (_split(row) if has_split else None)
-        kind = row.text("change_type") if has_type else None
-        builder.add(name, before, after, row.captions(), named, kind, file, row.line)
-
-
-def _add_columns(builder: RecordTableBuilder, path: Path, columns: Sequence[str], split: str | None) -> bool:
-    """Add the rows of a CSV at once, unless one of them is to be judged by itself."""
-    table = read_plain_csv(path, columns, [name for name in columns if name in READ or is_caption_column(name)])
-    return table is not None and add_columns(builder, table, path, split)
-
-
-def _path(row: Row, side: str, root: Root) -> str:
-    relative = row.text(side)
-    if relative is None:
-        raise DataError(f"{row.where}: {side} is empty; expected the path of an image, relative to {root.path}")
-    root.parts(relative, row.where)
-    return relative
-
-
-def _split(row: Row) -> str | None:
-    named = row.text("split")
-    if named is None:
-        return None
-    split = SAME.get(named.lower(), named.lower())
-    if split not in SPLITS:
-        raise DataError(f"{row.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
-    return split
-
-
-def read_two_folders(root: Root) -> FolderContents:
-    """Pairs of ``before/`` and ``after/`` with equal names, and what a table of captions says of them.
-
-    Raises:
-        DataError: an image has no partner, or the table names images that are not there.
-    """
-    sides = [images_below(root, side) for side in SIDES]
-    lonely = sorted(sides[0].keys() ^ sides[1].keys())
+    images = [images_below(root, side) for side in SIDES]
+    lonely = sorted(images[0].keys() ^ images[1].keys())
     if lonely:
-        shown = ", ".join(f"{'before' if name in sides[0] else 'after'}/{name}" for name in lonely[:SHOWN])
+        shown = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in lonely[:SHOWN])
         raise DataError(
             f"{len(lonely)} images in {root.path} have no partner of the same name on the other side: {shown}"
             f"{', ...' if len(lonely) > SHOWN else ''}"
         )
-    builder = RecordTableBuilder(root)
-    for name, before in sorted(sides[0].items()):
-        builder.add(name, before, sides[1][name], file=str(root.path))
-    named = [path for path in tables_in(root.path) if path.stem == "captions"]
-    if len(named) > 1:
-        names = ", ".join(path.name for path in named)
-        raise DataError(f"{root.path} holds several tables of captions ({names}); leave only one there")
-    table = named[0] if named else None
-    if table is None:
-        return FolderContents(
-            builder.finish(),
+    names = sorted(images[0])
+    paths = [pyarrow.array([side[name] for name in names], pyarrow.large_string()) for side in images]
+    pairs = Table(Faults(root.path, ""), ["id"], {}, np.zeros(len(names), np.int32))
+    uncaptioned = group_rows(pairs, root, pyarrow.array(names, pyarrow.large_string()), tuple(paths))
+    path = _captions_in(root.path)
+    if path is None:
+        return uncaptioned, (
             f"{root.path} has no captions.csv or captions.jsonl (columns id and captions), so there is nothing to "
-            "learn from or to compare with; without captions it can be predicted only",
+            "learn from or to compare with; without captions it can be predicted only"
         )
-    columns, rows = stream_table(table)
-    if "id" not in columns:
-        raise DataError(require(columns, "id", table, "the name of the images without their ending"))
-    if not any(is_caption_column(column) for column in columns):
-        raise DataError(require(columns, "captions", table, _OR))
-    for row in rows:
-        name = _composed(row.text("id") or "")
-        if name not in builder:
-            raise DataError(f"{row.where}: there are no images called {row.text('id')!r} in before/ and after/")
-        builder.extend(name, row.captions())
-        builder.label(name, _split(row), row.text("change_type"), str(table), row.line)
-    return FolderContents(builder.finish(), None)
+    table = read_table(path, wanted)
+    if "id" not in table.columns:
+        raise DataError(missing_column(table.names, "id", path, "the name of the images without their ending"))
+    if not any(map(is_caption_column, table.columns)):
+        raise DataError(missing_column(table.names, "captions", path, CAPTIONS))
+    ids = pc.utf8_trim_whitespace(table.columns["id"])
+    ids = pyarrow.array(map(_composed, ids.to_pylist()), pyarrow.large_string())
+    index = pc.index_in(ids, value_set=uncaptioned.ids.values)
+    unknown = np.flatnonzero(pc.is_null(index).to_numpy(zero_copy_only=False))
+    table.faults.add_rows(
+        table.lines[unknown],
+        lambda row: f"there are no images called {short(ids[int(unknown[row])].as_py())} in before/ and after/",
+    )
+    table.faults.check()
+    captioned = group_rows(table, root, ids, tuple(side.take(index) for side in paths))
+    captionless = np.setdiff1d(np.arange(len(names)), index.to_numpy())
+    records = concatenate([captioned, uncaptioned.take(captionless)])
+    return records.take(pc.sort_indices(records.ids.values).to_numpy()), None
+
+
+def _captions_in(folder: Path) -> Path | None:
+    """The table of captions beside two folders."""
+    tables = [path for path in tables_in(folder) if table_stem(path) == "captions"]
+    if len(tables) > 1:
+        names = ", ".join(path.name for path in tables)
+        raise DataError(f"{folder} holds several tables of captions ({names}); leave only one there")
+    return tables[0] if tables else None
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """CSV and JSONL files in a folder, by name; hidden ones, which some systems add to each, are not looked at."""
+    """Tables in a folder, by name, without hidden ones, which some systems add to each."""
     return sorted(
         path
         for path in folder.iterdir()
-        if path.suffix.lower() in KINDS and not path.name.startswith(".") and path.is_file()
+        if table_ending(path) in ENDINGS and not path.name.startswith(".") and path.is_file()
     )
 
 
@@ -193,7 +129,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
                 raise DataError(f"{base}: the name {short(os.fsencode(relative))} is not UTF-8; rename the file")
             stem, ending = os.path.splitext(relative)
             stem = _composed(stem)
-            if ending.lower() not in ENDINGS:
+            if ending.lower() not in decode.ENDINGS:
                 passed.append(f"{side}/{relative}")
             elif stem in found:
                 raise DataError(
@@ -206,7 +142,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
         shown = printable(", ".join(sorted(passed)[:SHOWN])) + (", ..." if len(passed) > SHOWN else "")
         warnings.warn(
             f"{base}: passed over {len(passed):,} files that are not images by their ending: {shown}. Read are "
-            f"{', '.join(sorted(ENDINGS))}",
+            f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )
     return found

@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lightning_idc.utils.errors import PairError
+from lightning_idc.utils import http
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.outputs import new_file
 from lightning_idc.utils.paths import describe_start, inside, is_web_page
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 TIMEOUT = 30
 """Seconds that a server may be silent."""
+_LONGEST = 24 * 3600
+"""Seconds that a download may take."""
 _CHUNK = 1 << 20
 _MAGIC = {
     ".gz": (b"\x1f\x8b",),
@@ -38,19 +42,25 @@ _MAGIC = {
 _ENCRYPTED = 1  # a zip's flag of a member
 
 
-def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[str], object] = _log.info) -> list[str]:
+def prepare(
+    data: Benchmark,
+    archives: list[Path] | None = None,
+    say: Callable[[str], object] = _log.info,
+    overwrite: bool = False,
+) -> list[str]:
     """Fetch and verify the files of a benchmark below its root; say what happens, return what is left to do.
 
     Args:
         data: the benchmark.
         archives: that were fetched by hand, to be verified and unpacked below the root.
         say: is given what happens, line by line.
+        overwrite: whether files of an archive may replace others.
 
     Raises:
-        PairError: a file is not an archive, is damaged, or holds paths that leave the root.
+        DataError: a file is not an archive, is damaged, or holds paths that leave the root.
     """
     for archive in archives or []:
-        count = unpack(archive, data.root)
+        count = unpack(archive, data.root, overwrite)
         say(f"unpacked {count:,} files of {archive} to {data.root}")
     left = []
     for remote in data.remotes:
@@ -117,32 +127,26 @@ def download(remote: Remote, target: Path) -> str | None:
         remote: the file.
         target: where it belongs.
     """
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    part = target.with_name(f".{target.name}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with urlopen(remote.url, timeout=TIMEOUT) as answer, open(part, "wb") as file:
-            copied = _copy(answer, file, remote.size)
-            told = answer.headers.get("Content-Length", "")
-        if told.isdecimal() and copied != int(told):
-            return f"the server stopped after {copied:,} of {int(told):,} bytes"
-        problem = wrong_with(part, remote)
-        if problem is None:
-            part.replace(target)
-        return problem
-    except (OSError, HTTPException, ValueError) as error:
+        limit = shutil.disk_usage(target.parent).free if remote.size is None else remote.size
+        with new_file(target) as part:
+            with open(part, "wb") as file:
+                http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_LONGEST)
+            if problem := wrong_with(part, remote):
+                raise DataError(problem)
+    except IDCError as error:
+        return str(error)
+    except OSError as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        part.unlink(missing_ok=True)
+    return None
 
 
-def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int | None) -> int:
+def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int) -> int:
     copied = 0
     while chunk := source.read(_CHUNK):
         copied += len(chunk)
-        if max_bytes is not None and copied > max_bytes:
+        if copied > max_bytes:
             raise ValueError(f"more than the {max_bytes:,} bytes expected")
         target.write(chunk)
     return copied
@@ -151,37 +155,41 @@ def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int | None) -> int:
 # ---- archives ---------------------------------------------------------------------------------------------------
 
 
-def unpack(archive: Path, root: Path) -> int:
+def unpack(archive: Path, root: Path, overwrite: bool = False) -> int:
     """Unpack a zip or tar archive below a root; the number of its files.
 
-    Nothing is written where a member leaves the root, is a link or a device, or where the disk is too small.
+    Nothing is written where a member leaves the root, is a link or a device, or would replace another file, or where
+    the disk is too small.
+
+    Args:
+        archive: the file.
+        root: folder, made where it is missing.
+        overwrite: whether members may replace other files.
 
     Raises:
-        PairError: the file is not an archive, or cannot be unpacked.
+        DataError: the file is not an archive, or cannot be unpacked.
     """
     if not archive.is_file():
-        raise PairError(f"there is no archive {str(archive)!r}")
+        raise ConfigError(f"there is no archive {str(archive)!r}")
     root.mkdir(parents=True, exist_ok=True)
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
-                return _write(_of_zip(packed, root), root, archive)
+                return _write(_of_zip(packed, root), root, archive, overwrite)
         if tarfile.is_tarfile(archive):
             with tarfile.open(archive) as bundle:
-                return _write(_of_tar(bundle), root, archive)
+                return _write(_of_tar(bundle), root, archive, overwrite)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        if isinstance(error, PairError):
-            raise
-        raise PairError(f"{archive} cannot be unpacked ({error}); fetch it again") from error
+        raise DataError(f"{archive} cannot be unpacked ({error}); fetch it again") from error
     with open(archive, "rb") as file:
         start = file.read(64)
     if start.startswith(_MAGIC[".zip"]):
-        raise PairError(
+        raise DataError(
             f"{archive} is a zip archive without its end: the download stopped, or it is one of several parts. Fetch "
             "the whole of it, or join the parts first"
         )
     by_hand = "" if is_web_page(start) else f"; unpack it by hand below {root} if it is another kind of archive"
-    raise PairError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{by_hand}")
+    raise DataError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{by_hand}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +210,11 @@ class Member:
 def _of_zip(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
     for info in packed.infolist():
         if info.flag_bits & _ENCRYPTED:
-            raise PairError(
+            raise DataError(
                 f"{packed.filename} holds {info.filename!r} under a password; unpack it by hand below {root}"
             )
         if stat.S_ISLNK(info.external_attr >> 16):
-            raise PairError(f"{packed.filename} holds the link {info.filename!r}; only files are unpacked")
+            raise DataError(f"{packed.filename} holds the link {info.filename!r}; only files are unpacked")
         if not info.is_dir():
             yield Member(info.filename, info.file_size, partial(packed.open, info))
 
@@ -214,7 +222,7 @@ def _of_zip(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
 def _of_tar(bundle: tarfile.TarFile) -> Iterator[Member]:
     for info in bundle.getmembers():
         if not info.isreg() and not info.isdir():
-            raise PairError(f"{bundle.name!s} holds {info.name!r}, a link or device; only files are unpacked")
+            raise DataError(f"{bundle.name!s} holds {info.name!r}, a link or device; only files are unpacked")
         if info.isreg():
             yield Member(info.name, info.size, partial(_extracted, bundle, info))
 
@@ -225,21 +233,35 @@ def _extracted(bundle: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     return file
 
 
-def _write(members: Iterable[Member], root: Path, archive: Path) -> int:
-    listed = list(members)
-    targets = [inside(root, member.name, str(archive)) for member in listed]  # all are judged before any is written
-    needed, free = sum(member.size for member in listed), shutil.disk_usage(root).free
+def _write(members: Iterable[Member], root: Path, archive: Path, overwrite: bool) -> int:
+    """Write members below the root; all are judged before any is written, and those that are there are left alone."""
+    listed = [(member, inside(root, member.name, str(archive))) for member in members]
+    missing = [(member, target) for member, target in listed if not _is_there(member, target)]
+    standing = [] if overwrite else [target for _, target in missing if os.path.lexists(target)]
+    if standing:
+        raise DataError(
+            f"{archive} holds {len(standing)} files that would replace others, such as {str(standing[0])!r}; name an "
+            "empty folder, or replace them with --overwrite true"
+        )
+    needed, free = sum(member.size for member, _ in missing), shutil.disk_usage(root).free
     if needed > free:
-        raise PairError(f"{archive} needs {needed:,} bytes in {root}, where {free:,} are free")
-    for member, target in zip(listed, targets, strict=True):
+        raise DataError(f"{archive} needs {needed:,} bytes in {root}, where {free:,} are free")
+    for member, target in missing:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part")
         try:
-            with member.open() as source, open(part, "wb") as file:
+            with new_file(target, overwrite) as part, member.open() as source, open(part, "wb") as file:
                 _copy(source, file, member.size)
-            os.replace(part, target)
         except ValueError as error:
-            raise PairError(f"{archive}: {member.name!r} is larger than it claims") from error
-        finally:
-            part.unlink(missing_ok=True)
+            raise DataError(f"{archive}: {member.name!r} is larger than it claims") from error
     return len(listed)
+
+
+def _is_there(member: Member, target: Path) -> bool:
+    """Whether a file of these bytes stands there, as an unpacking that was stopped leaves them."""
+    if not target.is_file() or target.stat().st_size != member.size:
+        return False
+    with member.open() as packed, target.open("rb") as file:
+        while chunk := packed.read(_CHUNK):
+            if file.read(len(chunk)) != chunk:
+                return False
+        return not file.read(1)

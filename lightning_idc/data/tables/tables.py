@@ -1,257 +1,291 @@
-"""Reading CSV and JSONL files of pairs: whatever is wrong with one is told with its line."""
+"""Tables of pairs: CSV, TSV, JSONL and JSON files as columns of text, each row with its line.
+
+A CSV is read by pyarrow, as text only: "NA" is a caption and 007 an id. Rows that cannot be read are collected in
+:class:`Faults`, and one error lists the first five with their lines.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import difflib
 import json
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_idc.data.annotations import Row
+from lightning_idc.data.csv_files import read_csv
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import (
+    check_text,
+    lines_of,
+    parse_documents,
+    parse_json,
+    read_text,
+    short,
+)
 
-KINDS = (".csv", ".jsonl")
-CHUNK = 1 << 22
-"""Bytes of a CSV that are read at once."""
-_NUMBERED = re.compile(r"caption_(\d{1,6})")
-_LIST = re.compile(r"""\s*\[\s*["'\]]""")
+ENDINGS = (".csv", ".tsv", ".jsonl")
+"""Files that are looked for in a folder; a ``.json`` has to be named."""
+SHOWN = 5
+_CHUNK = 8192  # rows of a JSONL that are Python objects at once
+_CAPTION_N = re.compile(r"caption_\d{1,6}")
 
 
-@dataclass(slots=True)
-class Row:
-    """One line of a table.
+def table_ending(path: Path) -> str | None:
+    """Ending of a table, without ``.gz``; None if the file is not a table."""
+    name = path.name.lower().removesuffix(".gz")
+    return next((ending for ending in (*ENDINGS, ".json") if name.endswith(ending)), None)
 
-    Args:
-        file: that it is read from, or what else names it in messages.
-        line: of the file; 0 for none.
-        values: by column; text in a CSV, anything in JSONL.
-    """
 
-    file: str | Path
-    line: int
-    values: dict[str, Any]
-
-    @property
-    def where(self) -> str:
-        """File and line, for messages."""
-        return f"{self.file}, line {self.line}" if self.line else str(self.file)
-
-    def text(self, column: str) -> str | None:
-        """Value of a column as text without blanks around it; None where it is absent or empty.
-
-        Raises:
-            DataError: it is neither text nor a whole number.
-        """
-        value = self.values.get(column)
-        if value is None or value == "":
-            return None
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise DataError(f"{self.where}: {column} is {short(value)}; expected text")
-        text = str(value)
-        if not text.isascii() or "\0" in text:
-            writable(text, f"{self.where}: {column}")
-        return text.strip() or None
-
-    def captions(self) -> list[str]:
-        """Captions of ``captions``, ``caption`` and ``caption_1`` to ``caption_n``; "" for each empty one.
-
-        Raises:
-            DataError: they are neither text nor a list of texts.
-        """
-        found: list[Any] = []
-        given = self.values.get("captions")
-        if isinstance(given, str) and _LIST.match(given):
-            try:
-                given = parse_json(given)
-            except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{self.where}: captions is not a JSON list ({error}): {short(given)}; "
-                    "its texts must stand in double quotes"
-                ) from None
-        found += given if isinstance(given, list) else [] if given is None else [given]
-        if "caption" in self.values:
-            found.append(self.values["caption"])
-        numbered = sorted(
-            (int(m.group(1)), name)
-            for name in self.values
-            if name.startswith("caption_") and (m := _NUMBERED.fullmatch(name))
-        )
-        # tables with a column for each caption leave those blank that a pair does not have
-        found += [value for _, name in numbered if (value := self.values[name]) not in (None, "")]
-        for value in found:
-            if value is not None and not isinstance(value, str):
-                raise DataError(f"{self.where}: a caption is {short(value)}; expected text")
-        texts = [" ".join((value or "").split()) for value in found]
-        for text in texts:
-            if not text.isascii() or "\0" in text:
-                writable(text, f"{self.where}: a caption")
-        return texts
+def table_stem(path: Path) -> str:
+    """Name of a table without its endings."""
+    return path.name[: path.name.lower().rfind(table_ending(path) or "")]
 
 
 def is_caption_column(name: str) -> bool:
     """Whether a column holds captions."""
-    return name in ("captions", "caption") or _NUMBERED.fullmatch(name) is not None
+    return name in ("captions", "caption") or _CAPTION_N.fullmatch(name) is not None
 
 
-def require(columns: Sequence[str], needed: str, path: Path, why: str) -> str:
-    """Message that a column is missing, with those found and the nearest."""
+def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str) -> str:
+    """Message for a column that is missing, with the nearest name."""
     near = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
     original = next((column for column in columns if near and column.lower() == near[0]), None)
     hint = f"; is it {original!r}? Rename it" if original is not None else ""
-    return f"{path} has no column {needed!r} ({why}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
+    return f"{path} has no column {needed!r} ({meaning}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
 
 
-def read_table(path: Path) -> tuple[list[str], list[Row]]:
-    """Columns and rows of a CSV or JSONL file: see :func:`stream_table`."""
-    columns, rows = stream_table(path)
-    return columns, list(rows)
+class Faults:
+    """Rows of a table that cannot be read: the number of all, and the messages of the first five.
 
-
-def stream_table(path: Path) -> tuple[list[str], Iterator[Row]]:
-    """Columns of a CSV or JSONL file in UTF-8, with or without a byte order mark, and its rows one after the other.
-
-    Fields of a CSV are separated by whichever of comma, semicolon and tab is commonest in its first line.
-
-    Raises:
-        DataError: the file cannot be read, with the line that is to blame.
+    Args:
+        path: table.
+        unit: what the numbers count; None for "record" of a JSON file, and "line" of any other.
     """
-    read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
-    # both read the file twice rather than keep it: a row is in memory while it is looked at
-    columns = dict.fromkeys(column for row in _guarded(path, read(path, header=True)) for column in row.values)
-    if not columns:
-        raise DataError(f"{path} has no rows")
-    return list(columns), _guarded(path, read(path))
 
+    def __init__(self, path: Path, unit: str | None = None) -> None:
+        self.path = path
+        self.unit = unit if unit is not None else "record" if table_ending(path) == ".json" else "line"
+        self._numbers: set[int] = set()
+        self._messages: dict[int, str] = {}
 
-def first_columns(path: Path) -> list[str]:
-    """Columns of the first row of a table, without reading the others; [] where it has none.
+    def where(self, number: int) -> str:
+        """File and line of a row for messages."""
+        return f"{self.path}, {self.unit} {number}"
 
-    Raises:
-        DataError: the file cannot be read.
-    """
-    read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
-    with contextlib.closing(_guarded(path, read(path, header=True))) as rows:
-        return next((list(row.values) for row in rows), [])
+    def add(self, number: int, message: str) -> None:
+        """Add one row; of several messages for a row the first stays."""
+        self._numbers.add(number)
+        self._messages.setdefault(number, message.removeprefix(f"{self.where(number)}: "))
+        if len(self._messages) > SHOWN:
+            del self._messages[max(self._messages)]
 
+    def add_rows(self, numbers: NDArray[Any], describe: Callable[[int], str]) -> None:
+        """Add many rows.
 
-def _guarded(path: Path, rows: Iterator[Row]) -> Generator[Row, None, None]:
-    """The rows, with errors of the file as ours."""
-    try:
-        yield from rows
-    except UnicodeDecodeError:
-        number, byte = _first_not_utf8(path)
-        raise DataError(
-            f"{path}, line {number}: byte {byte:#04x} is not UTF-8; save the file as UTF-8 "
-            "(in a spreadsheet: CSV UTF-8)"
-        ) from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+        Args:
+            numbers: their lines, ascending.
+            describe: message for the row at an index of ``numbers``; called for the first five only.
+        """
+        self._numbers.update(numbers.tolist())
+        for index, number in enumerate(numbers[:SHOWN].tolist()):
+            self.add(number, describe(index))
 
-
-def _first_not_utf8(path: Path) -> tuple[int, int]:
-    """Line and value of the first byte that is not UTF-8."""
-    raw = path.read_bytes()
-    try:
-        raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        return raw.count(b"\n", 0, error.start) + 1, raw[error.start]
-    return 1, raw[0]
-
-
-def separator_of(line: str) -> str:
-    """What stands between the fields of a CSV, by its first line."""
-    # spreadsheets write what their country uses; names of columns hold none of the three
-    return max(",;\t", key=line.count)
-
-
-def _csv_rows(path: Path, header: bool = False) -> Iterator[Row]:
-    """Rows of a CSV; with ``header`` the first one only, where the file has any."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        delimiter = separator_of(next((line for line in file if line.strip("\r\n")), ""))
-        file.seek(0)
-        names: list[str] | None = None
-        began = 1
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
+    @contextmanager
+    def collect(self, row: Row) -> Iterator[None]:
+        """Add a row of the table if a DataError is raised in the block."""
         try:
-            for fields in reader:
-                line, began = began, reader.line_num + 1
-                if not any(map(str.strip, fields)):
-                    continue
-                if names is None:
-                    names = _header(fields, f"{path}, line {line}")
-                    continue
-                if len(fields) != len(names):
-                    raise DataError(
-                        f"{path}, line {line}: {len(fields)} fields, but the first line names {len(names)}; "
-                        f"texts that hold a {delimiter!r} must stand in double quotes"
-                    )
-                yield Row(path, line, dict(zip(names, fields, strict=True)))
-                if header:
-                    return
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {began}: not readable as CSV ({error}); is a quotation mark left open?"
-            ) from None
+            yield
+        except DataError as error:
+            self.add(row.number, str(error))
+
+    def check(self) -> None:
+        """Raise a DataError if a row was added."""
+        if not self._numbers:
+            return
+        messages = [f"{self.unit} {number}: {self._messages[number]}" for number in sorted(self._messages)]
+        if len(self._numbers) == 1:
+            raise DataError(f"{self.path}, {messages[0]}")
+        more = "; ..." if len(self._numbers) > SHOWN else ""
+        raise DataError(f"{self.path}: {len(self._numbers):,} rows cannot be read: {'; '.join(messages)}{more}")
 
 
-def _header(fields: list[str], where: str) -> list[str]:
-    names = [field.strip() for field in fields]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(f"{where}: the column {twice[0]!r} stands twice")
-    return names
+@dataclass
+class Table:
+    """A table as columns of text.
+
+    Args:
+        faults: rows that could not be read; they are not in the columns.
+        names: all columns, in order.
+        columns: Arrow arrays of ``large_string`` by name, "" for an empty or absent cell. A list in a JSON file is the
+            JSON text of the list, as in a CSV.
+        lines: int32, line or record of each row.
+    """
+
+    faults: Faults
+    names: list[str]
+    columns: dict[str, Any]
+    lines: NDArray[np.int32]
+
+    @property
+    def path(self) -> Path:
+        return self.faults.path
+
+    def __len__(self) -> int:
+        return len(self.lines)
 
 
-def _json_rows(path: Path, header: bool = False) -> Iterator[Row]:
-    # only "\n" ends a line: str.splitlines would cut texts at U+2028
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                value = parse_json(line)
-            except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{path}, line {number}: not readable as JSON ({error}): {short(line.rstrip())}"
-                ) from None
-            if not isinstance(value, dict):
-                raise DataError(f"{path}, line {number}: expected one object per line, found {short(value)}")
-            yield Row(path, number, value)
+def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Table:
+    """Columns of a CSV, TSV, JSONL or JSON file in UTF-8, perhaps packed by gzip.
 
+    Fields of a CSV are separated by the commonest of comma, semicolon and tab in its first line. Quotation marks have a
+    meaning only at the start of a field.
 
-def parse_json(text: str) -> Any:
-    """Value of a JSON text.
+    Args:
+        path: table.
+        wanted: predicate of the columns that are read from a JSON file; others may hold anything.
 
     Raises:
-        ValueError: it is not JSON, or an object names a key twice, of which one value would be lost.
+        DataError: the file is not a table, or has no rows.
     """
-    return json.loads(text, object_pairs_hook=_object)
+    table = _read_csv(path) if table_ending(path) in (".csv", ".tsv") else _read_json(path, wanted)
+    if not len(table):
+        table.faults.check()
+        raise DataError(f"{path} has no rows")
+    return table
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
-    return found
+def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    """Columns and rows of a table; the cells of a JSON file are what they are, those of a CSV are text.
+
+    Raises:
+        DataError: the file is not a table, has no rows, or some of them cannot be read.
+    """
+    if table_ending(path) in (".csv", ".tsv"):
+        table = _read_csv(path)
+        faults, columns = table.faults, list(table.columns)
+        cells = zip(*(column.to_pylist() for column in table.columns.values()), strict=True)
+        numbered = zip(table.lines.tolist(), cells, strict=True)
+        rows = [Row(faults.where(line), dict(zip(columns, values, strict=True)), line) for line, values in numbered]
+    else:
+        faults = Faults(path)
+        rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
+        columns = list(dict.fromkeys(name for row in rows for name in row.values))
+    faults.check()
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    return columns, rows
 
 
-def writable(text: str, where: str) -> str:
-    """The text, refused where it cannot be a path or be written out again."""
-    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise DataError(f"{where} holds a character that is not text: {short(text)}")
-    return text
+# ---- CSV ------------------------------------------------------------------------------------------------------
 
 
-def short(value: Any) -> str:
-    """A value for a message, cut to 80 characters."""
-    try:
-        shown = ascii(value)
-    except (ValueError, RecursionError):  # numbers of thousands of digits, lists in lists
-        shown = type(value).__name__
-    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+def _read_csv(path: Path) -> Table:
+    content = read_csv(path)
+    faults = Faults(path)
+    twice = sorted({name for name in content.names if name and content.names.count(name) > 1})
+    if twice:
+        raise DataError(f"{faults.where(content.header_line)}: the column {twice[0]!r} comes twice")
+    for line, count in content.odd_rows:
+        faults.add(
+            line,
+            f"{count} fields, but the header has {len(content.names)}; texts that hold a {content.separator!r} must be "
+            "in double quotes",
+        )
+    columns = {name: column for name, column in zip(content.names, content.columns, strict=True) if name}
+    return _without_blank_rows(Table(faults, list(columns), columns, content.lines))
+
+
+def _without_blank_rows(table: Table) -> Table:
+    """The table without empty lines and lines of separators, as spreadsheets write them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    blank = np.ones(len(table), bool)
+    for column in table.columns.values():
+        if not blank.any():
+            return table
+        blank &= pc.equal(pc.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
+    filled = pyarrow.array(~blank)
+    columns = {name: column.filter(filled) for name, column in table.columns.items()}
+    return Table(table.faults, table.names, columns, table.lines[~blank])
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------
+
+
+def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a JSON list or of JSON lines, with their numbers."""
+    text = read_text(faults.path)
+    if faults.unit == "record":
+        value, lines = parse_documents(text, faults.path)
+        value = value if isinstance(value, list) else [value]
+        numbered: Iterator[tuple[int, Any]] = iter(zip(lines or range(1, len(value) + 1), value, strict=True))
+    else:
+        numbered = lines_of(text)
+    for number, value in numbered:
+        try:
+            row = parse_json(value, faults.where(number)) if faults.unit == "line" else value
+        except DataError as error:
+            faults.add(number, str(error))
+            continue
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            faults.add(number, f"expected an object, found {short(row)}")
+
+
+def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
+    import pyarrow
+
+    faults = Faults(path)
+    names: dict[str, None] = {}
+    chunks: dict[str, list[Any]] = {}
+    cells: dict[str, list[str]] = {}
+    lines: list[int] = []
+
+    def flush() -> None:
+        for name, texts in cells.items():
+            chunks[name].append(pyarrow.array(texts, pyarrow.large_string()))
+            texts.clear()
+
+    for number, row in _json_rows(faults):
+        if not row.keys() <= names.keys():
+            for name in row.keys() - names.keys():
+                if wanted(name):
+                    flushed, pending = len(lines) // _CHUNK * _CHUNK, len(lines) % _CHUNK
+                    chunks[name] = [pyarrow.repeat(pyarrow.scalar("", pyarrow.large_string()), flushed)]
+                    cells[name] = [""] * pending
+            names |= dict.fromkeys(row)
+        try:
+            texts = [_cell(row.get(name), name) for name in cells]
+        except DataError as error:
+            faults.add(number, str(error))
+            continue
+        for column, text in zip(cells.values(), texts, strict=True):
+            column.append(text)
+        lines.append(number)
+        if len(lines) % _CHUNK == 0:
+            flush()
+    flush()
+    columns = {name: pyarrow.chunked_array(parts).combine_chunks() for name, parts in chunks.items()}
+    return Table(faults, list(names), columns, np.array(lines, np.int32))
+
+
+def _cell(value: Any, name: str) -> str:
+    """A JSON value as the text that a CSV would hold."""
+    if isinstance(value, str):
+        return check_text(value, name)
+    if value is None:
+        return ""
+    if isinstance(value, list) and name in ("captions", "images"):
+        return check_text(json.dumps(value, ensure_ascii=False), name)
+    if isinstance(value, int) and not isinstance(value, bool) and not is_caption_column(name):
+        return str(value)
+    raise DataError(f"{name} is {short(value)}; expected text")

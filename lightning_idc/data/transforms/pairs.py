@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
-from lightning_idc.images.images import Interpolation, resize
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
 

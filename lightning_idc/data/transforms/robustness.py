@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.data.source import PairSource, View
-from lightning_idc.images.images import Interpolation
+from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
 from lightning_idc.utils.errors import ConfigError

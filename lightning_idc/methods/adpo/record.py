@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.models.distributed import all_gather_dict, is_rank_zero
-from lightning_idc.utils.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 NEGATIVES = "negatives.json"
 KEPT = 2000

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage

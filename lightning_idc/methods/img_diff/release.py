@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 from lightning_idc.methods.img_diff.filtering import kept
@@ -12,6 +13,7 @@ from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import fill
 
 REPLACEMENT = "img_diff_object_replacement.json"
 PICTURES = "object_replacement/filtered_new_edit_data"
@@ -25,7 +27,7 @@ class Release(ReleasePairs):
     box": ``object_replacement/filtered_new_edit_data/NAME_k_0.jpg`` and ``_1.jpg``, ``path`` being ``NAME_k``.
 
     Args:
-        folder: that is written; its files are replaced.
+        folder: that is written; files of an earlier release are replaced.
         boxes: whether the box is drawn into the pictures; ``plain`` for models that are told where it is.
         options: of `ReleasePairs`.
     """
@@ -39,24 +41,23 @@ class Release(ReleasePairs):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "boxes": self.boxes}
 
-    def finish(self, store: RecordStore) -> None:
-        super().finish(store)
-        (self.folder / PICTURES).mkdir(parents=True, exist_ok=True)
+    def write(self, store: RecordStore, folder: Path) -> None:
+        super().write(store, folder)
+        (folder / PICTURES).mkdir(parents=True)
         released: list[dict[str, Any]] = []
         for record in store:
             if record.dropped is None:
-                self._write_pictures(record)
+                self._write_pictures(record, folder / PICTURES)
                 released += entries(record)
         text = json.dumps(released, ensure_ascii=False, indent=1)
-        (self.folder / REPLACEMENT).write_text(text, encoding="utf-8")
+        fill(folder / REPLACEMENT, text)
         print(f"{len(released)} boxes: {self.folder / REPLACEMENT}", flush=True)
 
-    def _write_pictures(self, record: Record) -> None:
+    def _write_pictures(self, record: Record, folder: Path) -> None:
         for number, area in enumerate(kept(record.facts["areas"])):
             for side, image in enumerate(record.pair()):
                 picture = draw_box(image, area["box"]) if self.boxes == "drawn" else image
-                path = self.folder / PICTURES / f"{file_name(record.id)}_{number}_{side}.jpg"
-                path.write_bytes(encode_image(picture, "jpeg"))
+                fill(folder / f"{file_name(record.id)}_{number}_{side}.jpg", encode_image(picture, "jpeg"))
 
 
 def entries(record: Record) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.methods.img_diff.areas import cosines
 from lightning_idc.methods.img_diff.filtering import kept, reject, suppress_overlap
 from lightning_idc.methods.img_diff.presets import PRESETS
@@ -32,6 +32,8 @@ from lightning_idc.synthesis.records import Record, encode_image, record_seed
 from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
 
 REMOVAL, PICTURES = "img_diff_object_removal.json", "object_removal/inpaint"
 SIDES = ("before", "after")
@@ -217,19 +219,24 @@ class ReleaseRemoval(PipelineStage):
     """Writes the kept questions as ``img_diff_object_removal.json``, with red boxes drawn on both pictures.
 
     Args:
-        folder: that is written; its files are replaced.
+        folder: that is written; files of an earlier release are replaced.
         seed: see `PipelineStage`.
+        overwrite: whether files of others in the folder may be replaced.
     """
 
-    def __init__(self, folder: str, seed: int = 0) -> None:
+    def __init__(self, folder: str, seed: int = 0, overwrite: bool = False) -> None:
         super().__init__(seed)
-        self.folder = Path(folder).expanduser()
+        self.folder, self.overwrite = Path(folder).expanduser(), overwrite
 
     def process(self, records: list[Record]) -> list[Record]:
         return records
 
     def finish(self, store: RecordStore) -> None:
-        (self.folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        with Output(self.folder, "release of removals", self.overwrite, [store.folder]) as draft:
+            self._write(store, draft)
+
+    def _write(self, store: RecordStore, folder: Path) -> None:
+        (folder / PICTURES).mkdir(parents=True)
         released = []
         for record in store:
             for area in kept(record.facts.get("areas") or []) if record.dropped is None else []:
@@ -237,7 +244,7 @@ class ReleaseRemoval(PipelineStage):
                 path = f"inpaint/{file_name(pair)}_{number}"
                 for side, image in enumerate(record.pair()):
                     boxed = draw_box(image, area["box"], MARGIN)
-                    (self.folder / "object_removal" / f"{path}_{side}.jpg").write_bytes(encode_image(boxed, "jpeg"))
+                    fill(folder / "object_removal" / f"{path}_{side}.jpg", encode_image(boxed, "jpeg"))
                 released.append(
                     {
                         "bbox": [float(value) for value in box_in_shares(area["box"], record.facts["size"])],
@@ -248,6 +255,5 @@ class ReleaseRemoval(PipelineStage):
                         "path": f"./{path}",
                     }
                 )
-        target = self.folder / REMOVAL
-        target.write_text(json.dumps(released, ensure_ascii=False, indent=1), encoding="utf-8")
-        print(f"{len(released)} questions: {target}", flush=True)
+        fill(folder / REMOVAL, json.dumps(released, ensure_ascii=False, indent=1))
+        print(f"{len(released)} questions: {self.folder / REMOVAL}", flush=True)

@@ -25,6 +25,7 @@ from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.files import atomic_write
 
 TEMPLATE = (
     "The difference between the two images is that the first image {verb} [object description], "
@@ -124,7 +125,7 @@ class Descriptions(PipelineStage):
         texts = (record.facts["description"] for record in store if record.dropped is None)
         statistics = repetitions(texts)
         target = store.folder / "statistics.json"
-        target.write_text(json.dumps(statistics, indent=1), encoding="utf-8")
+        atomic_write(target, json.dumps(statistics, indent=1))
         print(", ".join(f"{name} {value}" for name, value in statistics.items()), flush=True)
 
 

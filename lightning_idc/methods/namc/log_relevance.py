@@ -16,7 +16,7 @@ from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
 from lightning_idc.models.addon import addons_of
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import save
+from lightning_idc.utils.outputs import save
 
 
 class LogRelevance(Callback):

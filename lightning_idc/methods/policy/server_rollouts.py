@@ -156,7 +156,7 @@ class ServerRollouts(Callback):
         text = text if isinstance(text, str) else ""
         special = host.built_vocabulary.special
         if self.log_probs == "server":
-            ids, log_probs = _drawn_tokens(choice)
+            ids, log_probs = _drawn_tokens(choice, self.endpoint)
         else:
             ids, log_probs = host.tokenize([text])[0][1:], []
             if choice.get("finish_reason") == "length":
@@ -167,8 +167,8 @@ class ServerRollouts(Callback):
         wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(host.built_vocabulary)]
         if wrong:
             raise DataError(
-                f"the endpoint drew {text[:80]!r}, which holds tokens (such as {wrong[0]}) that the policy never says; "
-                "it must serve the same model with the same tokenizer"
+                f"the endpoint drew {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) that "
+                "the policy never says; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
         return _Caption(ids, log_probs[:max_tokens], host.built_vocabulary.decode(ids))
@@ -187,7 +187,7 @@ def _policies(host: LightningModule) -> list[PolicyGradient]:
     return [addon for addon in addons_of(host).values() if isinstance(addon, PolicyGradient)]
 
 
-def _drawn_tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
+def _drawn_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[int], list[float]]:
     """Ids and log-probabilities of a choice's tokens.
 
     Raises:
@@ -202,8 +202,9 @@ def _drawn_tokens(choice: dict[str, Any]) -> tuple[list[int], list[float]]:
         found, own = [], []
     if not own or len(found) not in (len(own), len(own) - 1) or any(value > 1e-3 or value != value for value in found):
         raise DataError(
-            f"the endpoint answered {str(choice)[:200]!r} without ids and log-probabilities of its tokens (token_ids, "
-            "logprobs), which log_probs: server needs; vLLM gives them. Set log_probs: policy for other servers"
+            f"the endpoint answered {endpoint.shown(choice)!r} without ids and log-probabilities of its tokens "
+            "(token_ids, logprobs), which log_probs: server needs; vLLM gives them. Set log_probs: policy for other "
+            "servers"
         )
     return own, found
 

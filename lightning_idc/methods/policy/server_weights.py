@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +14,11 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero
 from lightning_idc.synthesis.models.endpoint import Endpoint
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.http import check_url
+from lightning_idc.utils.outputs import Output
 
 PLACE = "{folder}"
+_OUTPUT = "weights for a server"
 
 
 class ServerWeights:
@@ -53,6 +56,7 @@ class ServerWeights:
             raise ConfigError(f"every is {every}; expected at least 1 optimizer step")
         if not any(isinstance(value, str) and PLACE in value for value in body.values()):
             raise ConfigError(f"the body {dict(body)} does not name the weights; put {PLACE} where the server reads it")
+        check_url("url", url)
         self.folder, self.url, self.body = Path(folder).expanduser().absolute(), url, dict(body)
         self.every, self.layout = every, layout
         self.last: tuple[str, int] | None = None
@@ -87,17 +91,20 @@ class ServerWeights:
         assert isinstance(host, PairCaptioner)
         before, step = self.last, trainer.global_step
         name = all_gather_object(f"step-{step}-{uuid.uuid4().hex[:8]}")[0]
-        target = self.folder / name
-        if self.layout == "adapters":
-            host.save_adapters(target)
-        elif self.layout == "model":
-            host.save_model(target)  # type: ignore[operator]
-        else:
-            host.save_pretrained(target)
+        with ExitStack() as stack:
+            target = self.folder / name
+            if is_rank_zero():  # which alone writes
+                target = stack.enter_context(Output(target, _OUTPUT))
+            if self.layout == "adapters":
+                host.save_adapters(target)
+            elif self.layout == "model":
+                host.save_model(target)  # type: ignore[operator]
+            else:
+                host.save_pretrained(target)
         self.last = (name, step)
         self._load(endpoint)
         if before is not None and is_rank_zero():
-            shutil.rmtree(self.folder / before[0], ignore_errors=True)
+            Output(self.folder / before[0], _OUTPUT).remove()
 
     def _load(self, endpoint: Endpoint) -> None:
         assert self.last is not None

@@ -18,7 +18,7 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.files import save
+from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_idc.images.images import as_tensor, resize
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 from lightning_idc.models.vlm.families.base import TOKEN_TYPES
 from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
@@ -46,7 +47,7 @@ class QuestionAnswerer:
             ConfigError: the captioner cannot be shown a single picture.
         """
         if len(images) == 1:
-            picture = as_tensor(images[0], "only")
+            picture = read_image(images[0], name="the image")
             return [self._about(picture, question) for question in questions]
         captioner = self.captioner.eval()
         before, after = images

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import fill
+from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.uploads import upload
 
 LAYOUTS = ("captioner", "model", "adapters")
 CARD = "README.md"
@@ -39,8 +42,10 @@ def write_repository(
     repo: str,
     layout: str = "captioner",
     scores: Mapping[str, float] | None = None,
-) -> Path:
-    """Write all files of a repository and its card, and return the folder.
+    overwrite: bool = False,
+    inputs: Sequence[str | Path] = (),
+) -> Output:
+    """Write all files of a repository and its card, and return what was written.
 
     Args:
         captioner: to write.
@@ -50,30 +55,38 @@ def write_repository(
             plain transformers and vLLM read, LoRA merged for good; ``adapters`` for LoRA as PEFT has it, and MDP. A
             small captioner has the first one only.
         scores: for the card; those of the last evaluation when None.
+        overwrite: whether files of others in the folder may be replaced.
+        inputs: files and folders that the captioner is read from.
 
     Raises:
-        ConfigError: the layout is unknown, adapters alone would leave out what trains, or a plain model would need MDP.
+        ConfigError: the layout is unknown, adapters alone would leave out what trains, a plain model would need MDP, or
+            a file of others is in the way.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
-    folder = Path(folder)
-    card = card_of(captioner, repo, layout, scores)
-    if not isinstance(captioner, VLMCaptioner):
-        if layout != LAYOUTS[0]:
-            raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
-        captioner.save_pretrained(folder)
-    elif layout == "adapters":
-        _refuse_half(captioner)
-        captioner.save_adapters(folder)
-    elif layout == "model":
-        captioner.save_model(folder, merge=True)
-    else:
-        captioner.save_pretrained(folder)
-    (folder / CARD).write_text(card, encoding="utf-8")
-    return folder
+    if not isinstance(captioner, VLMCaptioner) and layout != LAYOUTS[0]:
+        raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
+    if isinstance(captioner, VLMCaptioner) and layout == "adapters":
+        _check_adapters(captioner)
+    card = card_of(captioner, repo, layout, scores)  # before adapters are merged
+    output = repository(folder, overwrite, inputs)
+    with output as draft:
+        if not isinstance(captioner, VLMCaptioner) or layout == "captioner":
+            captioner.save_pretrained(draft)
+        elif layout == "adapters":
+            captioner.save_adapters(draft)
+        else:
+            captioner.save_model(draft, merge=True)
+        fill(draft / CARD, card)
+    return output
 
 
-def _refuse_half(captioner: VLMCaptioner) -> None:
+def repository(folder: str | Path, overwrite: bool = False, inputs: Sequence[str | Path] = ()) -> Output:
+    """The files of a repository in a folder; arguments as of :func:`write_repository`."""
+    return Output(folder, "repository of a captioner", overwrite, inputs)
+
+
+def _check_adapters(captioner: VLMCaptioner) -> None:
     if not len(captioner.adapters):
         raise ConfigError("there are no adapters to write; layout captioner writes all weights")
     others = captioner.trainable_non_adapter_parameters()
@@ -106,34 +119,7 @@ def push_to_hub(
         ConfigError: as :func:`write_repository`, before anything is sent.
     """
     with tempfile.TemporaryDirectory() as place:
-        folder = write_repository(captioner, Path(place) / "repository", repo, layout, scores)
-        return upload(folder, repo, private, message)
-
-
-def upload(folder: Path, repo: str, private: bool = True, message: str = "Upload an image difference captioner") -> str:
-    """Upload a folder of :func:`write_repository`, and return the address.
-
-    Args:
-        folder: that was written.
-        repo: ``OWNER/NAME``.
-        private: whether a new repository is.
-        message: of the commit.
-
-    Raises:
-        ConfigError: the hub does not answer, or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    try:
-        api = HfApi()
-        api.create_repo(repo, private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
-    except Exception as error:  # every version of the hub's client raises network errors of another library
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(
-            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
-            "`hf auth login`, and name a repository that you may write to"
-        ) from error
+        return upload(write_repository(captioner, place, repo, layout, scores), repo, message, private)
 
 
 def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:

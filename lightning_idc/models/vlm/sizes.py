@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 
 SIZES = "sizes"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.models.loading import Loading
 from lightning_idc.synthesis.models.pretrained import Pretrained, as_pil

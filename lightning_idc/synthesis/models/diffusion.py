@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.models.base import Inpainter, ModelInterface, PairPainter
 from lightning_idc.synthesis.models.loading import missing_package, missing_weights, unreadable

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.data.synthetic.scene import COLORS
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.models.base import (
     DifferenceTeller,
     ImageEncoder,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import os
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +16,9 @@ from torch import Tensor
 
 from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.records import encode_image
-from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.files import atomic_write, fingerprint
+from lightning_idc.utils import http
+from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.utils.files import atomic_write, fingerprint, seal, unseal
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses after which a request is sent again."""
@@ -55,7 +52,7 @@ class Endpoint:
         stop: an answer ends before the first of these.
         concurrency: requests at once.
         retries: of a request that failed for a reason that may pass.
-        timeout: seconds for one request.
+        timeout: seconds for one request and its whole answer.
         cache: folder in which answers are kept by request; None to ask anew.
         key: name of the environment variable that holds the key; the key itself stands in no file.
     """
@@ -72,11 +69,12 @@ class Endpoint:
     key: str = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")) or self.concurrency < 1 or self.retries < 0:
-            raise ConfigError(
-                f"url is {self.url!r}, concurrency {self.concurrency} and retries {self.retries}; expected http:// or "
-                "https://, at least 1 and at least 0"
-            )
+        http.check_url("url", self.url)
+        if http.shown(self.url) != self.url:
+            raise ConfigError(f"url {http.shown(self.url)!r} goes on with ? or #; expected an address up to /v1")
+        check_number("concurrency", self.concurrency, minimum=1)
+        check_number("retries", self.retries, minimum=0)
+        check_positive("timeout", self.timeout)
 
     def settings(self) -> dict[str, Any]:
         """What decides an answer; not where the model runs."""
@@ -87,13 +85,15 @@ class Endpoint:
         """Why the endpoint cannot be asked; None where it lists its models and this is one of them."""
         try:
             found = self._send("models", None)
-        except (ConfigError, DataError, OSError, http.client.HTTPException, ValueError) as error:
+        except (ConfigError, DataError, OSError) as error:
             return f"the endpoint {self.url} does not answer ({error}); start it, or name another url"
         listed = found.get("data") if isinstance(found, dict) else None
         if not isinstance(listed, list):
-            return f"the endpoint {self.url} lists no models, but answered {str(found)[:200]}; name another url"
+            return f"the endpoint {self.url} lists no models, but answered {self.shown(found)}; name another url"
         names = [entry.get("id") for entry in listed if isinstance(entry, dict)]
-        return None if self.model in names else f"the endpoint {self.url} has no model {self.model!r}; it has {names}"
+        if self.model in names:
+            return None
+        return f"the endpoint {self.url} has no model {self.model!r}; it has {self.shown(names)}"
 
     def ask(self, contents: Sequence[Any], seeds: Sequence[int] | None = None) -> list[str]:
         """One answer for each content, in order; answers that are kept are not asked for again.
@@ -130,18 +130,24 @@ class Endpoint:
             reply = self._patiently(partial(self._send, "chat/completions", request))
             given = reply.get("choices") if isinstance(reply, dict) else None
             if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
-                raise DataError(f"the endpoint {self.url} answered {str(reply)[:200]!r}; expected choices")
+                raise DataError(f"the endpoint {self.url} answered {self.shown(reply)!r}; expected choices")
             found += given
         return found[:count]
 
     def load(self, url: str, body: Mapping[str, Any]) -> None:
-        """Ask the server to take over weights.
+        """Ask the server to take over weights; another server than the endpoint's does not get its key.
 
         Args:
             url: of the request.
             body: of the request, as JSON.
         """
-        self._patiently(lambda: self._post(url, body).close())
+        self._patiently(lambda: self._post(url, body))
+
+    def shown(self, answer: Any) -> str:
+        """Start of an answer for messages, without the key, which a server may repeat."""
+        text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+        secret = http.Secret.of_environment(self.key)
+        return (text if secret is None else secret.hidden_in(text))[:200]
 
     def _request(self, content: Any, seed: int | None) -> dict[str, Any]:
         return {
@@ -155,15 +161,13 @@ class Endpoint:
 
     def _one(self, content: Any, seed: int | None) -> str:
         request = self._request(content, seed)
-        kept = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
-        if kept is not None and kept.is_file():
-            found = json.loads(kept.read_text(encoding="utf-8"))
-            return CutOff(found["answer"]) if found.get("cut_off") else str(found["answer"])
+        file = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
+        if file is not None and (answer := _kept_answer(file)) is not None:
+            return answer
         answer = self._answer(self._patiently(lambda: self._send("chat/completions", request)))
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            known = {"answer": answer, "cut_off": isinstance(answer, CutOff)}
-            atomic_write(kept, json.dumps(known, ensure_ascii=False))
+        if file is not None and answer:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(file, seal({"answer": answer, "cut_off": isinstance(answer, CutOff)}))
         return answer
 
     def _answer(self, found: Any) -> str:
@@ -173,14 +177,16 @@ class Endpoint:
         except (KeyError, IndexError, TypeError):
             answer = None
         if not isinstance(answer, str):
-            raise DataError(f"the endpoint answered {str(found)[:200]!r}; expected choices with a message of text")
+            raise DataError(f"the endpoint answered {self.shown(found)!r}; expected choices with a message of text")
+        # half of a surrogate, as a limit of tokens leaves it of an emoji, cannot be written in UTF-8
+        answer = answer.encode("utf-8", "replace").decode()
         return CutOff(answer) if choice.get("finish_reason") == "length" else answer
 
     def _patiently(self, send: Callable[[], Any]) -> Any:
         for trial in range(self.retries + 1):
             try:
                 return send()
-            except (OSError, http.client.HTTPException) as error:
+            except OSError as error:
                 failure = error
             if trial < self.retries:
                 wait = failure.wait if isinstance(failure, _Busy) else 0
@@ -198,31 +204,39 @@ class Endpoint:
             DataError: the request was refused.
             OSError: it may be sent again.
         """
-        with self._post(f"{self.url.rstrip('/')}/{path}", request) as reply:
-            data = reply.read()
+        data = self._post(f"{self.url.rstrip('/')}/{path}", request).body
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            start = data[:200].decode(errors="replace")
+            start = self.shown(data)
             raise OSError(f"it answered {start!r}, which is not JSON") from error
 
-    def _post(self, url: str, request: Mapping[str, Any] | None) -> Any:
-        """Reply to a request, open for reading; raises as :meth:`_send`."""
-        key = os.environ.get(self.key)
-        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        body = None if request is None else json.dumps(request).encode()
-        try:
-            return urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=self.timeout)
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            if error.code in _AGAIN:
-                wait = error.headers.get("Retry-After", "")  # seconds, or a date, which is not read
-                raise _Busy(f"status {error.code}: {said}", int(wait[:6]) if wait.isdecimal() else 0) from error
-            if error.code in _SETTING:
-                raise ConfigError(
-                    f"{url} answers with status {error.code}: {said}; check url and {self.key}"
-                ) from error
-            raise DataError(f"{url} refused a request with status {error.code}: {said}") from error
+    def _post(self, url: str, body: Mapping[str, Any] | None) -> http.Answer:
+        """Answer to a request; raises as :meth:`_send`."""
+        secret = http.Secret.of_environment(self.key) if http.same_origin(url, self.url) else None
+        data = None if body is None else json.dumps(body).encode()
+        answer = http.request(url, data, secret, timeout=self.timeout)
+        if answer.status < 300:
+            return answer
+        problem = f"status {answer.status}: {self.shown(answer.body)}"
+        if answer.status in _AGAIN:
+            wait = answer.headers.get("retry-after", "")  # seconds, or a date, which is not read
+            raise _Busy(problem, int(wait[:6]) if wait.isdecimal() else 0)
+        if answer.status in _SETTING:
+            raise ConfigError(f"{http.shown(url)} answers with {problem}; check url and {self.key}")
+        raise DataError(f"{http.shown(url)} refused a request with {problem}")
+
+
+def _kept_answer(file: Path) -> str | None:
+    """An answer as it was kept; None where there is none, or its file is damaged, so that it is asked for anew."""
+    try:
+        content = unseal(file.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError):
+        return None
+    answer, cut_off = content.get("answer"), content.get("cut_off")
+    if not isinstance(answer, str) or not isinstance(cut_off, bool):
+        return None
+    return CutOff(answer) if cut_off else answer
 
 
 class _Remote(ModelInterface):

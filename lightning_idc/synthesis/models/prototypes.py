@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.models.base import ImageCaptioner
 from lightning_idc.synthesis.models.embedded import opponent

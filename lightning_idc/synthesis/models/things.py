@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.models.base import Region, Segmenter
 from lightning_idc.synthesis.models.contours import DifferenceContours
 from lightning_idc.synthesis.models.details import alone, inside, is_part, region_of, share, widened, widened_contours

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.images.images import read_image_bytes
+from lightning_idc.images.read import read_image
 from lightning_idc.synthesis.models.base import ModelInterface
 from lightning_idc.utils.errors import ConfigError
 
@@ -95,5 +95,5 @@ class Chromium(ModelInterface):
         for document in documents:
             self._page.set_content(document, wait_until="load")
             boxes = self._page.evaluate(_BOXES)
-            rendered.append((read_image_bytes(self._page.screenshot(animations="disabled"), "a screenshot"), boxes))
+            rendered.append((read_image(self._page.screenshot(animations="disabled"), name="a screenshot"), boxes))
         return rendered

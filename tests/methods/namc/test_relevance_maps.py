@@ -97,8 +97,8 @@ def test_the_command_writes_a_map(
     assert [t["side"] for t in told] == ["before", "after"] and told[0]["words"] == ["a", "small", "red", "cube"]
     assert all(len(t["relevance"]) == len(t["words"]) for t in told)
     assert Image.open(tmp_path / "map.png").width > 400
-    assert main([*arguments, "--out", str(tmp_path / "no" / "folder.png")]) == 1
-    assert "cannot write" in capsys.readouterr().err
+    assert main([*arguments, "--out", str(tmp_path / "map.png" / "folder.png")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -238,9 +238,11 @@ class LocalHub:
         (self.place / repo_id).mkdir(parents=True, exist_ok=True)
         (self.place / repo_id / ".private").write_text(str(private))
 
-    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> str:
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str, allow_patterns: list[str]) -> str:
         assert commit_message
-        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+        for name in allow_patterns:
+            (self.place / repo_id / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder_path / name, self.place / repo_id / name)
         return f"https://hub/{repo_id}"
 
 

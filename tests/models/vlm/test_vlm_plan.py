@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 import yaml
 from helpers.vlm_tiny import ColorPairs, captioner
 from lightning.pytorch import Trainer
+from torch import nn
 
 from lightning_idc.cli import main
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.vlm.lora import LoRA
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.plan import plan_of_stage
@@ -63,6 +67,36 @@ def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Pa
     groups = {group["name"]: sum(p.numel() for p in group["params"]) for group in trainer.optimizers[0].param_groups}
     assert plan.trained["vision"] == groups["vision"] and plan.trained["mdp"] == groups["adapters.mdp"]
     assert plan.trained["lora"] + plan.trained["language"] == groups["language"]
+
+
+class Scale(Adapter):
+    """Scales the last hidden states; costs a million operations."""
+
+    def install(self, net: nn.Module) -> None:
+        self.scale = nn.Parameter(torch.ones(32))
+
+    def disabled(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
+        return 1e6, 1000 * bytes_per_value
+
+
+class ScaleCallback(AdapterCallback):
+    def __init__(self, name: str = "scale") -> None:
+        super().__init__(name, Scale)
+
+
+def test_an_adapter_of_a_users_own_is_planned(stock: Path) -> None:
+    config = stage(stock, "32-true")
+    config["trainer"] = {"callbacks": []}
+    without = plan_of_stage(config)
+    config["trainer"] = {"callbacks": [{"class_path": f"{__name__}.ScaleCallback"}]}
+    plan = plan_of_stage(config)
+    assert plan.trained == {**without.trained, "scale": 32}
+    assert plan.cost is not None and without.cost is not None
+    assert plan.cost.flops == {**without.cost.flops, "adapters": 1e6}
+    assert plan.cost.activations == without.cost.activations + 4000
 
 
 @pytest.mark.slow

@@ -1,0 +1,62 @@
+"""DICOM through pydicom, in the unit of the file, such as Hounsfield units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of
+from lightning_idc.utils.errors import DataError
+
+
+@contextmanager
+def open_dicom(file: File, name: str) -> Iterator[Pages]:
+    """Frames of a DICOM file."""
+    pydicom = need("pydicom", name, "a DICOM file")
+    with reading(name):
+        data = pydicom.dcmread(stream_of(file))
+        if "PixelData" not in data:
+            raise DataError(f"{name} is a DICOM file without an image ({data.get('Modality', 'no modality')})")
+        check_size((int(data.Columns), int(data.Rows)), name)
+        yield int(data.get("NumberOfFrames", 1) or 1), lambda frame: _read(data, frame, name)
+
+
+def _read(data: Any, frame: int, name: str) -> RawImage:
+    pixels = need("pydicom.pixels", name, "a DICOM file")
+    values = stored = pixels.pixel_array(data, index=frame)
+    kind = str(data.PhotometricInterpretation)
+    if kind == "PALETTE COLOR":
+        values = pixels.apply_color_lut(stored, data)
+    elif stored.ndim == 2 and _is_rescaled(data):
+        values = pixels.apply_modality_lut(stored, data).astype(np.float32)
+    missing = _padding(data, stored)
+    values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
+    return RawImage(
+        values,
+        values.dtype.itemsize * 8 if kind == "PALETTE COLOR" else int(data.get("BitsStored", 16)),
+        "DICOM",
+        missing=missing,
+        nodata=None if missing is None else float(values[missing].min()),
+        profile=data.get("ICCProfile"),
+        inverted=kind == "MONOCHROME1",
+    )
+
+
+def _is_rescaled(data: Any) -> bool:
+    """Whether stored numbers become values of a unit by more than taking them as they are."""
+    line = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
+    return "ModalityLUTSequence" in data or line != (1.0, 0.0)
+
+
+def _padding(data: Any, stored: np.ndarray) -> np.ndarray | None:
+    """Pixels outside of the image, such as the corners around a round field of view."""
+    first = data.get("PixelPaddingValue")
+    if first is None or stored.ndim != 2 or stored.dtype.kind not in "iu":
+        return None
+    ends = np.array([int(first), int(data.get("PixelPaddingRangeLimit", first))])
+    low, high = sorted(ends.astype(stored.dtype))  # some writers store a negative number as an unsigned one
+    missing = (stored >= low) & (stored <= high)
+    return missing[None] if missing.any() else None

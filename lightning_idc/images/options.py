@@ -1,0 +1,89 @@
+"""ImageOptions: bands, page, value range and missing data of images that are mapped to 8 bits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from lightning_idc.utils.errors import ConfigError
+
+ValueRange = tuple[float, float] | Literal["auto"] | Mapping[str, Any]
+"""``[low, high]``, ``auto``, ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``."""
+Bands = Sequence[int] | Literal["all"]
+RANGES = "[LOW, HIGH], auto, {percentile: [2, 98]} or {center: 40, width: 400}"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOptions:
+    """How the stored values of images become 8 bits.
+
+    Args:
+        value_range: Values that become 0 and 255, further ones being cut off: a pair of numbers; ``auto`` for the
+            minimum and the maximum of both images of a pair together; ``{"percentile": [2, 98]}`` of both together; or
+            ``{"center": 40, "width": 400}``, a window. None shows 8-bit images as they are and rejects all others.
+        bands: Indices of the channels, from 0, in this order; ``all`` for all of them. None shows grey and colour
+            images and rejects other numbers of channels.
+        page: Index of the image in a file of several, from 0; None rejects such files.
+        fill_nan: Value, in the unit of the file, in place of NaN, infinity and missing data; None rejects images with
+            any, unless the file has an 8-bit colour for it.
+        crop_bars: Whether borders of one colour are cut off that bring a pair to another aspect than that of the
+            captioner's training.
+
+    Raises:
+        ConfigError: An option has another form.
+
+    Example:
+        >>> ImageOptions(value_range=(0, 4095)).value_range
+        (0.0, 4095.0)
+    """
+
+    value_range: ValueRange | None = None
+    bands: Bands | None = None
+    page: int | None = None
+    fill_nan: float | None = None
+    crop_bars: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value_range", _plain_range(self.value_range))
+        if self.bands is not None and self.bands != "all":
+            bands = self.bands
+            if isinstance(bands, str) or not bands or any(type(band) is not int or band < 0 for band in bands):
+                raise ConfigError(f"bands is {bands!r}; expected indices from 0, such as [3, 2, 1], or 'all'")
+            object.__setattr__(self, "bands", tuple(bands))
+        if self.page is not None and (type(self.page) is not int or self.page < 0):
+            raise ConfigError(f"page is {self.page!r}; expected an index from 0")
+        if self.fill_nan is not None and not _is_number(self.fill_nan):
+            raise ConfigError(f"fill_nan is {self.fill_nan!r}; expected a finite number")
+        if type(self.crop_bars) is not bool:
+            raise ConfigError(f"crop_bars is {self.crop_bars!r}; expected true or false")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a checkpoint stores them."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain_range(value: Any) -> Any:
+    """The range with plain numbers in it."""
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, Mapping):
+        if set(value) == {"percentile"}:
+            ends = value["percentile"]
+            ends = (ends, 100 - ends) if _is_number(ends) else tuple(ends) if isinstance(ends, (list, tuple)) else ()
+            if len(ends) == 2 and all(map(_is_number, ends)) and 0 <= ends[0] < ends[1] <= 100:
+                return {"percentile": [float(ends[0]), float(ends[1])]}
+        elif set(value) == {"center", "width"} and all(map(_is_number, value.values())) and value["width"] > 0:
+            return {name: float(number) for name, number in value.items()}
+    elif isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_number, value)) and value[0] < value[1]:
+        return (float(value[0]), float(value[1]))
+    raise ConfigError(f"value_range is {value!r}; expected {RANGES}")
+
+
+PLAIN = ImageOptions()
+"""8-bit grey and colour images as they are."""

@@ -1,0 +1,154 @@
+"""Ordinary formats through Pillow; PNG, AVIF and PPM of more than 8 bits through imagecodecs, which keeps all bits."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from lightning_idc.images.raw import (
+    File,
+    Pages,
+    RawImage,
+    channels_first,
+    check_bytes,
+    check_size,
+    contents_of,
+    need,
+    not_finite,
+    opaque,
+    reading,
+    stream_of,
+    turn,
+)
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.paths import describe_start
+
+_PLUGINS = {
+    **{name: f"{name.title()}ImagePlugin" for name in ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "QOI", "TIFF")},
+    **{"JPEG2000": "Jpeg2KImagePlugin", "WEBP": "WebPImagePlugin"},
+}
+FORMATS = tuple(sorted(_PLUGINS))
+"""Formats with a signature, none of which starts a program or decodes while it opens."""
+_PPM_HEADER = re.compile(rb"P([2356])" + rb"(?:\s|#[^\n]*\n)+(\d{1,9})" * 3)
+_WITH_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
+_CONVERTED = ("CMYK", "LAB", "YCbCr", "HSV")  # colour spaces whose stored values are kept until they are shown
+
+
+def formats() -> list[str]:
+    """Those of :data:`FORMATS` that the installed Pillow was built with."""
+    for name in FORMATS:
+        if name not in Image.OPEN:
+            importlib.import_module(f"PIL.{_PLUGINS[name]}")  # Image.init() imports three times as many
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+class NotAnImageError(DataError):
+    """The file has none of the formats that are read."""
+
+
+@contextmanager
+def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
+    """An image opened by Pillow, after its number of pixels is checked."""
+    with reading(name):
+        try:
+            image = Image.open(stream_of(file), formats=formats())
+        except UnidentifiedImageError:
+            raise NotAnImageError(
+                f"{name} is not an image that can be read; {describe_start(start)}. Expected one of "
+                f"{', '.join(formats())}"
+            ) from None
+        with image:
+            check_size(image.size, name)
+            yield image
+
+
+@contextmanager
+def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
+    """Images of a file that Pillow opens."""
+    with open_image(file, name, start) as image:
+        # the further images of an MPO are previews of a camera; only files of several images have the attribute
+        pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
+
+        def read(page: int) -> RawImage:
+            if pages > 1:
+                image.seek(page)
+                check_size(image.size, name)
+            deep = _deep_values(image, file, start, name, page)
+            return raw_of(image, name) if deep is None else deep
+
+        yield pages, read
+
+
+def raw_of(image: Image.Image, name: str) -> RawImage:
+    """What a Pillow image holds, turned as its EXIF says."""
+    kind, profile = image.format or "pixels", image.info.get("icc_profile")
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Pillow copies what it need not turn
+        image = ImageOps.exif_transpose(image) or image
+    key = image.info.get("transparency")
+    if image.mode.startswith(("I", "F")):
+        values = channels_first(np.array(image), "YX", name)
+        alpha = None if key is None else np.where(values[0] == key, 0, opaque(values.dtype)).astype(values.dtype)
+        return RawImage(values, values.dtype.itemsize * 8, kind, not_finite(values), alpha=alpha)
+    if image.mode in _CONVERTED:
+        return RawImage(_planes(image), 8, kind, profile=profile, space=image.mode)
+    if image.mode in _WITH_ALPHA or key is not None:
+        grey = image.mode in ("LA", "La", "L", "1")
+        mode = "LA" if grey else "RGBA"
+        planes = _planes(image if image.mode == mode and key is None else image.convert(mode))
+        return RawImage(planes[:-1], 8, kind, alpha=planes[-1], profile=profile)
+    if image.mode not in ("L", "RGB"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return RawImage(_planes(image), 8, kind, profile=profile)
+
+
+def _planes(image: Image.Image) -> np.ndarray:
+    values = np.asarray(image)
+    return values[None] if values.ndim == 2 else values.transpose(2, 0, 1)
+
+
+def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> RawImage | None:
+    """An image of which Pillow would give the upper 8 bits only, or scaled values; None for all others."""
+    if image.format == "PNG" and start[24] == 16 and start[25] in (2, 4, 6):
+        codecs = need("imagecodecs", name, "a PNG with 16 bits per channel")
+        values, bits = codecs.png_decode(contents_of(file)), 16
+    elif image.format == "AVIF" and (bits := _avif_bits(contents_of(file))) > 8:
+        codecs = need("imagecodecs", name, f"an AVIF with {bits} bits per channel")
+        values = codecs.avif_decode(contents_of(file), index=page)
+    elif image.format == "PPM" and (header := _PPM_HEADER.match(start)) and int(header[4]) > 255:
+        values, bits = _pnm_values(contents_of(file), header), int(header[4]).bit_length()
+    else:
+        return None
+    if page and image.format == "PNG":
+        raise DataError(f"{name} is an animated PNG with 16 bits per channel; only its first image is read")
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    planes = turn(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), orientation)
+    alpha = planes[-1] if len(planes) in (2, 4) else None
+    if alpha is not None and bits < 16:  # in the range of the type, as opacity is everywhere else
+        alpha = np.rint(alpha * (65535 / ((1 << bits) - 1))).astype(np.uint16)
+    planes = planes if alpha is None else planes[:-1]
+    return RawImage(planes, bits, image.format, alpha=alpha, profile=image.info.get("icc_profile"))
+
+
+def _avif_bits(data: bytes) -> int:
+    """Bits per channel in the header of an AVIF."""
+    at = data.find(b"av1C")
+    flags = data[at + 6] if 0 <= at < len(data) - 6 else 0
+    return 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
+
+
+def _pnm_values(data: bytes, header: re.Match[bytes]) -> np.ndarray:
+    """Values of a PGM or PPM of 16 bits."""
+    kind, width, height = header[1], int(header[2]), int(header[3])
+    shape = (height, width, 3) if kind in b"36" else (height, width)
+    count = int(np.prod(shape))
+    check_bytes(count * 2, "the PPM")
+    if kind in b"56":  # one byte of white space after the header
+        return np.frombuffer(data, ">u2", count, header.end() + 1).reshape(shape)
+    numbers = re.sub(rb"#[^\n]*", b"", data[header.end() :]).split(maxsplit=count)[:count]
+    return np.array(numbers, np.uint16).reshape(shape)

@@ -1,0 +1,193 @@
+"""RawImage: the numbers that an image file stores, and what the file says about them."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lightning_idc.utils.errors import DataError, IDCError
+
+MAX_PIXELS = 64_000_000
+"""Largest image that is decoded; 8-bit colour of this size takes about 1.1 GB in a worker while it is read."""
+MAX_BYTES = 2**30
+"""Limit of the stored values of an image."""
+SCIENTIFIC = "pip install 'lightning_idc[scientific]'"
+File = str | Path | bytes
+"""Path of a file, or its contents."""
+
+
+@dataclass(slots=True)
+class RawImage:
+    """One image of a file, upright, before anything is mapped to 8 bits.
+
+    Args:
+        values: Stored numbers ``(C, H, W)`` without opacity; depths below 8 bits are scaled to 8.
+        bits: Significant bits of a value.
+        format: Name of the file format.
+        missing: Bool ``(C or 1, H, W)``, True where the file holds no data; None where it marks none.
+        nodata: Value that stands for missing data; None where the file names none.
+        alpha: Opacity ``(H, W)`` in the type of the values; None without.
+        profile: ICC profile of the colours.
+        space: Pillow's mode of values that are neither grey nor RGB nor bands, such as ``CMYK``; otherwise empty.
+        inverted: True where the greatest value is black, as in some X-rays.
+        page: Index of the image in its file.
+        pages: Number of images in the file.
+    """
+
+    values: np.ndarray
+    bits: int
+    format: str
+    missing: np.ndarray | None = None
+    nodata: float | None = None
+    alpha: np.ndarray | None = None
+    profile: bytes | None = None
+    space: str = ""
+    inverted: bool = False
+    page: int = 0
+    pages: int = 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        return int(self.values.shape[1]), int(self.values.shape[2])
+
+    @property
+    def fill(self) -> float | None:
+        """Value that missing pixels show: the colour of 8-bit pictures, and DICOM's padding; None where none may."""
+        return self.nodata if self.values.dtype == np.uint8 or self.format == "DICOM" else None
+
+    @property
+    def gaps(self) -> np.ndarray | None:
+        """Missing pixels, with those of an opacity band that is a mask, as GDAL writes it."""
+        if self.format != "TIFF" or self.alpha is None or not self.alpha_is_mask:
+            return self.missing
+        hidden = self.alpha[None] == 0
+        return hidden if self.missing is None else self.missing | hidden
+
+    @property
+    def alpha_is_mask(self) -> bool:
+        """Whether every pixel is either opaque or fully transparent."""
+        assert self.alpha is not None
+        return bool(((self.alpha == 0) | (self.alpha == opaque(self.alpha.dtype))).all())
+
+
+Pages = tuple[int, Callable[[int], RawImage]]
+"""Number of images in an opened file, and the function that decodes the one of an index."""
+
+
+def opaque(dtype: np.dtype) -> int:
+    """Greatest opacity in a type of numbers."""
+    return int(np.iinfo(dtype).max) if dtype.kind in "iu" else 1
+
+
+def check_size(size: tuple[int, int], name: str) -> None:
+    """Check that an image is neither empty nor larger than the memory of a worker."""
+    width, height = size
+    if width * height > MAX_PIXELS:
+        raise DataError(_too_large(f"{name} claims {width} x {height} pixels"))
+    if width * height <= 0:
+        raise DataError(f"{name} is {width} x {height} pixels; expected at least one")
+
+
+def check_bytes(count: int, name: str) -> None:
+    """Check that the stored values of an image fit in the memory of a worker."""
+    if count > MAX_BYTES:
+        raise DataError(f"{name} holds {count:,} bytes of values; at most {MAX_BYTES:,} are read")
+
+
+def _too_large(claim: str) -> str:
+    return f"{claim}; at most {MAX_PIXELS:,} are read. Scale it down or cut it into tiles first"
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn whatever a decoder raises on the content of a file into one sentence about the file.
+
+    Pillow, tifffile, pydicom and their codecs raise errors of many kinds on damaged files.
+
+    Args:
+        name: Name of the image, for the message.
+
+    Raises:
+        DataError: In place of any other error.
+    """
+    try:
+        yield
+    except (IDCError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        pixels = int((re.findall(r"\d+", str(error)) or ["0"])[0])
+        raise DataError(_too_large(f"{name} claims {pixels:,} pixels")) from None
+    except Exception as error:
+        cause = " ".join(str(error).split())
+        raise DataError(f"{name} is damaged or cannot be decoded ({cause}); fetch it again or convert it") from error
+
+
+def need(package: str, name: str, kind: str) -> Any:
+    """Import a package of the extra ``scientific``."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise DataError(f"{name} is {kind}; reading it needs {package}: {SCIENTIFIC}") from error
+
+
+def stream_of(file: File) -> Any:
+    """Argument for decoders, which take a path or a stream."""
+    return io.BytesIO(file) if isinstance(file, bytes) else file
+
+
+def contents_of(file: File) -> bytes:
+    """All bytes of a file."""
+    return file if isinstance(file, bytes) else Path(file).read_bytes()
+
+
+def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
+    """Array ``(C, H, W)`` in the byte order of the machine."""
+    if "".join(sorted(axes)) not in ("XY", "SXY") or values.ndim != len(axes):
+        raise DataError(
+            f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"
+        )
+    if not values.size:
+        raise DataError(f"{name} is damaged: its image has the shape {values.shape}; expected at least one pixel")
+    values = values.transpose([axes.index(axis) for axis in ("SYX" if "S" in axes else "YX")])
+    values = values if "S" in axes else values[None]
+    if values.dtype.kind == "b":
+        return values.astype(np.uint8) * 255
+    if values.dtype.kind not in "iuf":
+        raise DataError(f"{name} holds {values.dtype} values; expected integers or real numbers (a magnitude, a phase)")
+    return values.astype(values.dtype.newbyteorder("="), copy=False)
+
+
+def widen(values: np.ndarray, bits: int) -> np.ndarray:
+    """Values of less than 8 bits, scaled so that the greatest is 255, as PNG readers do."""
+    if bits >= 8 or values.dtype.kind != "u":
+        return values
+    return np.rint(values.astype(np.float32) * (255 / ((1 << bits) - 1))).clip(0, 255).astype(np.uint8)
+
+
+def turn(values: np.ndarray, orientation: int) -> np.ndarray:
+    """Array ``(..., H, W)`` turned and mirrored as EXIF's orientation tag says."""
+    if orientation in (5, 6, 7, 8):
+        values = values.swapaxes(-1, -2)
+    if orientation in (2, 3, 6, 7):
+        values = values[..., ::-1]
+    if orientation in (3, 4, 7, 8):
+        values = values[..., ::-1, :]
+    return values
+
+
+def not_finite(values: np.ndarray) -> np.ndarray | None:
+    """NaN and infinity as a mask; None where there are none."""
+    if values.dtype.kind != "f":
+        return None
+    missing = ~np.isfinite(values)
+    return missing if missing.any() else None

@@ -1,0 +1,200 @@
+"""TIFF: the plain ones through Pillow; GeoTIFF and any number of bands, types and pages through tifffile."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from lightning_idc.images.pillow import formats, raw_of
+from lightning_idc.images.raw import (
+    File,
+    Pages,
+    RawImage,
+    channels_first,
+    check_bytes,
+    check_size,
+    need,
+    not_finite,
+    reading,
+    stream_of,
+    turn,
+    widen,
+)
+from lightning_idc.utils.errors import DataError
+
+SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_CHANNELS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples of a pixel by photometric interpretation
+_BY_PILLOW = (3, 5, 6, 8)  # palettes, inks, YCbCr and Lab, of which tifffile gives the stored numbers
+_REDUCED, _MASK = 1, 4  # bits of NewSubfileType
+_NODATA = 42113  # GDAL's tag
+_ULP = 4 * np.finfo(np.float32).eps  # GDAL's own tolerance: writers print nodata with too few digits
+
+# its warnings about tags that are parsed here again would go to stderr
+logging.getLogger("tifffile").addHandler(logging.NullHandler())
+
+
+@contextmanager
+def open_tiff(file: File, name: str) -> Iterator[Pages]:
+    """Images of a TIFF; copies in lower resolution and masks are not counted."""
+    with reading(name):
+        plain = _open_with_pillow(file)
+        if plain is not None:
+            with plain:
+                check_size(plain.size, name)
+                # the first page only: looking at further ones fails where one is a mask
+                if not plain.is_animated and is_plain(plain):
+                    yield 1, lambda page: raw_of(plain, name)
+                    return
+        tifffile = need("tifffile", name, "a TIFF that Pillow does not read without loss")
+        with tifffile.TiffFile(stream_of(file)) as tiff:
+            pages = _with_masks(tiff.pages, name)
+            yield len(pages), lambda index: _read(*pages[index], file, name)
+
+
+def is_plain(image: Any) -> bool:
+    """Whether Pillow reads all that the current page of a TIFF stores."""
+    tags = image.tag_v2
+    bits, kinds = (_as_set(tags.get(tag, 1)) for tag in (258, 339))
+    photometric = tags.get(262, 1)
+    extra = tags.get(277, 1) - _CHANNELS.get(photometric, 3)
+    if _NODATA in tags:
+        return False
+    if image.mode.startswith(("I", "F")):
+        # unsigned 32 bits and white that is zero are read elsewhere
+        return (bits == {16} or (bits == {32} and kinds != {1})) and not extra and photometric == 1
+    # opacity that colours are multiplied with would be divided out again
+    has_alpha = extra == 1 and image.mode in ("RGBA", "LA") and _as_set(tags.get(338, 0)) == {2}
+    return max(bits) <= 8 and kinds == {1} and (not extra or has_alpha)
+
+
+def _as_set(value: Any) -> set[Any]:
+    return set(value) if isinstance(value, tuple) else {value}
+
+
+def _open_with_pillow(file: File) -> Any:
+    assert "TIFF" in formats()
+    try:
+        return Image.open(stream_of(file), formats=["TIFF"])
+    except UnidentifiedImageError:  # Pillow does not know a TIFF of, say, 13 bands
+        return None
+
+
+def _with_masks(pages: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
+    """Each full image, with the page that masks it or None; GDAL writes the mask after its image."""
+    offsets: set[int] = set()
+    images: list[tuple[Any, Any]] = []
+    for page in pages:
+        if page.offset in offsets:  # tifffile would follow the circle for ever
+            raise DataError(f"{name} is damaged (its list of pages is a circle); fetch it again")
+        offsets.add(page.offset)
+        kind = int(page.subfiletype)
+        if not kind & (_REDUCED | _MASK):
+            images.append((page, None))
+        elif kind & _MASK and not kind & _REDUCED and images and images[-1][1] is None:
+            images[-1] = images[-1][0], page
+    if not images:
+        raise DataError(f"{name} holds no image but masks and copies in lower resolution")
+    return images
+
+
+def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
+    check_size((page.imagewidth, page.imagelength), name)
+    check_bytes(page.nbytes + (0 if mask is None else mask.nbytes), name)
+    nodata = _nodata(page, name)
+    page.nodata = 0 if nodata is None else nodata  # what tifffile writes where a file has no tile
+    stored = channels_first(page.asarray(), page.axes, name)
+    missing = _any_of(not_finite(stored), _marked(stored, nodata), _masked(mask, stored.shape, name))
+    orientation = int(page.tags[274].value) if 274 in page.tags else 1
+    missing = None if missing is None else turn(missing, orientation)
+    if int(page.photometric) in _BY_PILLOW:
+        return replace(_by_pillow(page, file, name), missing=missing)
+    bits = int(np.max(page.bitspersample))
+    values = turn(widen(stored, bits), orientation)
+    extra = [int(kind) for kind in page.extrasamples]
+    alpha = values[-1] if extra and extra[-1] in (1, 2) and len(values) > 1 else None
+    if alpha is not None and missing is not None and len(missing) > 1:
+        missing = missing[:-1]
+    profile = page.tags[34675].value if 34675 in page.tags else None
+    return RawImage(
+        values if alpha is None else values[:-1],
+        max(8, bits),
+        "TIFF",
+        missing=missing,
+        nodata=nodata,
+        alpha=alpha,
+        profile=profile,
+        inverted=int(page.photometric) == 0,
+    )
+
+
+def _by_pillow(page: Any, file: File, name: str) -> RawImage:
+    image = _open_with_pillow(file)
+    if image is None:
+        raise DataError(f"{name} is a TIFF of the kind {page.photometric.name}, which is not read; convert it to RGB")
+    with image:
+        image.seek(page.index)
+        check_size(image.size, name)
+        return raw_of(image, name)
+
+
+def _nodata(page: Any, name: str) -> int | float | None:
+    """Value for missing data in the type of the page; None where there is none, or no value of the type can be it.
+
+    tifffile gives 0 where it fails to parse the tag, so that true zeros would be taken for missing.
+    """
+    if _NODATA not in page.tags:
+        return None
+    text = str(page.tags[_NODATA].value).strip(" \0").replace(",", ".")
+    if not text:
+        return None
+    try:
+        value = int(text) if text.lstrip("+-").isdigit() else float(text)
+    except ValueError:
+        raise DataError(
+            f"{name}: its GDAL_NODATA tag is {text[:40]!r}; expected a number (gdal_edit.py -unsetnodata removes it)"
+        ) from None
+    if page.dtype.kind == "f":
+        return None if math.isnan(value) else float(value)
+    if page.dtype.kind not in "iu" or not math.isfinite(value) or value != int(value):
+        return None
+    limits = np.iinfo(page.dtype)
+    return int(value) if limits.min <= value <= limits.max else None
+
+
+def _marked(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
+    """Values that stand for missing data."""
+    if nodata is None:
+        return None
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore", invalid="ignore"):
+            missing = np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0)
+    else:
+        missing = values == nodata
+    # a colour of 8 bits may hold the value in one band, as GDAL's own tools take it
+    return missing.all(0, keepdims=True) if values.dtype == np.uint8 else missing
+
+
+def _masked(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:
+    """Pixels that a mask page leaves out."""
+    if mask is None:
+        return None
+    valid = channels_first(mask.asarray(), mask.axes, name)
+    if valid.shape != (1, *shape[1:]):
+        raise DataError(f"{name} is damaged: its mask is {valid.shape}; expected {(1, *shape[1:])}")
+    return valid == 0
+
+
+def _any_of(*masks: np.ndarray | None) -> np.ndarray | None:
+    """Union of masks; None where it is empty."""
+    union: np.ndarray | None = None
+    for mask in masks:
+        if mask is not None:
+            union = mask if union is None else union | mask
+    return union if union is not None and union.any() else None

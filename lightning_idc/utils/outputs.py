@@ -1,0 +1,339 @@
+"""Outputs: all files and folders that a user asks for are made here, and files of others stay as they are.
+
+An output is a named set of files in a folder. They are written into a draft first and moved to their places together.
+A list in the cache folder names the files of each output with their digests: a later run replaces or removes these, as
+long as nobody changed them. Every other file is left alone unless ``overwrite`` is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import file_digest, fill, finite, flush, is_device
+from lightning_idc.utils.manifest import (
+    Manifest,
+    is_as_written,
+    is_below,
+    is_same,
+    locked,
+    read_manifest,
+    write_manifest,
+)
+
+
+class Output:
+    """A named set of files in a folder; as a context manager it gives the draft folder to write them into.
+
+    When the context ends without an error, the files of the draft move to their places, and files of an earlier output
+    of this name that are no longer part of it are removed. Otherwise the folder stays as it was.
+
+    Args:
+        folder: that holds the files; made where it is missing.
+        name: of the output, the same for each run that may replace it.
+        overwrite: whether files of others, or of other outputs, may be replaced.
+        inputs: files and folders that are read; no output may be one of them or lie in one of them.
+        own: folders below ``folder`` that hold files of this output only.
+        option: of the command line that names the output, for messages.
+
+    Raises:
+        ConfigError: a file of the output would take the place of another one, or of an input.
+
+    Example:
+        >>> with Output("out", "table") as draft:  # doctest: +SKIP
+        ...     table.save(draft / "table.csv")
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        overwrite: bool = False,
+        inputs: Iterable[str | Path] = (),
+        own: Sequence[str] = (),
+        option: str = "",
+    ) -> None:
+        self.folder, self.name, self.overwrite, self.own = Path(folder).expanduser(), name, overwrite, own
+        self.inputs = [Path(path).expanduser() for path in inputs if os.path.exists(Path(path).expanduser())]
+        self.option = f"{option} " if option else ""
+        self._draft: Path | None = None
+        self._made = False
+
+    def check(self, *files: str) -> None:
+        """Refuse files that must not be written, before the work whose result they are to hold.
+
+        Args:
+            files: paths below the folder.
+        """
+        existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
+        if not existing.is_dir():
+            raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is no folder")
+        manifest = read_manifest(self.folder)
+        for file in files:
+            self._check_file(file, manifest)
+        for name in self.own:
+            self._check_own(name, manifest)
+
+    def __enter__(self) -> Path:
+        self.check()
+        self._made = not self.folder.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._draft = Path(tempfile.mkdtemp(prefix=".lightning_idc-", dir=self.folder))
+        return self._draft
+
+    def __exit__(self, kind: type[BaseException] | None, *unused: Any) -> None:
+        assert self._draft is not None
+        try:
+            if kind is None:
+                self._publish(self._draft)
+        finally:
+            shutil.rmtree(self._draft, ignore_errors=True)
+            self._draft = None
+            if self._made:
+                with suppress(OSError):  # it holds files now
+                    self.folder.rmdir()
+
+    def files(self) -> list[str]:
+        """Files of this output that are there as they were written, as paths below the folder."""
+        entries = read_manifest(self.folder).get(self.name, {})
+        return [file for file, digests in entries.items() if is_as_written(self.folder / file, digests)]
+
+    def remove(self) -> None:
+        """Remove the files of this output, and the folder where nothing else is in it."""
+        if not self.folder.is_dir():
+            return
+        with locked(self.folder):
+            manifest = read_manifest(self.folder)
+            for file, digests in manifest.pop(self.name, {}).items():
+                self._remove_file(file, digests)
+            write_manifest(self.folder, manifest)
+        with suppress(OSError):  # it holds files of others
+            self.folder.rmdir()
+
+    def _check_file(self, file: str, manifest: Manifest) -> None:
+        path = self.folder / file
+        where = f"{self.option}{str(path)!r}"
+        for parent in [self.folder / above for above in Path(file).parents[:-1]]:
+            if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
+                raise ConfigError(f"{where} cannot be written: {str(parent)!r} is a link or a file; expected a folder")
+        if path.is_dir() and not path.is_symlink():
+            raise ConfigError(f"{where} is a folder; name a file in it")
+        for source in self.inputs:
+            if is_same(path, source):
+                raise ConfigError(f"{where} is what is read, and would be lost; name another file")
+            if is_below(path, source):
+                raise ConfigError(f"{where} lies in {str(source)!r}, which is read; name another place")
+        if not os.path.lexists(path) or self.overwrite:
+            return
+        if not is_as_written(path, manifest.get(self.name, {}).get(file, [])):
+            raise ConfigError(
+                f"{where} exists and is not what this command wrote before; name another place, or replace it with "
+                "--overwrite"
+            )
+
+    def _check_own(self, name: str, manifest: Manifest) -> None:
+        """Refuse a folder that is to hold files of this output only, where it holds others, or inputs."""
+        folder = self.folder / name
+        where = f"{self.option}{str(folder)!r}"
+        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+            raise ConfigError(f"{where} is a link or a file; expected a folder, or nothing")
+        for source in self.inputs:
+            if is_below(folder, source) or is_below(source, folder):
+                raise ConfigError(
+                    f"{where} would be written, and holds what is read, {str(source)!r}; name another place"
+                )
+        if self.overwrite or not folder.is_dir():
+            return
+        entries = manifest.get(self.name, {})
+        for path in folder.rglob("*"):
+            file = path.relative_to(self.folder).as_posix()
+            if (path.is_symlink() or not path.is_dir()) and not is_as_written(path, entries.get(file, [])):
+                raise ConfigError(
+                    f"{where} holds {path.name!r}, which this command did not write; name another place, or write "
+                    "beside it with --overwrite"
+                )
+
+    def _publish(self, draft: Path) -> None:
+        paths = [path for path in draft.rglob("*") if path.is_file()]
+        files = {path.relative_to(draft).as_posix(): path for path in sorted(paths)}
+        with locked(self.folder):
+            self.check(*files)
+            manifest = read_manifest(self.folder)
+            before = manifest.get(self.name, {})
+            digests = {file: file_digest(path) for file, path in files.items()}
+            for path in files.values():
+                flush(path)  # a power cut must not leave a good name on an empty file
+            # until all are in their places a file may be as it was, or as it is now
+            both = {file: [digest, *before.get(file, [])] for file, digest in digests.items()}
+            manifest[self.name] = {**before, **both}
+            write_manifest(self.folder, manifest)
+            for file, path in files.items():
+                (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, self.folder / file)
+            for file in before.keys() - files.keys():
+                self._remove_file(file, before[file])
+            manifest[self.name] = {file: [digest] for file, digest in digests.items()}
+            write_manifest(self.folder, manifest)
+
+    def _remove_file(self, file: str, digests: list[str]) -> None:
+        path = self.folder / file
+        if not is_as_written(path, digests) or any(is_below(path, source) for source in self.inputs):
+            return
+        path.unlink()
+        for above in Path(file).parents[:-1]:
+            try:
+                (self.folder / above).rmdir()
+            except OSError:  # it holds other files
+                return
+
+
+def write_file(
+    target: str | Path,
+    content: bytes | str | Callable[[Path], Any],
+    overwrite: bool = False,
+    inputs: Iterable[str | Path] = (),
+) -> None:
+    """Write one file, which is there as a whole or not at all; devices and pipes are written to as they are.
+
+    Args:
+        target: the file; where it is a link, the file that the link leads to.
+        content: bytes, text (UTF-8), or a function that writes the path that it gets.
+        overwrite: whether a file of others may be replaced.
+        inputs: files and folders that are read.
+
+    Raises:
+        ConfigError: the target is a folder, an input, or a file of others.
+        OSError: the file cannot be written.
+    """
+    path = Path(target).expanduser()
+    if is_device(path):
+        fill(path, content)
+        return
+    path = _behind_links(path)
+    with Output(path.parent, path.name, overwrite, inputs) as draft:
+        fill(draft / path.name, content)
+
+
+@contextmanager
+def new_file(target: Path, overwrite: bool = False) -> Iterator[Path]:
+    """A file beside the target to write into; it takes the target's place when the context ends without an error.
+
+    For files of a data set, which are known by their checksums and stand in no list of outputs.
+
+    Args:
+        target: the file, whose folder exists.
+        overwrite: whether it may replace a file.
+
+    Raises:
+        ConfigError: something is there already.
+    """
+    number, name = tempfile.mkstemp(prefix=f".{target.name[:100]}-", suffix=".part", dir=target.parent)
+    os.close(number)
+    part = Path(name)
+    try:
+        part.chmod(0o666 & ~_umask())
+        yield part
+        if target.is_dir() or (os.path.lexists(target) and not overwrite):
+            raise ConfigError(f"{str(target)!r} exists; move it away, or name another folder")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    value = os.umask(0)
+    os.umask(value)
+    return value
+
+
+def check_file(option: str, target: Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
+    """Refuse a target that :func:`write_file` would refuse, before the work whose result it is to hold.
+
+    Args:
+        option: that names the target, for the message.
+        target: file to write.
+        inputs: files and folders that are read; those that are not there do not count.
+        overwrite: whether a file of others may be replaced.
+
+    Raises:
+        ConfigError: the target is a folder, an input, or a file of others.
+    """
+    path = target.expanduser()
+    if not is_device(path):
+        path = _behind_links(path)
+        Output(path.parent, path.name, overwrite, inputs, option=option).check(path.name)
+
+
+def check_apart(outputs: Mapping[str, Path | None]) -> None:
+    """Refuse outputs of one command that are one file, or of which one lies in another.
+
+    Args:
+        outputs: file or folder by option; None for options that are not set.
+
+    Raises:
+        ConfigError: two of them are, or hold, each other.
+    """
+    seen: dict[str, Path] = {}
+    for option, target in outputs.items():
+        if target is None or is_device(target):
+            continue
+        path = Path(os.path.realpath(target.expanduser()))
+        for other, before in seen.items():
+            if path.is_relative_to(before) or before.is_relative_to(path):
+                raise ConfigError(f"{other} and {option} would both write {str(target)!r}; name them apart")
+        seen[option] = path
+
+
+def save(target: Path, write: Callable[[Path], Any], overwrite: bool = False) -> bool:
+    """Write a file as :func:`write_file` does; print why, and go on, where that is impossible.
+
+    A full disk at the end of a test must not take the scores with it, which are on the screen by then.
+
+    Args:
+        target: the file.
+        write: writes the path that it gets.
+        overwrite: whether a file of others may be replaced.
+
+    Returns:
+        Whether the file was written.
+    """
+    return saved(target, lambda: write_file(target, write, overwrite))
+
+
+def save_json(target: Path, value: Any, overwrite: bool = False) -> bool:
+    """Write plain values as :func:`save` does; numbers that JSON does not know become null."""
+    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    # halves of surrogates cannot be written in UTF-8
+    return saved(target, lambda: write_file(target, text.encode("utf-8", "replace"), overwrite))
+
+
+def saved(target: Path, write: Callable[[], Any]) -> bool:
+    """Whether a function wrote a target; why not is printed."""
+    try:
+        write()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        print(f"could not write {target}: {reason}; make room there, or name another folder", file=sys.stderr)
+        return False
+    except ConfigError as error:
+        print(f"could not write {target}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _behind_links(path: Path) -> Path:
+    """The file that a link leads to; other paths as they are."""
+    if not path.is_symlink():
+        return path
+    found = Path(os.path.realpath(path))
+    if found.is_symlink():
+        raise ConfigError(f"{str(path)!r} is a link that leads in a circle; name another file")
+    return found

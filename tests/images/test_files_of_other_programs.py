@@ -1,0 +1,223 @@
+"""Files that other programs wrote, format by format: stored values and marks against the arrays that were written.
+
+fixtures/images/README.md names the program and version of every file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_idc.images.compare import equal
+from lightning_idc.images.decode import decode, decode_pages
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_image, read_pair
+from lightning_idc.utils.errors import DataError
+
+FILES = Path(__file__).parents[1] / "fixtures/images"
+TRUTH = dict(np.load(FILES / "truth.npz"))
+DEEP, GREY, SOFT, BANDS, DEM = (TRUTH[name] for name in ("deep", "grey", "soft", "bands", "dem"))
+RGB = TRUTH["rgb"].transpose(2, 0, 1)
+GAP = TRUTH["alpha"] == 0
+DEEP_RGB = np.stack([DEEP, DEEP // 2, 65535 - DEEP])
+SOFT_16 = SOFT.astype(np.uint16) * 257
+
+# file: values, bits, greatest difference that a lossy file may have
+VALUES: dict[str, tuple[np.ndarray, int, int]] = {
+    "imagemagick_rgba.png": (RGB, 8, 0),
+    "netpbm_rgb16.png": (DEEP_RGB, 16, 0),
+    "graphicsmagick_grey16.png": (DEEP[None], 16, 0),
+    "netpbm_grey4.png": ((GREY >> 4)[None] * 17, 8, 0),
+    "imagemagick_rgba16.png": (RGB.astype(np.uint16) * 257, 16, 0),
+    "netpbm_rgb16.ppm": (DEEP_RGB, 16, 0),
+    "graphicsmagick_grey16.pgm": (DEEP[None], 16, 0),
+    "netpbm_plain12.pgm": ((DEEP >> 4)[None], 12, 0),
+    "imagemagick_rgb10.ppm": (DEEP_RGB >> 6, 10, 2),
+    "imagemagick_rgb.jpg": (RGB, 8, 60),
+    "netpbm_rgb.jpg": (RGB, 8, 90),
+    "graphicsmagick_grey.jpg": (GREY[None], 8, 3),
+    "imagemagick_rgb.bmp": (RGB, 8, 0),
+    "netpbm_rgb.bmp": (RGB, 8, 0),
+    "graphicsmagick_rgba.bmp": (RGB, 8, 0),
+    "graphicsmagick_grey.gif": (GREY[None], 8, 0),
+    "netpbm_grey.gif": (np.stack([GREY] * 3), 8, 0),
+    "imagemagick_two.gif": (RGB, 8, 60),
+    "cwebp_rgba.webp": (RGB, 8, 0),
+    "imagemagick_rgb.webp": (RGB, 8, 0),
+    "graphicsmagick_rgb.webp": (RGB, 8, 0),
+    "openjpeg_grey9.jp2": ((DEEP >> 7)[None], 9, 0),
+    "openjpeg_grey12.jp2": ((DEEP >> 4)[None], 12, 0),
+    "openjpeg_grey12.j2k": ((DEEP >> 4)[None], 12, 0),
+    "openjpeg_grey15.jp2": ((DEEP >> 1)[None], 15, 0),
+    "openjpeg_rgb10.jp2": (DEEP_RGB >> 6, 10, 0),
+    "openjpeg_rgb8.jp2": (RGB, 8, 0),
+    "openjpeg_rgba8.jp2": (RGB, 8, 0),
+    "gdal_15bit.jp2": ((DEEP >> 1)[None], 15, 0),
+    "gdal_4bands.jp2": (np.concatenate([RGB, SOFT[None]]), 8, 0),
+    "imagemagick_grey16.jp2": (DEEP[None], 16, 0),
+    "avifenc_rgb8.avif": (RGB, 8, 0),
+    "avifenc_rgb10.avif": (DEEP_RGB >> 6, 10, 2),
+    "avifenc_rgba12.avif": (RGB.astype(np.uint16) * 257 >> 4, 12, 2),
+    "libheif_rgb.avif": (RGB, 8, 90),
+    "netpbm_rgb16.tif": (DEEP_RGB, 16, 0),
+    "libtiff_zip16.tif": (DEEP_RGB, 16, 0),
+    "libtiff_two.tif": (DEEP_RGB, 16, 0),
+    "imagemagick_rgba.tif": (RGB, 8, 0),
+    "gdal_bands.tif": (BANDS, 16, 0),
+    "dcmtk_rgb.dcm": (RGB, 8, 0),
+    "dcmtk_rgb_jpeg.dcm": (RGB, 8, 30),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_and_depth_are_those_that_were_written(name: str) -> None:
+    values, bits, error = VALUES[name]
+    raw = decode(FILES / name)
+    assert raw.values.shape == values.shape and raw.bits == bits and raw.missing is None and not raw.space
+    assert raw.values.dtype == (np.uint8 if bits == 8 else np.uint16)
+    difference = np.abs(raw.values.astype(int) - values)
+    assert difference.max() <= error and difference.mean() <= max(1, error / 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "error"),
+    [
+        ("imagemagick_rgba.png", SOFT, 0),
+        ("imagemagick_rgba16.png", SOFT_16, 0),
+        ("graphicsmagick_rgba.bmp", SOFT, 0),
+        ("cwebp_rgba.webp", SOFT, 0),
+        ("openjpeg_rgba8.jp2", SOFT, 0),
+        ("avifenc_rgba12.avif", SOFT_16, 32),
+        ("imagemagick_rgba.tif", SOFT, 0),
+        ("gdal_alpha_rgb.tif", TRUTH["alpha"], 0),
+    ],
+)
+def test_opacity_is_that_which_was_written(name: str, alpha: np.ndarray, error: int) -> None:
+    stored = decode(FILES / name).alpha
+    assert stored is not None and stored.dtype == alpha.dtype
+    assert np.abs(stored.astype(int) - alpha).max() <= error
+
+
+# file: values of the pixels that are there, what stands for the others
+MISSING: dict[str, tuple[np.ndarray, float | None]] = {
+    "gdal_dem_max.tif": (DEM[None], -3.4028234663852886e38),
+    "gdal_dem_9999.tif": (DEM[None], -9999),
+    "gdal_dem_nan.tif": (DEM[None], None),
+    "gdal_nodata16.tif": (DEEP[None], 9999),
+    "gdal_nodata8.tif": (np.maximum(RGB, 1), 0),
+    "gdal_mask_uint16.tif": (DEEP[None], None),
+    "gdal_mask_rgb.tif": (RGB, None),
+    "gdal_alpha_rgb.tif": (RGB, None),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_missing_pixels_are_those_that_gdal_marked(name: str) -> None:
+    values, nodata = MISSING[name]
+    raw = decode(FILES / name)
+    assert raw.gaps is not None and np.array_equal(raw.gaps[0], GAP) and raw.nodata == nodata
+    np.testing.assert_array_equal(raw.values[:, ~GAP], values[:, ~GAP])
+
+
+@pytest.mark.parametrize("name", [name for name in MISSING if name != "gdal_nodata8.tif"])
+def test_missing_pixels_are_rejected_until_the_user_says_what_fills_them(name: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}': 192 of 768 values are .*(missing|NaN or infinite).*fill_nan"):
+        read_image(FILES / name, ImageOptions(value_range="auto"))
+    filled = read_image(FILES / name, ImageOptions(value_range="auto", fill_nan=450)).numpy()
+    valid = MISSING[name][0][:, ~GAP]
+    low, high = float(valid.min()), float(valid.max())
+    expected = np.rint((valid - low) / (high - low) * 255)
+    np.testing.assert_array_equal(filled[:, ~GAP], np.broadcast_to(expected, (3, expected.shape[1])))
+    assert (filled[:, GAP] == np.clip(np.rint((450 - low) / (high - low) * 255), 0, 255)).all()
+
+
+def test_a_picture_of_8_bits_keeps_its_colour_for_missing_pixels_and_hides_them_in_both_images(tmp_path: Path) -> None:
+    image = read_image(FILES / "gdal_nodata8.tif").numpy()
+    assert (image[:, GAP] == 0).all() and (image[:, ~GAP] == np.maximum(RGB, 1)[:, ~GAP]).all()
+    other = np.where(GAP, 200, np.maximum(RGB, 1)).astype(np.uint8)
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "b.tif", other.transpose(1, 2, 0), photometric="rgb")
+    before, after = read_pair(FILES / "gdal_nodata8.tif", tmp_path / "b.tif")
+    assert bool((before == after).all())
+
+
+def test_a_mask_beside_jpeg_tiles_leaves_the_rest_within_the_error_of_jpeg() -> None:
+    raw = decode(FILES / "gdal_mask_jpeg.tif")
+    gap = np.kron(GAP, np.ones((2, 2), bool))
+    assert raw.missing is not None and np.array_equal(raw.missing[0], gap)
+    twice = np.kron(RGB, np.ones((1, 2, 2), np.uint8))
+    assert np.abs(raw.values.astype(int) - twice)[:, ~gap].mean() < 6
+
+
+@pytest.mark.parametrize("name", ["imagemagick_adobe.png", "imagemagick_adobe.tif", "graphicsmagick_adobe.jpg"])
+def test_colours_of_another_profile_become_srgb(name: str) -> None:
+    raw = decode(FILES / name)
+    assert raw.profile is not None and np.abs(raw.values.astype(int) - RGB).mean() > 10
+    assert np.abs(read_image(FILES / name).numpy().astype(int) - RGB).mean() < 1.5
+    stored = read_image(FILES / name, ImageOptions(bands=[0, 1, 2])).numpy()
+    assert np.array_equal(stored, raw.values), "bands are numbers, not colours"
+
+
+def test_a_profile_of_srgb_changes_nothing() -> None:
+    assert decode(FILES / "imagemagick_srgb.png").profile and np.array_equal(
+        read_image(FILES / "imagemagick_srgb.png").numpy(), RGB
+    )
+
+
+@pytest.mark.parametrize(("name", "error"), [("imagemagick_cmyk.tif", 0), ("imagemagick_cmyk.jpg", 1.5)])
+def test_inks_are_stored_as_four_values_and_shown_as_colours(name: str, error: float) -> None:
+    raw = decode(FILES / name)
+    assert raw.space == "CMYK" and len(raw.values) == 4
+    assert np.abs(read_image(FILES / name).numpy().astype(int) - RGB).mean() <= error
+
+
+@pytest.mark.parametrize("name", ["libtiff_two.tif", "imagemagick_two.gif"])
+def test_each_image_of_a_file_is_read_by_its_page(name: str) -> None:
+    first, second = decode_pages(FILES / name)
+    assert (first.page, first.pages, second.page, second.pages) == (0, 2, 1, 2)
+    options = ImageOptions(page=1, value_range=(0, 255))
+    assert np.abs(read_image(FILES / name, options).numpy().astype(int)).any()
+    with pytest.raises(DataError, match=r"holds 2 images .* page: 0 to 1"):
+        read_image(FILES / name)
+    with pytest.raises(DataError, match="holds 2 images; there is no page 2"):
+        decode(FILES / name, page=2)
+    assert first.size == second.size == RGB.shape[1:]
+
+
+@pytest.mark.parametrize("name", ["MR_small_RLE", "MR_small_bigendian", "MR_small_jp2klossless", "MR_small_expb"])
+def test_dicom_gives_one_image_however_it_is_packed(name: str) -> None:
+    from pydicom.data import get_testdata_file
+
+    first, second = (decode(get_testdata_file(f"{file}.dcm", download=False)) for file in ("MR_small", name))
+    assert first.values.dtype == np.int16 and first.bits == 16 and equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("libheif_rgb.heic", "it is a HEIC photograph"),
+        ("libjxl_rgb.jxl", "it is JPEG XL"),
+        ("libjpeg_grey12.jpg", "it is a JPEG that is damaged, lossless or has more than 8 bits"),
+        ("libjpeg_lossless.jpg", "it is a JPEG that is damaged, lossless or has more than 8 bits"),
+        ("imagemagick_rgba.tif", "band 3 is marked as opacity.*near infrared"),
+        ("gdal_bands.tif", "has 4 bands; expected 1 or 3"),
+        ("gdal_4bands.jp2", "has 4 bands; expected 1 or 3"),
+        ("openjpeg_grey15.jp2", "uint16 values from 0 to .*value_range"),
+        ("avifenc_rgb10.avif", "uint16 values"),
+    ],
+)
+def test_what_would_be_lost_is_rejected_by_name(name: str, kind: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}'.*{kind}") as caught:
+        read_image(FILES / name)
+    assert "\n" not in str(caught.value) and ("damaged (" not in str(caught.value))
+
+
+@pytest.mark.parametrize("name", ["openjpeg_grey12.jp2", "openjpeg_rgb8.jp2", "gdal_mask_rgb.tif", "dcmtk_rgb.dcm"])
+def test_cut_files_are_damaged(name: str, tmp_path: Path) -> None:
+    data = (FILES / name).read_bytes()
+    for length in range(150, len(data) - 60, max(40, len(data) // 12)):
+        (tmp_path / name).write_bytes(data[:length])
+        with pytest.raises(DataError, match=name):
+            read_image(tmp_path / name, ImageOptions(value_range="auto", fill_nan=0))

@@ -1,0 +1,244 @@
+"""Every verb that writes, in a folder full of a user's files: all of these stay byte for byte."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zipfile
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.cli import main
+from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
+from lightning_idc.serve.formats import write_records
+from lightning_idc.utils.errors import ConfigError
+
+Draw = Callable[..., Path]
+MINE = [
+    "predictions.jsonl", "predictions.jsonl.part", "comparison.jsonl", "comparison.jsonl.part", "out.jsonl",
+    "out.csv", "out.parquet", "reg.json", "junit.xml", "page.html", "page_pictures/holiday.png",
+    "page_pictures/notes.txt", "page_2.html", "README.md", ".env", "notes.txt", "config.json", "model.safetensors",
+    "adapters.json", "captioner.json", "encoder.pt2", "step.pt2", "encoder.onnx", "board.md", "board.html",
+    "board.tex", "eval.yaml", ".eval_results/mine.yaml", "picture.png", "relevance.png", "result.json",
+    "answers.jsonl", "manifest.json", "annotations/train.json", "quickstart.yaml", "best.ckpt", "scores.md",
+    "scores.json", "predictions.json", "contact_sheet.png", "report.html", "report_pictures/mine.jpg",
+    "store/manifest.json", "store/notes.txt", "folder.jsonl/notes.txt",
+]  # fmt: skip
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
+    """Files that came, went or changed."""
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+@pytest.fixture
+def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Current folder with a user's files, and inputs for the verbs in ``in``."""
+    draw("home/in/old/a.png", seed=1, size=(300, 300))
+    draw("home/in/new/a.png", seed=2, size=(300, 300))
+    draw("home/in/pairs/before/a.png", seed=1)
+    draw("home/in/pairs/after/a.png", seed=2)
+    folder = tmp_path / "home"
+    for name in MINE:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(f"mine: {name}".encode())
+    said = [{"id": "a", "caption": "the cube moved", "references": ["the cube moved left"]}]
+    (folder / "in/said.json").write_text(json.dumps(said))
+    questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "said": "a"} for n in range(2)]
+    (folder / "in/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in questions))
+    (folder / "in/results").mkdir()
+    with zipfile.ZipFile(folder / "in/a.zip", "w") as packed:
+        packed.writestr("annotations/train.json", "[]")
+        packed.writestr("annotations/val.json", "[]")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(SpotTheDiff, "remotes", ())
+    assert main(["score", "in/said.json", "--out", "in/results/result.json", "--metrics", "BLEU"]) == 0
+    return folder
+
+
+PAIRS = ["in/old", "in/new", "--model", "MODEL"]
+# arguments, their outputs, and a file of the user that stands in the way of the first form
+REFUSED = {
+    "predict": ["predict", *PAIRS],
+    "predict, a table": ["predict", *PAIRS, "--out", "out.csv"],
+    "predict, parquet": ["predict", *PAIRS, "--out", "out.parquet"],
+    "predict, what is left of a run": ["predict", *PAIRS, "--out", "./predictions.jsonl", "--overwrite"],
+    "predict into an input": ["predict", *PAIRS, "--out", "in/new/fresh.jsonl", "--overwrite"],
+    "predict onto a folder": ["predict", *PAIRS, "--out", "folder.jsonl"],
+    "compare": ["compare", *PAIRS],
+    "compare, reg": ["compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "reg.json"],
+    "compare, junit": ["compare", *PAIRS, "--out", "fresh.jsonl", "--junit", "junit.xml"],
+    "compare, page": ["compare", *PAIRS, "--out", "fresh.jsonl", "--report", "page.html"],
+    "compare, pictures": ["compare", *PAIRS, "--out", "fresh.jsonl", "--report", "page.htm"],
+    "compare, pictures of the input": [
+        "compare", "in/old", "page_pictures", "--model", "MODEL", "--report", "page.htm",
+    ],
+    "compare, page in the input": ["compare", *PAIRS, "--report", "in/new/fresh.html", "--overwrite"],
+    "compare, onto a file of the model": [
+        "compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "MODEL/config.json", "--overwrite",
+    ],
+    "compare, two of one name": ["compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "fresh.jsonl"],
+    "compare, records among the pictures": [
+        "compare", *PAIRS, "--report", "fresh.html", "--out", "fresh_pictures/a.jsonl",
+    ],
+    "describe": ["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "picture.png"],
+    "describe onto an input": [
+        "describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "in/new/a.png", "--overwrite",
+    ],
+    "export torch": ["export", "torch", ".", "--model", "MODEL"],
+    "export hf": ["export", "hf", ".", "--model", "MODEL"],
+    "export hf, push": ["export", "hf", ".", "--model", "MODEL", "--push", "me/model"],
+    "export hf onto the model": ["export", "hf", "MODEL", "--model", "MODEL", "--overwrite"],
+    "score": ["score", "in/said.json", "--metrics", "BLEU", "--out", "result.json"],
+    "score onto an input": ["score", "in/said.json", "--metrics", "BLEU", "--out", "in/said.json", "--overwrite"],
+    "leaderboard": ["leaderboard", "in/results", "--out", "board.md"],
+    "leaderboard, the page": ["leaderboard", "in/results", "--out", "board.txt"],
+    "leaderboard, hub": ["leaderboard", "in/results", "--hub", "me/data", "--out", "."],
+    "questions": ["questions", "score", "in/answers.jsonl", "--out", "answers.jsonl"],
+    "relevance": ["relevance", "in/old/a.png", "in/new/a.png", "a cube", "--model", "best.ckpt"],
+    "import": ["import", "vqgan", "best.ckpt", "best.ckpt"],
+    "store refilter": ["store", "refilter", "in", "store"],
+    "recipes": ["recipes", "cp", "quickstart", "."],
+    "data prepare": ["data", "prepare", "spot_the_diff", "--root", ".", "--archive", "in/a.zip"],
+}  # fmt: skip
+
+
+def filled(arguments: list[str], model: Path) -> list[str]:
+    return [argument.replace("MODEL", str(model)) for argument in arguments]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files that would be uploaded."""
+    sent: list[str] = []
+
+    class Api:
+        def create_repo(self, *unused: Any, **options: Any) -> None:
+            pass
+
+        def upload_folder(self, folder_path: Path, allow_patterns: list[str], **unused: Any) -> str:
+            names = tree(Path(folder_path))
+            sent.extend(name for name in names if any(fnmatch(name, pattern) for pattern in allow_patterns))
+            return "address"
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    return sent
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_no_verb_replaces_or_removes_a_file_of_the_user(
+    case: str, home: Path, model: Path, hub: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, model_before = tree(home), tree(model)
+    assert main(filled(REFUSED[case], model)) in (1, 2)
+    said = capsys.readouterr()
+    assert changed(before, tree(home)) == set() and tree(model) == model_before and hub == []
+    assert not [path for path in home.rglob(".lightning_idc-*")] and not [*home.rglob("*.partial")]
+    assert "Traceback" not in said.err and ("error: " in said.err or "problem: " in said.out)
+
+
+WRITES = {
+    "predict": (["predict", *PAIRS, "--out", "n.jsonl"], "n.jsonl"),
+    "predict beside before and after": (
+        ["predict", "in/pairs", "--model", "MODEL", "--out", "in/pairs/n.csv"], "in/pairs/n.csv",
+    ),
+    "compare": (
+        ["compare", *PAIRS, "--out", "n.jsonl", "--reg", "n.json", "--junit", "n.xml", "--report", "n.html"],
+        "n.jsonl n.json n.xml n.html n_pictures/000001_before.jpg n_pictures/000001_after.jpg",
+    ),
+    "describe": (["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "n.png"], "n.png"),
+    "export hf": (
+        ["export", "hf", "n", "--model", "MODEL", "--push", "me/model"],
+        "n/README.md n/config.json n/model.safetensors",
+    ),
+    "export torch": (["export", "torch", "n", "--model", "MODEL"], "n/captioner.json n/encoder.pt2 n/step.pt2"),
+    "score": (["score", "in/said.json", "--metrics", "BLEU", "--out", "n.json"], "n.json"),
+    "leaderboard": (["leaderboard", "in/results", "--out", "n.md"], "n.md n.html n.tex"),
+    "questions": (["questions", "score", "in/answers.jsonl", "--out", "n.json"], "n.json"),
+    "caption-pairs": (["caption-pairs", "in/pairs", "--model", "MODEL"], "in/pairs/after/a.txt"),
+    "data prepare": (
+        ["data", "prepare", "spot_the_diff", "--root", "n", "--archive", "in/a.zip"],
+        "n/annotations/train.json n/annotations/val.json",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_a_verb_writes_what_is_asked_for_twice_and_nothing_else(
+    case: str, home: Path, model: Path, hub: list[str]
+) -> None:
+    arguments, outputs = WRITES[case]
+    before = tree(home)
+    for _ in range(2):  # its own output needs no flag
+        hub.clear()
+        assert main(filled(arguments, model)) in ((0, 1) if case == "data prepare" else (0,))
+        assert changed(before, tree(home)) == set(outputs.split())
+    if case == "export hf":
+        assert hub == [name.removeprefix("n/") for name in sorted(outputs.split())]
+
+
+def test_a_push_from_a_folder_of_others_sends_what_was_written_and_no_more(
+    home: Path, model: Path, hub: list[str]
+) -> None:
+    for name in ("README.md", "config.json", "model.safetensors"):
+        (home / name).unlink()
+    before = tree(home)
+    assert main(["export", "hf", ".", "--model", str(model), "--push", "me/model"]) == 0
+    assert hub == ["README.md", "config.json", "model.safetensors"] and changed(before, tree(home)) == set(hub)
+
+
+def test_overwrite_replaces_the_files_that_are_named_and_no_others(home: Path, model: Path, hub: list[str]) -> None:
+    before = tree(home)
+    assert main(["compare", *filled(PAIRS, model), "--out", "out.jsonl", "--report", "page.html", "--overwrite"]) == 0
+    pictures = {"page_pictures/000001_before.jpg", "page_pictures/000001_after.jpg"}
+    assert changed(before, tree(home)) == {"out.jsonl", "page.html", *pictures}
+
+
+def test_a_report_never_takes_the_folder_of_its_name_beside_it(
+    tmp_path: Path, draw: Draw, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw("old_pictures/1.png", seed=1)
+    draw("new_pictures/1.png", seed=2)
+    (tmp_path / "new_pictures/notes.txt").write_text("thesis")
+    before = tree(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    given = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
+    for flag in ([], ["--overwrite"]):
+        assert main([*given, *flag]) == 2
+        assert "the pictures of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
+        assert tree(tmp_path) == before
+
+
+def test_a_cell_of_a_table_is_no_formula(tmp_path: Path) -> None:
+    texts = ["=HYPERLINK(1)", "+1", "-1", "@a", "\ta", "a=b", ""]
+    records = [{"id": text, "caption": text, "boxes": [], "log_prob": -0.5} for text in texts]
+    write_records(records, tmp_path / "a.csv")
+    with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["caption"] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@a", "'\ta", "a=b", ""]
+    assert {row["log_prob"] for row in rows} == {"-0.5"}
+
+
+def test_results_of_a_test_are_refused_before_it_begins(home: Path, model: Path) -> None:
+    import lightning_idc
+
+    captioner = lightning_idc.load(model, device="cpu")
+    loop = SimpleNamespace(verbose=True)
+    trainer: Any = SimpleNamespace(test_loop=loop, validate_loop=loop, is_global_zero=True, default_root_dir=str(home))
+    with pytest.raises(ConfigError, match=r"ShowResults: .*predictions\.json.*--overwrite"):
+        ShowResults().setup(trainer, captioner, "test")
+    ShowResults().setup(trainer, captioner, "fit")
+    ShowResults(overwrite=True).setup(trainer, captioner, "test")

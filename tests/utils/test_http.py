@@ -1,0 +1,151 @@
+"""The HTTP client against servers that send elsewhere, answer too much, drip, and repeat what they were sent."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+from helpers.servers import serving
+
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.http import Secret, TransferError, check_url, download, request, same_origin, shown
+
+KEY = "sk-SECRET-123"
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers by the path: a status with a place to go to, or a way of answering badly."""
+
+    elsewhere = ""
+    seen: ClassVar[list[tuple[str, str | None]]] = []
+    stop = threading.Event()
+
+    def log_message(self, *unused: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.seen.append((self.path, self.headers.get("Authorization")))
+        name = self.path.strip("/")
+        if name.isdecimal():
+            self.answer(int(name), b"", Location=f"{self.elsewhere}/good")
+        elif name == "circle":
+            self.answer(302, b"", Location="/circle")
+        elif name == "echo":
+            self.answer(400, f"no such key {self.headers.get('Authorization')}".encode())
+        elif name == "packed":
+            self.answer(200, b"x" * 10, Content_Encoding="gzip")
+        elif name == "drip":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            for _ in range(40):
+                self.drip(b"X-a: b\r\n")
+        elif name == "slow":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            for _ in range(40):
+                self.drip(b"x")
+        elif name == "endless":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not self.stop.is_set():
+                self.wfile.write(b"x" * 65536)
+        else:
+            self.answer(200, b"good")
+
+    do_POST = do_GET
+
+    def drip(self, data: bytes) -> None:
+        self.wfile.write(data)
+        self.wfile.flush()
+        time.sleep(0.1)
+
+    def answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the client has seen enough
+            super().handle()
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Hostile.seen = []
+    Hostile.stop.clear()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as other:
+        Hostile.elsewhere = other
+        with serving(ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as address:
+            yield address
+    Hostile.stop.set()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("body", [None, b"{}"])
+def test_a_key_never_follows_a_redirect(server: str, status: int, body: bytes | None) -> None:
+    with pytest.raises(ConfigError, match=rf"/{status} answers with a redirect to .*/good; name that address"):
+        request(f"{server}/{status}", body, Secret(KEY), timeout=5)
+    assert Hostile.seen == [(f"/{status}", f"Bearer {KEY}")], "the other server saw nothing"
+
+
+@pytest.mark.parametrize("name", ["drip", "slow"])
+def test_the_time_limit_is_of_the_whole_answer(server: str, name: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(TransferError, match="timed out"):
+        request(f"{server}/{name}", timeout=0.5)
+    assert time.monotonic() - begin < 2.5
+
+
+def test_an_answer_that_is_too_long_or_packed_is_refused(server: str) -> None:
+    with pytest.raises(TransferError, match="more than the 100,000 bytes"):
+        request(f"{server}/endless", timeout=5, max_bytes=100_000)
+    with pytest.raises(TransferError, match="'gzip', which it was not asked for"):
+        request(f"{server}/packed", timeout=5)
+
+
+def test_an_answer_comes_with_its_status_and_no_repr_shows_a_secret(server: str) -> None:
+    answer = request(f"{server}/echo", b"{}", Secret(f" {KEY}\n"), timeout=5)
+    assert answer.status == 400 and KEY.encode() in answer.body, "hidden where it is shown, not in the data"
+    assert KEY not in repr(answer) and KEY not in repr(Secret(KEY)) and KEY not in str(Secret(KEY))
+    assert KEY not in Secret(KEY).hidden_in(answer.body.decode())
+
+
+@pytest.mark.parametrize("value", ["two words", "line\nbreak", "café", "nul\0"])
+def test_a_key_that_no_header_can_carry_is_named_by_its_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="MY_KEY holds") as raised:
+        Secret(value, "MY_KEY")
+    assert value not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "http://", "ftp://a", "http://a:port/", "//a"])
+def test_addresses_of_nothing(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"url is .*expected http"):
+        check_url("url", url)
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="holds a name or password") as raised:
+        check_url("url", f"https://me:{KEY}@host/v1")
+    assert KEY not in str(raised.value) and "https://host/v1" in str(raised.value)
+    assert shown(f"https://host/a?token={KEY}#x") == "https://host/a"
+    assert same_origin("https://a/x", "https://a:443/y") and not same_origin("http://a/x", "http://a:81/x")
+
+
+def test_nobody_there_is_one_error(server: str) -> None:
+    with pytest.raises(TransferError, match=r"http://127\.0\.0\.1:9/x: ConnectError"):
+        request("http://127.0.0.1:9/x", timeout=5)
+
+
+def test_a_download_sends_no_key_and_follows_redirects(server: str) -> None:
+    file = io.BytesIO()
+    download(f"{server}/302", file, max_bytes=10, silence=5, timeout=5)
+    assert file.getvalue() == b"good" and {key for _, key in Hostile.seen} == {None}
+    for name, message in {"circle": "without end", "echo": "status 400", "endless": "more than the 10 bytes"}.items():
+        with pytest.raises(TransferError, match=message):
+            download(f"{server}/{name}", io.BytesIO(), max_bytes=10, silence=5, timeout=5)
