@@ -163,7 +163,7 @@ def rightly_named(records: Any) -> tuple[int, int]:
 
 
 def cutouts(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
     with tempfile.TemporaryDirectory() as name:
@@ -182,7 +182,7 @@ def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
     found: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.synthesis_models import build, stages
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.synthesis.models.pretrained import Pretrained
-    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
     found: dict[str, Any] = {}
@@ -335,7 +335,7 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-                at.append(len(list((root / f"cut-{runs}").glob("*/shard-*.json"))))
+                at.append(len(list((root / f"cut-{runs}").glob("*/records-*.arrow"))))
         start(f"cut-{runs}").wait()
         whole = _digests(root / "whole")
         same = [_digests(root / f"cut-{number}") == whole for number in range(1, runs + 1)]
@@ -348,19 +348,16 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _digests(folder: Path) -> dict[str, list[str]]:
-    files = sorted(folder.glob("*/shard-*.json"))
-    return {
-        str(path.relative_to(folder)): [json.loads(line)["digest"] for line in path.read_text().splitlines()]
-        for path in files
-    }
+def _digests(folder: Path) -> list[str]:
+    """Names of all shards, which hold their checksums."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.arrow"))
 
 
 def made(folder: Path) -> None:
     from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
     from lightning_idc.synthesis.stages import Sequential
 

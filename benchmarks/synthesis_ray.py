@@ -68,22 +68,23 @@ def brightness(record: Record) -> Record:
 
 
 def steps(root: Path) -> list[tuple[Any, Any]]:
-    from lightning_idc.synthesis.engine import ShardJob
+    from lightning_idc.synthesis.run import Job
     from lightning_idc.synthesis.stages import MapStage
 
     first, second = root / "first", root / "second"
     return [
-        (MapStage(slowly), ShardJob(Numbers(), first, batch_size=2, shard_size=4)),
-        (MapStage(brightness, ("picture",)), ShardJob(str(first), second, batch_size=2, shard_size=3)),
+        (MapStage(slowly), Job(Numbers(), first, batch_size=2, shard_size=4)),
+        (MapStage(brightness, ("picture",)), Job(str(first), second, batch_size=2, shard_size=3)),
     ]
 
 
 def drive(root: Path) -> None:
     """One of the programs."""
-    from lightning_idc.synthesis.ray_launcher import RayPool, launch_stream
+    from lightning_idc.synthesis.ray import RayPool
 
     pool = RayPool(workers=1, num_cpus=0.5, retries=100)
-    launch_stream([(stage, job, pool) for stage, job in steps(root)])
+    for stage, job in steps(root):
+        pool.launch(stage, job)
 
 
 def processes(mark: str, name: bytes = b"") -> list[int]:
@@ -130,7 +131,7 @@ def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list
             for _ in range(2):
                 programs.append(subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=log, stderr=log))
                 # two that start at once on a busy machine keep each other from starting in time
-                wait_for("the first shard", lambda: list(root.glob("shared/first/shard-*.json")), programs)
+                wait_for("the first shard", lambda: list(root.glob("shared/first/records-*.arrow")), programs)
             while len(times) < kills:
                 if not wait_for("a worker at a shard", lambda: processes(mark, b"ray::_Worker.work"), programs):
                     raise SystemExit(f"all was made after {len(times)} of {kills} kills; give it more records")
@@ -156,12 +157,12 @@ def state_of(root: Path) -> dict[str, Any]:
     """Digests of all shards, and how often each was made."""
     found: dict[str, Any] = {}
     for name in ("first", "second"):
-        sides = sorted((root / name).glob("shard-*.json"))
+        shards = sorted(path.name for path in (root / name).glob("*.arrow"))
         lines = (root / name / "progress.jsonl").read_text().splitlines()
         noted = [json.loads(line)["shard"] for line in lines]
         found[name] = {
-            "shards": len(sides),
-            "digests": [json.loads(line)["digest"] for path in sides for line in path.read_text().splitlines()],
+            "shards": len(shards),
+            "digests": shards,
             "made twice": len(noted) - len(set(noted)),
         }
     return found
@@ -178,7 +179,7 @@ def main() -> None:
         drive(given.drive)
         return
     from benchmarks.harness import report
-    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.run import run
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -200,7 +201,9 @@ def main() -> None:
         "kills_in_mid_shard": died,
         "seconds_of_kills": [round(at, 1) for at in killed],
         "shards": {name: found["shards"] for name, found in shared.items()},
-        "same_bytes_as_the_trainer": {name: shared[name]["digests"] == alone[name]["digests"] for name in alone},
+        "same_bytes_as_the_trainer": {
+            name: shared[name]["names with checksums"] == alone[name]["names with checksums"] for name in alone
+        },
         "made_twice": {name: found["made twice"] for name, found in shared.items()},
         "seconds": round(spent, 1),
     }

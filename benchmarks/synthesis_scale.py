@@ -14,15 +14,12 @@ import os
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from lightning_idc.synthesis.records import Record
 
 
@@ -82,28 +79,9 @@ class Memory(threading.Thread):
             time.sleep(0.05)
 
 
-@contextmanager
-def bytes_hashed() -> Iterator[list[tuple[str, int]]]:
-    """Stores whose shards are read to be hashed meanwhile, with the bytes of each."""
-    from lightning_idc.data.store import shards
-
-    found: list[tuple[str, int]] = []
-    real = shards.file_digest
-
-    def count(path: Path, start: int = 0, end: int | None = None) -> str:
-        found.append((path.parent.name, (path.stat().st_size if end is None else end) - start))
-        return real(path, start, end)
-
-    shards.file_digest = count
-    try:
-        yield found
-    finally:
-        shards.file_digest = real
-
-
 def measure(stages: dict[str, Any], source: Any, root: Path, shard_size: int, memory: Memory) -> dict[str, Any]:
     """Cost of each stage, the next one reading what the last one made."""
-    from lightning_idc.synthesis.launchers import run_in_process
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.stages import MapStage
 
     found: dict[str, Any] = {}
@@ -111,21 +89,16 @@ def measure(stages: dict[str, Any], source: Any, root: Path, shard_size: int, me
     for name, (function, reads) in stages.items():
         memory.peak = memory.now()
         began, spent = time.perf_counter(), time.process_time()
-        with bytes_hashed() as hashed:
-            store = run_in_process(MapStage(function, reads), source, root / name, shard_size=shard_size)
-            again = time.perf_counter()
-            run_in_process(MapStage(function, reads), source, root / name, shard_size=shard_size)  # finished already
+        store = run(MapStage(function, reads), source, root / name, shard_size=shard_size)
+        again = time.perf_counter()
+        run(MapStage(function, reads), source, root / name, shard_size=shard_size)  # finished already
         ended = time.perf_counter()
-        read: dict[str, int] = {}
-        for folder, size in hashed:
-            read[folder] = read.get(folder, 0) + size
         found[name] = {
             "ms_per_record": (again - began) / len(store) * 1e3,
             "cpu_ms_per_record": (time.process_time() - spent) / len(store) * 1e3,
             "resume_seconds": ended - again,
             "memory_mb_beyond_imports": memory.peak - before,
             "bytes_per_record": sum(path.stat().st_size for path in (root / name).glob("*.arrow")) / len(store),
-            "mb_hashed_by_store": {folder: size / 1e6 for folder, size in read.items()},
         }
         print(name, found[name], flush=True)
         source = str(root / name)
@@ -141,14 +114,14 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     from benchmarks.harness import report
-    from lightning_idc.synthesis.launchers import run_in_process
+    from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.stages import MapStage
 
     letters = {"first": (count_letters, ()), "second": (count_letters, ())}
     pictures = {"draw": (add_picture, ()), "texts": (count_letters, ()), "picture": (read_picture, ("picture",))}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        run_in_process(MapStage(add_picture), Captions(3), root / "warm")  # imports what is imported late
+        run(MapStage(add_picture), Captions(3), root / "warm")  # imports what is imported late
         memory = Memory()
         imported = memory.now()
         memory.start()

@@ -36,8 +36,8 @@ from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming
 from lightning_idc.models.schedules import WarmupCosine
 from lightning_idc.nn.vocabulary import Vocabulary, words_of
-from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.release import ReleasePairs
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import ImageFolder
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.utils.outputs import save_json
@@ -138,8 +138,8 @@ class World:
             release = ReleasePairs(str(target / "release"), shares=(1.0, 0.0, 0.0))
             chain = Sequential([*(part(filters="embedded") for part in slots), DifferenceCaptions(), release])
             scenes = ImageFolder(str(self._scenes()), copies=-(-self.given.produced // self.given.scenes))
-            run_in_process(edits, scenes, target / "edits", limit=self.given.produced)
-            counts = run_in_process(chain, str(target / "edits"), target / "made").counts()
+            run(edits, scenes, target / "edits", limit=self.given.produced)
+            counts = run(chain, str(target / "edits"), target / "made").counts()
             save_json(record, {"seconds": time.process_time() - began, "counts": counts}, overwrite=True)
         found = json.loads(record.read_text(encoding="utf-8"))
         return FolderPairs(target / "release", shares=(1.0, 0.0, 0.0)), found["seconds"]

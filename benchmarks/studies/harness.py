@@ -28,7 +28,7 @@ from benchmarks.studies.readings import over_seeds, reading_of, spread
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.datamodule import PairDataModule
-from lightning_idc.data.store.store import fingerprint_of
+from lightning_idc.data.store.manifest import fingerprint_of
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.floors import constant_caption

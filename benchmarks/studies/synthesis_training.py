@@ -48,8 +48,8 @@ from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionC
 from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa: E402
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming  # noqa: E402
 from lightning_idc.models.schedules import WarmupCosine  # noqa: E402
-from lightning_idc.synthesis.launchers import run_in_process  # noqa: E402
 from lightning_idc.synthesis.release import ReleasePairs  # noqa: E402
+from lightning_idc.synthesis.run import run  # noqa: E402
 from lightning_idc.synthesis.sources import ImageFolder  # noqa: E402
 from lightning_idc.synthesis.stages import Sequential  # noqa: E402
 from lightning_idc.synthesis.store import RecordStore  # noqa: E402
@@ -141,8 +141,8 @@ class Run:
             ]
         )
         source = ImageFolder(str(self.scenes()), copies=-(-count // self.given.scenes))
-        run_in_process(edits, source, target / "edits", limit=count)
-        store = run_in_process(chain, str(target / "edits"), target / "made")
+        run(edits, source, target / "edits", limit=count)
+        store = run(chain, str(target / "edits"), target / "made")
         data = FolderPairs(target / "release", shares=(1.0, 0.0, 0.0))
         return data, {"produced": store.counts(), "boxes": found_and_true(list(store)), **right(store)}
 

@@ -145,8 +145,8 @@ class CacheFeatures(Callback):
         features = self.cache(images.detach())
         if not self._told and self.cache.seconds:
             encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))
-            way = "reading" if self.cache.used else "computing"
-            rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {way} them")
+            choice = "reading" if self.cache.used else "computing"
+            rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {choice} them")
             self._told = True
         # what follows expects the kind of numbers that the module computes with
         kind = next((p.dtype for p in self._wrapped.parameters() if p.is_floating_point()), features.dtype)

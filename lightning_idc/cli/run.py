@@ -31,8 +31,8 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
   --seeds 1,2,3        one run per seed, then a table: mean, standard deviation and paired significance
   --matrix.AXIS ENTRY  one entry of a recipe that makes a table; all of them, one after another, otherwise
   --run_dir DIR        where results go; runs/RECIPE/DATE_TIME otherwise
-  --engine ray         who makes the shards of data making: ray, process, array (a task of SLURM) or complete;
-                       --engine.workers 4 and further arguments of RayPool, InProcess, ArrayTask, Complete
+  --engine ray         who makes the shards of data making: ray, process or array (a task of SLURM);
+                       --engine.workers 4 and further arguments of RayPool, InProcess, ArrayTask
   --resume DIR         continue a run that was stopped, with the keys it was started with; further keys win over those
   --import MODULE      a module with classes of your own, installed or in this folder; or `recipe: {import: [MODULE]}`
   --traceback          where an error came from

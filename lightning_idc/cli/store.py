@@ -20,14 +20,14 @@ _HELP = """usage: lightning-idc store VERB ...
 `lightning-idc store VERB --help` says more."""
 
 
-def run(given: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """The verb `store`; 1 where something is damaged."""
     verbs: dict[str, Callable[..., int]] = {"verify": verify, "refilter": refilter, "export": export, "push": push}
-    rest = given[1:]
+    rest = arguments[1:]
     if not rest or rest[0] not in verbs:
-        asked = rest[:1] in (["-h"], ["--help"])
-        print(_HELP, file=sys.stdout if asked else sys.stderr)
-        return 0 if asked else 2
+        help = rest[:1] in (["-h"], ["--help"])
+        print(_HELP, file=sys.stdout if help else sys.stderr)
+        return 0 if help else 2
     return typed.call(f"store {rest[0]}", verbs[rest[0]], rest[1:])
 
 
@@ -41,16 +41,16 @@ def verify(folder: Path) -> int:
     Returns:
         1 where anything is damaged.
     """
-    from lightning_idc.data.store.store import faults, stores_below
+    from lightning_idc.data.store.reader import faults, stores_below
 
     stores = stores_below(folder.expanduser())
     if not stores:
         raise DatasetNotFoundError(f"there is no store at or below {str(folder)!r}; name a folder with a manifest.json")
     damaged = 0
     for store in stores:
-        found = faults(store)
-        damaged += bool(found)
-        print(f"{store}: {'; '.join(found) or 'as it was written'}")
+        messages = faults(store)
+        damaged += bool(messages)
+        print(f"{store}: {'; '.join(messages) or 'as it was written'}")
     print(f"{len(stores)} stores, {damaged} damaged")
     return 1 if damaged else 0
 
@@ -64,9 +64,9 @@ def refilter(folder: Path, target: Path, preset: str = "paper") -> int:
         preset: such as paper, table17_1 to table17_4, scripts, data_juicer.
     """
     from lightning_idc.methods.img_diff.filtering import Refilter
-    from lightning_idc.synthesis.launchers import run_in_process
+    from lightning_idc.synthesis.run import run as make_records
 
-    run_in_process(Refilter(preset), str(folder.expanduser()), target.expanduser())
+    make_records(Refilter(preset), str(folder.expanduser()), target.expanduser())
     return 0
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource, View
-from lightning_idc.data.store.image_shards import decoded_once
+from lightning_idc.data.store.decoded import decoded_once
 from lightning_idc.data.tables.record_table import distinct
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.images.options import PLAIN, Bands, ImageOptions, ValueRange

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.errors import PairError as PairError
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@ from lightning_idc.synthesis.duplicates import Deduplicate as Deduplicate
 from lightning_idc.synthesis.duplicates import ImageHashes as ImageHashes
 from lightning_idc.synthesis.juicer import JsonLines as JsonLines
 from lightning_idc.synthesis.launchers import ArrayTask as ArrayTask
-from lightning_idc.synthesis.launchers import Complete as Complete
 from lightning_idc.synthesis.launchers import InProcess as InProcess
 from lightning_idc.synthesis.models.chat import ChatModel as ChatModel
 from lightning_idc.synthesis.models.chat import ChatVisionModel as ChatVisionModel
@@ -29,7 +28,7 @@ from lightning_idc.synthesis.models.prototypes import NearestPrototype as Neares
 from lightning_idc.synthesis.models.sam import FastSamSegmenter as FastSamSegmenter
 from lightning_idc.synthesis.models.sam import SamSegmenter as SamSegmenter
 from lightning_idc.synthesis.pipeline import Records as Records
-from lightning_idc.synthesis.ray_launcher import RayPool as RayPool
+from lightning_idc.synthesis.ray import RayPool as RayPool
 from lightning_idc.synthesis.release import ReleasePairs as ReleasePairs
 from lightning_idc.synthesis.sources import ImageFolder as ImageFolder
 from lightning_idc.synthesis.sources import Pairs as Pairs

@@ -1,4 +1,4 @@
-"""Ray's actors at work: each takes one task after another, and one that dies is replaced and its task dealt again."""
+"""Actors of Ray: each takes one task after another; one that dies is replaced, and its task given to another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class Worker(Protocol):
-    """What an actor does, in a process of its own; it is built without anything that takes long or may fail."""
+    """Work of an actor, in a process of its own; building one takes no time and cannot fail."""
 
     def prepare(self) -> None:
         """Load what all tasks need."""
@@ -26,7 +26,8 @@ def connected(address: str | None) -> Any:
     """Ray, connected to a cluster, or to one on this machine that ends with this process.
 
     Args:
-        address: of the cluster; None for the one that this process is connected to, or a new one on this machine.
+        address: address of the cluster; None for the one that this process is connected to, or a new one on this
+            machine.
 
     Raises:
         ConfigError: Ray is not installed, does not start, or is not at the address.
@@ -39,6 +40,8 @@ def connected(address: str | None) -> Any:
         # workers find what this process can import
         paths = os.pathsep.join(path for path in sys.path if path)
         options: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.WARNING}
+        if address is None and "RAY_ADDRESS" not in os.environ:
+            options["_node_ip_address"] = "127.0.0.1"  # or its ports are open to the network
         try:
             ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": paths}}, **options)
         except Exception as error:  # Ray raises that class itself where it does not start in time
@@ -50,14 +53,14 @@ def connected(address: str | None) -> Any:
 
 
 class ActorPool:
-    """Actors of one kind and the tasks that they are at.
+    """Actors of one kind, which share numbered tasks among them.
 
     Args:
-        ray: connected.
+        ray: Ray, connected.
         create: starts an actor that is a `Worker`.
-        size: actors at once.
-        retries: of a task whose actor died.
-        what: a task is, for messages.
+        size: number of actors.
+        retries: times that a task is tried again after its actor died.
+        what: word for a task, for messages.
         content: what an actor is sent for the number of a task; the number itself when None.
     """
 
@@ -72,87 +75,60 @@ class ActorPool:
     ) -> None:
         self.ray, self.create, self.size, self.retries, self.what = ray, create, size, retries, what
         self.content = content or int
-        self.tasks: deque[int] = deque()
-        self.died: Counter[int | None] = Counter()
-        self.idle: list[Any] = []
-        self.starting: dict[Any, Any] = {}  # by what Ray answers with
-        self.at_work: dict[Any, tuple[Any, int]] = {}
-
-    def deal(self, tasks: Iterable[int] = ()) -> None:
-        """Give tasks to idle actors, and start actors where there are more tasks than those can take."""
-        self.tasks.extend(tasks)
-        while self.tasks and self.idle:
-            actor, task = self.idle.pop(), self.tasks.popleft()
-            self.at_work[actor.work.remote(self.content(task))] = actor, task
-        wanted = min(self.size - len(self.at_work), len(self.tasks))
-        while len(self.starting) < wanted:
-            actor = self.create()
-            self.starting[actor.prepare.remote()] = actor
-
-    @property
-    def busy(self) -> bool:
-        """Whether a task is not done."""
-        return bool(self.tasks or self.at_work)
-
-    def refs(self) -> list[Any]:
-        """What Ray is to wait for."""
-        return [*self.starting, *self.at_work]
-
-    def take(self, ref: Any) -> tuple[int, Any] | None:
-        """Task and result of what Ray says is done; None where it was not a task, or where its actor died.
-
-        Args:
-            ref: one of `refs`.
-
-        Raises:
-            DataError: the actors of one task keep dying.
-            Exception: whatever the actor raised.
-        """
-        errors = self.ray.exceptions
-        actor, task = (self.starting.pop(ref), None) if ref in self.starting else self.at_work.pop(ref)
-        try:
-            result = self.ray.get(ref)
-        except (errors.RayActorError, errors.OutOfMemoryError) as error:
-            self.died[task] += 1
-            at = "its start" if task is None else f"{self.what} {task}"
-            if self.died[task] > self.retries:
-                raise DataError(f"workers died {self.died[task]} times at {at} ({error})") from error
-            print(f"a worker died at {at}; another one takes over", file=sys.stderr, flush=True)
-            if task is not None:
-                self.tasks.appendleft(task)
-            return None
-        except errors.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
-        self.idle.append(actor)
-        return None if task is None else (task, result)
+        self._tasks: deque[int] = deque()
+        self._deaths: Counter[int | None] = Counter()
+        self._idle: list[Any] = []
+        self._at_work: dict[Any, tuple[Any, int | None]] = {}
+        """Actor and task by what Ray answers with; the task of one that starts is None."""
 
     def results(self, tasks: Iterable[int]) -> Iterator[Any]:
         """Results of tasks as they are done; the actors are ended after the last one.
 
         Args:
-            tasks: numbers.
+            tasks: numbers of the tasks.
+
+        Raises:
+            DataError: the actors of one task keep dying.
+            Exception: an error that an actor raised.
         """
-        self.tasks.extend(tasks)
+        self._tasks.extend(tasks)
         try:
-            while self.busy:
-                self.deal()
-                for ref in self.ray.wait(self.refs(), num_returns=1)[0]:
-                    done = self.take(ref)
-                    if done is not None:
-                        yield done[1]
+            while self._tasks or any(task is not None for _, task in self._at_work.values()):
+                self._assign()
+                for answer in self.ray.wait(list(self._at_work), num_returns=1)[0]:
+                    yield from self._received(answer)
         finally:
-            self.close()
+            for actor in [*self._idle, *(actor for actor, _ in self._at_work.values())]:
+                self.ray.kill(actor)
+            self._idle, self._at_work = [], {}
 
-    def release(self) -> None:
-        """End the actors that have nothing to do, so that others get what they hold."""
-        for actor in [*self.idle, *(self.starting.values() if not self.tasks else ())]:
-            self.ray.kill(actor)
-        self.idle = []
-        if not self.tasks:
-            self.starting = {}
+    def _assign(self) -> None:
+        """Give tasks to idle actors, and start actors where there are more tasks than those can take."""
+        while self._tasks and self._idle:
+            actor, task = self._idle.pop(), self._tasks.popleft()
+            self._at_work[actor.work.remote(self.content(task))] = actor, task
+        starting = sum(task is None for _, task in self._at_work.values())
+        for _ in range(min(self.size - len(self._at_work), len(self._tasks) - starting)):
+            actor = self.create()
+            self._at_work[actor.prepare.remote()] = actor, None
 
-    def close(self) -> None:
-        """End all actors."""
-        for actor in [*self.idle, *self.starting.values(), *(actor for actor, _ in self.at_work.values())]:
-            self.ray.kill(actor)
-        self.idle, self.starting, self.at_work = [], {}, {}
+    def _received(self, answer: Any) -> Iterator[Any]:
+        """Result of a task, if the answer is one."""
+        errors = self.ray.exceptions
+        actor, task = self._at_work.pop(answer)
+        try:
+            result = self.ray.get(answer)
+        except (errors.RayActorError, errors.OutOfMemoryError) as error:
+            self._deaths[task] += 1
+            at = "its start" if task is None else f"{self.what} {task}"
+            if self._deaths[task] > self.retries:
+                raise DataError(f"workers died {self._deaths[task]} times at {at} ({error})") from error
+            print(f"a worker died at {at}; another one takes over", file=sys.stderr, flush=True)
+            if task is not None:
+                self._tasks.appendleft(task)
+            return
+        except errors.RayTaskError as error:
+            raise error.as_instanceof_cause() from None
+        self._idle.append(actor)
+        if task is not None:
+            yield result

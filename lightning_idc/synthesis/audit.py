@@ -10,13 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.data.store.shards import StoreError
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.synthesis.progress import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.errors import DataError, StoreError
 from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
 
@@ -121,13 +120,12 @@ class Audit(PipelineStage):
 
 def _times(store: RecordStore) -> dict[str, str]:
     """Work and rate of each stage, the last one first."""
-    found: dict[str, str] = {}
+    times: dict[str, str] = {}
     step: RecordStore | None = store
     while step is not None:
-        stage = step.manifest["identity"]["stage"].rpartition(".")[2]
-        found[f"{stage} ({step.folder.parent.name})"] = rate(step.folder)
+        times[f"{step.stage} ({step.folder.parent.name})"] = rate(step.folder)
         step = step.parent
-    return found
+    return times
 
 
 def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:

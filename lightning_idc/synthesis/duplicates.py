@@ -90,10 +90,6 @@ class Deduplicate(PipelineStage):
         self.names, self.against, self.distance = tuple(facts), against, distance
         self.copies: dict[str, tuple[str, str]] = {}  # why a record is dropped, and the one that it is a copy of
 
-    @property
-    def incremental(self) -> bool:
-        return True  # the first of several copies stays the first
-
     def settings(self) -> dict[str, Any]:
         other = None if self.against is None else RecordStore(self.against).fingerprint
         return {"facts": list(self.names), "against": other, "distance": self.distance}

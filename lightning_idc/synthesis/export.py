@@ -103,12 +103,10 @@ def _plain(store: RecordStore, number: int) -> dict[str, Any]:
 
 
 def _known(store: RecordStore, number: int) -> tuple[dict[str, Any], dict[str, float], str | None]:
-    """Facts of a record, its scores, and the reason where it was dropped."""
-    facts, history, dropped = (
-        json.loads(store.column(name)[number] or "null") for name in ("facts", "history", "dropped")
-    )
-    scores = {name: value for step in history for name, value in step.get("scores", {}).items()}
-    return facts, scores, None if dropped is None else dropped["reason"]
+    """Facts, scores and reason of a record, of which nothing else is read."""
+    history, dropped = store.column("history")[number], store.column("dropped")[number]
+    scores = {score["name"]: score["value"] for step in history for score in step["scores"]}
+    return json.loads(store.column("facts")[number]), scores, None if dropped is None else dropped["reason"]
 
 
 def _files(store: RecordStore, number: int, images: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -123,17 +121,17 @@ def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence
     import pyarrow as pa
     from datasets import Features, Image
 
-    found = []
+    schema = pa.schema([])
     try:
         for part in parts:
-            found.append(pa.Table.from_pylist([_plain(store, number) for number in part]).schema)
-            found = [pa.unify_schemas(found, promote_options="permissive")]
+            fresh = pa.Table.from_pylist([_plain(store, number) for number in part]).schema
+            schema = pa.unify_schemas([schema, fresh], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"a fact of {store.folder} has values of different types, so it cannot be a column ({error}); "
             "export it as webdataset or jsonl"
         ) from error
-    features = Features.from_arrow_schema(found[0])
+    features = Features.from_arrow_schema(schema)
     return Features({**features, **{name: Image() for name in images}}).arrow_schema
 
 
@@ -143,7 +141,8 @@ def _write_parquet(stream: Any, rows: Iterator[dict[str, Any]], schema: Any) -> 
 
     names = set(schema.names)
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows], schema=schema)
-    pq.write_table(table, stream, row_group_size=100)  # a row group is what a reader holds in memory
+    # a row group is what a reader holds in memory; a reader that asks for it finds damage of any page
+    pq.write_table(table, stream, row_group_size=100, write_page_checksum=True)
 
 
 def _write_tar(stream: Any, store: RecordStore, part: Sequence[int], images: Sequence[str]) -> None:

@@ -58,8 +58,8 @@ def card_of(store: RecordStore, repo: str) -> str:
         "task_categories": ["image-to-text"],
         "configs": configs,
     }
-    kept, reasons = store.counts()
-    counts = [("kept", kept), *sorted(reasons.items(), key=lambda item: -item[1])]
+    remaining, reasons = store.counts()
+    counts = [("kept", remaining), *sorted(reasons.items(), key=lambda item: -item[1])]
     text = [
         f"---\n{DatasetCardData(**about).to_yaml()}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
@@ -78,15 +78,13 @@ def _stages(store: RecordStore | None) -> list[str]:
         return []
     models = {
         f"{name} ({_version(about)})"
-        for process in store.manifest.get("provenance", [])
+        for process in store.manifest.notes["provenance"]
         for name, about in process["models"].items()
     }
-    stage = store.manifest["identity"]["stage"].rpartition(".")[2]
-    return [*_stages(store.parent), f"| {stage} | {', '.join(sorted(models)) or 'none with weights'} |"]
+    return [*_stages(store.parent), f"| {store.stage} | {', '.join(sorted(models)) or 'none with weights'} |"]
 
 
 def _version(about: dict[str, Any]) -> str:
     # the name of a model may be a folder of this machine, which is nobody else's business
-    known = [f"commit {about['commit'][:12]}"] if about.get("commit") else []
-    known += [f"weights {about['weights'][:12]}"] if about.get("weights") else []
-    return ", ".join(known) or "no weights"
+    parts = [f"{name} {about[name][:12]}" for name in ("commit", "weights") if about.get(name)]
+    return ", ".join(parts) or "no weights"

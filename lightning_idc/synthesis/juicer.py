@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.store import AppendableSource
 from lightning_idc.utils.errors import DataError, DatasetNotFoundError
-from lightning_idc.utils.files import digest_of_all
+from lightning_idc.utils.files import digest
 
 META, STATS = "__dj__meta__", "__dj__stats__"
 IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
@@ -20,8 +19,8 @@ _PATHS = ("image_path1", "image_path2")
 _BOXES = ("bbox_tag", "region_caption1", "region_caption2", "bbox_difference_captions")
 
 
-class JsonLines(AppendableSource):
-    """Samples of a file as data-juicer reads and writes it; lines may be appended later.
+class JsonLines:
+    """Samples of a file as data-juicer reads and writes it.
 
     The text becomes the fact ``caption``; ``caption1`` and ``caption2`` become ``captions``. One picture is called
     ``image``, two are ``before`` and ``after``; other values become facts of their names, and what data-juicer found
@@ -55,10 +54,7 @@ class JsonLines(AppendableSource):
 
     @cached_property
     def fingerprint(self) -> str:
-        return self.prefix_fingerprint(len(self))
-
-    def prefix_fingerprint(self, records: int) -> str:
-        return digest_of_all(iter([self._read(0, records).rstrip(b"\n")]))
+        return digest(self._read(0, len(self)))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -86,16 +82,16 @@ class JsonLines(AppendableSource):
             return bytes(file.read(self._starts[end] - self._starts[first]))
 
     def _picture(self, path: str) -> bytes:
-        whole = posixpath.join(posixpath.dirname(self._path), path)
+        file = posixpath.join(posixpath.dirname(self._path), path)
         try:
-            return bytes(self._files.cat_file(whole))
+            return bytes(self._files.cat_file(file))
         except OSError:
             return b""  # drops the record where a stage asks for it, and no other
 
 
 def _facts(sample: Mapping[str, Any]) -> dict[str, Any]:
-    own = ("id", "text", "images", "caption1", "caption2", META, STATS, *_PATHS)
-    facts = {**{key: value for key, value in sample.items() if key not in own}, **(sample.get(META) or {})}
+    reserved = ("id", "text", "images", "caption1", "caption2", META, STATS, *_PATHS)
+    facts = {**{key: value for key, value in sample.items() if key not in reserved}, **(sample.get(META) or {})}
     if sample.get(STATS):
         facts["stats"] = sample[STATS]
     if sample.get("text"):
@@ -103,9 +99,9 @@ def _facts(sample: Mapping[str, Any]) -> dict[str, Any]:
     if "caption1" in sample and "caption2" in sample:
         facts.setdefault("captions", [sample["caption1"], sample["caption2"]])
     if facts.get(_BOXES[0]) is not None:
-        found = list(_areas(facts))
+        areas = list(_areas(facts))
         facts = {key: value for key, value in facts.items() if key not in _BOXES}
-        facts.setdefault("areas", found)
+        facts.setdefault("areas", areas)
     return facts
 
 
@@ -115,11 +111,11 @@ def _areas(meta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if width * height == 0:
             continue
         area: dict[str, Any] = {"box": [x - width / 2, y - height / 2, x + width / 2, y + height / 2], "dropped": None}
-        first, second, told = (meta.get(name) for name in _BOXES[1:])
+        first, second, difference = (meta.get(name) for name in _BOXES[1:])
         if first and second:
             area["captions"] = [first[number], second[number]]
-        if told:
-            area["difference"] = told[number]
+        if difference:
+            area["difference"] = difference[number]
         yield area
 
 
@@ -139,12 +135,12 @@ def sample_of(facts: Mapping[str, Any], id: str, scores: Mapping[str, float], im
         sample.update(zip(_PATHS, images, strict=True))
     if len(captions) == 2:
         sample["caption1"], sample["caption2"] = captions
-    kept = [area for area in facts.get("areas") or [] if area.get("dropped") is None]
+    areas = [area for area in facts.get("areas") or [] if area.get("dropped") is None]
     boxes = {}
-    if kept:
-        corners = [area["box"] for area in kept]
+    if areas:
+        corners = [area["box"] for area in areas]
         values = [[(a + c) / 2, (b + d) / 2, c - a, d - b] for a, b, c, d in corners]
-        pairs = [area.get("captions") or ["", ""] for area in kept]
-        told = [area.get("difference", "") for area in kept]
-        boxes = dict(zip(_BOXES, (values, *map(list, zip(*pairs, strict=True)), told), strict=True))
+        pairs = [area.get("captions") or ["", ""] for area in areas]
+        differences = [area.get("difference", "") for area in areas]
+        boxes = dict(zip(_BOXES, (values, *map(list, zip(*pairs, strict=True)), differences), strict=True))
     return {**sample, META: {**facts, **boxes}, STATS: dict(scores)}

@@ -56,10 +56,10 @@ def library_identity(library: str | Path | None) -> str:
     """What tells a library from others: its names and bytes, wherever the folder lies."""
     if library is None:
         return RENDERED
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for path in sorted(Path(library).expanduser().glob("*.png")):
-        found.update(f"{path.name}:".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        state.update(f"{path.name}:".encode() + path.read_bytes())
+    return state.hexdigest()[:16]
 
 
 @cache
@@ -78,7 +78,7 @@ def rendered_things() -> tuple[Cutout, ...]:
                     Scene((SceneObject(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS)
                 )
     pictures, seen = render(scenes, _SIDE, _SIDE)
-    return tuple(_cut(name, picture, here == 0) for name, picture, here in zip(names, pictures, seen, strict=True))
+    return tuple(_cut(name, picture, index == 0) for name, picture, index in zip(names, pictures, seen, strict=True))
 
 
 def _cut(name: str, picture: np.ndarray, inside: np.ndarray) -> Cutout:
@@ -95,14 +95,14 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     Raises:
         DataError: there are fewer than two, or one has no transparent pixel.
     """
-    found = []
+    things = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
         raw = decode(path)
         inside = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > opaque(raw.alpha.dtype) // 2
         if inside.all() or not inside.any():
             raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
         raw.alpha = None
-        found.append(_cut(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
-    if len(found) < 2:
-        raise DataError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
-    return tuple(found)
+        things.append(_cut(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
+    if len(things) < 2:
+        raise DataError(f"{folder} holds {len(things)} cut-outs; expected PNG files with transparency, at least two")
+    return tuple(things)

@@ -21,7 +21,7 @@ import torch
 from lightning_idc.synthesis.stages import BasePipelineStage
 
 _FILES = 256
-"""Files that a run has open at once: 64 shards, libraries, logs."""
+"""Files that a run has open at once: libraries, pictures, logs; shards are mapped and closed."""
 _BYTES_PER_PIXEL = {"png": 1.8, "jpeg": 0.45, "webp": 0.4}
 """Of painted pictures; a pair of 1,024 pixels a side was 3.56 MB as PNG and 0.78 MB as JPEG of quality 95."""
 _ROOM = 1.2

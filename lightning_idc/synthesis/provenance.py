@@ -1,12 +1,10 @@
-"""What ran, not what was asked for: commits and digests of weights, versions, device and dtypes."""
+"""What ran: commits and digests of weights, versions, device and dtypes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
-import socket
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.images.types import PairError
+from lightning_idc.utils.errors import StoreError
+from lightning_idc.utils.files import atomic_write
 
 if TYPE_CHECKING:
     from lightning_idc.synthesis.stages import BasePipelineStage
@@ -32,24 +31,24 @@ def weights_digest(files: Iterable[Path]) -> str | None:
     Args:
         files: in any order.
     """
-    found = sorted(path for path in files if path.suffix in _WEIGHTS and path.is_file())
-    if not found:
+    weights = sorted(path for path in files if path.suffix in _WEIGHTS and path.is_file())
+    if not weights:
         return None
-    whole = hashlib.sha256()
-    for path in found:
-        whole.update(f"{path.name}:{_file_digest(path)}\n".encode())
-    return whole.hexdigest()
+    state = hashlib.sha256()
+    for path in weights:
+        state.update(f"{path.name}:{_file_digest(path)}\n".encode())
+    return state.hexdigest()
 
 
 def _file_digest(path: Path) -> str:
     blob = path.resolve().name
     if path.is_symlink() and len(blob) == 64 and set(blob) <= set("0123456789abcdef"):
         return blob
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            found.update(block)
-    return found.hexdigest()
+            state.update(block)
+    return state.hexdigest()
 
 
 def model_provenance(name: str, revision: str | None) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def model_provenance(name: str, revision: str | None) -> dict[str, Any]:
 
     Args:
         name: folder or name on the hub.
-        revision: that was asked for.
+        revision: branch, tag or commit.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -89,7 +88,7 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
         stage: with its models loaded.
 
     Raises:
-        PairError: a model has other weights or another commit now.
+        StoreError: a model has other weights or another commit now.
     """
     names = {id(module): name for name, module in stage.named_modules()}
     models = {names[id(part)]: part.provenance() for part in stage.interfaces()}
@@ -101,7 +100,7 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
             now, then = models[name], earlier["models"][name]
             changed = [key for key in ("commit", "weights") if now.get(key) != then.get(key)]
             if changed:
-                raise PairError(
+                raise StoreError(
                     f"{target} was begun with another {' and '.join(changed)} of the model in {name!r} "
                     f"({then}, now {now}); name another target, or bring the old one back"
                 )
@@ -109,9 +108,7 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
     text = json.dumps(value, indent=1, sort_keys=True)
     path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.is_file():
-        partial = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
+        atomic_write(path, text)
 
 
 def stored_provenance(target: Path) -> list[dict[str, Any]]:

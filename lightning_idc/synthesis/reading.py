@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from lightning_idc.data.store.shards import StoreError
 from lightning_idc.synthesis.records import UNREADABLE, Record
-from lightning_idc.utils.errors import IDCError
+from lightning_idc.utils.errors import IDCError, StoreError
 
 _AHEAD = 2
 """Batches that are read while one is at work."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
-from lightning_idc.images.types import PairError
 from lightning_idc.synthesis.drawing import same_size
+from lightning_idc.utils.errors import DataError, IDCError
 
 UNREADABLE = "unreadable image"
 ImageFormat = Literal["png", "jpeg", "webp"]
@@ -57,7 +57,7 @@ class Record:
         """File of an image, as bytes.
 
         Raises:
-            PairError: neither this record nor the one it was made from has such an image.
+            DataError: neither this record nor the one it was made from has such an image.
         """
         if name in self.unsaved:
             self.images[name] = encode_image(self.decoded[name])
@@ -66,14 +66,14 @@ class Record:
         if data is None and self.inherit is not None:
             data = self.inherit(name)
         if data is None:
-            raise PairError(f"record {self.id!r} has no image {name!r}; it has {', '.join(self.images) or 'none'}")
+            raise DataError(f"record {self.id!r} has no image {name!r}; it has {', '.join(self.images) or 'none'}")
         return data
 
     def image(self, name: str) -> Tensor:
         """Image as uint8 ``(3, H, W)``.
 
         Raises:
-            PairError: it is missing or cannot be decoded.
+            DataError: it is missing or cannot be decoded.
         """
         if name not in self.decoded:
             self.decoded[name] = decode_image(self.encoded(name), f"record {self.id!r}, image {name!r}")
@@ -92,7 +92,7 @@ class Record:
         """Add an image, uint8 ``(3, H, W)``; it is encoded when the batch is done, or when its file is asked for.
 
         Raises:
-            PairError: the tensor is not such an image.
+            DataError: the tensor is not such an image.
         """
         _check_image(image)
         self.images.pop(name, None)
@@ -126,7 +126,7 @@ class Record:
     def _thumbnail(self, name: str) -> bytes | None:
         try:
             return encode_image(shrink(self.image(name), THUMBNAIL), "jpeg", 80)
-        except PairError:
+        except IDCError:
             return None  # an unreadable file is why the record was dropped
 
     def score(self, **values: float) -> None:
@@ -170,7 +170,7 @@ def decode_image(data: bytes, what: str) -> Tensor:
     """Encoded image to uint8 ``(3, H, W)``.
 
     Raises:
-        PairError: the bytes are not an image, damaged or too large.
+        DataError: the bytes are not an image, damaged or too large.
     """
     return read_image(data, name=what)
 
@@ -184,7 +184,7 @@ def encode_image(image: Tensor, image_format: ImageFormat = "png", quality: int 
         quality: of JPEG and WebP, 0 to 100.
 
     Raises:
-        PairError: the tensor is not such an image.
+        DataError: the tensor is not such an image.
     """
     from PIL import Image
 
@@ -212,7 +212,7 @@ def shrink(image: Tensor, side: int) -> Tensor:
 
 def _check_image(image: Tensor) -> None:
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-        raise PairError(f"an image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
+        raise DataError(f"an image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
 
 
 def counted(reasons: Mapping[str, int]) -> str:

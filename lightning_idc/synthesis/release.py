@@ -46,9 +46,7 @@ class ReleasePairs(PipelineStage):
     ) -> None:
         super().__init__(seed)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
+            raise ConfigError(f"shares is {tuple(shares)}; expected three numbers that sum to 1, for train, val, test")
         check_choice("together", together, ("file", "id"))
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
         self.overwrite = overwrite

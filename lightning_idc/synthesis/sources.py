@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.synthesis.records import Record, encode_png
-from lightning_idc.synthesis.store import AppendableSource
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.files import file_digest, fingerprint
 from lightning_idc.utils.paths import inside
 
@@ -27,17 +26,17 @@ class ImageFolder:
 
     Raises:
         ConfigError: copies is below 1.
-        DataError: there is no such folder, or no image in it.
+        DatasetNotFoundError: there is no such folder, or no image in it.
     """
 
     def __init__(self, root: str, pattern: str = "*", copies: int = 1) -> None:
         self.root = Path(root).expanduser()
         if not self.root.is_dir():
-            raise DataError(f"there is no folder {root!r}; name one with images")
-        found = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
-        self.names = sorted(path.relative_to(self.root).as_posix() for path in found)
+            raise DatasetNotFoundError(f"there is no folder {root!r}; name one with images")
+        files = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
+        self.names = sorted(path.relative_to(self.root).as_posix() for path in files)
         if not self.names:
-            raise DataError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
+            raise DatasetNotFoundError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
         if copies < 1:
             raise ConfigError(f"copies is {copies}; expected at least 1")
         self.copies = copies
@@ -92,14 +91,15 @@ class Pairs:
         return Record(pair.id, facts, images=images)
 
 
-class Sentences(AppendableSource):
-    """Captions, one record each with the fact ``caption``; more may be appended later.
+class Sentences:
+    """Captions, one record each with the fact ``caption``.
 
     Args:
         texts: the captions, or the path of a text file with one per line, local or a URL of fsspec.
 
     Raises:
-        DataError: there is no such file, or nothing in it.
+        DatasetNotFoundError: there is no such file.
+        DataError: there is nothing in it.
     """
 
     def __init__(self, texts: str | Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class Sentences(AppendableSource):
                 with fsspec.open(texts, encoding="utf-8-sig", mode="r") as file:
                     texts = file.read().split("\n")  # str.splitlines would cut captions at U+2028
             except (OSError, ValueError, ImportError) as error:
-                raise DataError(f"the captions {texts!r} cannot be read ({error}); expected a text file") from error
+                raise DatasetNotFoundError(f"{texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]
         if not self.texts:
             raise DataError("there is no caption; expected one per line")
@@ -118,9 +118,6 @@ class Sentences(AppendableSource):
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.texts)
-
-    def prefix_fingerprint(self, records: int) -> str:
-        return fingerprint(self.texts[:records])
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -142,7 +139,7 @@ class SamplePhotos(ImageFolder):
         copies: see `ImageFolder`.
 
     Raises:
-        ConfigError: neither package is installed.
+        DatasetNotFoundError: neither package is installed.
     """
 
     def __init__(self, copies: int = 1) -> None:
@@ -150,13 +147,13 @@ class SamplePhotos(ImageFolder):
 
         self._paths: dict[str, Path] = {}
         for package, files in _SAMPLES.items():
-            found = find_spec(package)  # its folder is enough: importing it costs seconds
-            for place in (found.submodule_search_locations or [])[:1] if found is not None else []:
-                paths = [Path(place) / file for file in files]
+            spec = find_spec(package)  # its folder is enough: importing it costs seconds
+            for folder in (spec.submodule_search_locations or [])[:1] if spec is not None else []:
+                paths = [Path(folder) / file for file in files]
                 self._paths.update({path.name: path for path in paths if path.is_file()})
         self.names, self.copies = sorted(self._paths), copies
         if not self.names:
-            raise ConfigError(
+            raise DatasetNotFoundError(
                 "there are no sample photographs; install scikit-image, or name a folder with ImageFolder"
             )
 

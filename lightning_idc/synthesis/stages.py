@@ -1,40 +1,22 @@
 """What runs in a pipeline: a stage takes batches of records; several of them may make one pass.
 
-A stage is a LightningModule, so that its models are moved and counted like any other, but it needs no Trainer:
-`engine.ShardJob` makes one shard with it, and the launchers (in process, Lightning, Ray, SLURM) only say which.
+A stage is a LightningModule, so that its models are moved and counted like any other, but it needs no Trainer: see
+`run.run`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_idc.synthesis.models.base import ModelInterface
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 from lightning_idc.utils.errors import ConfigError, DataError
-
-
-class ShardMaker(Protocol):
-    """What a stage asks of the job that it works on; `engine.ShardJob` is one."""
-
-    def open(self, stage: BasePipelineStage) -> None: ...
-
-    def make_shard(self, stage: BasePipelineStage, number: int) -> bool: ...
-
-    def make_pending(self, stage: BasePipelineStage, wait: bool = True) -> None: ...
-
-    def finish(self, stage: BasePipelineStage) -> bool: ...
-
-
-class RecordDataModule(LightningDataModule):
-    """Data module of a stage under a Trainer; `pipeline.Records` is one."""
-
-    job: ShardMaker
 
 
 class BasePipelineStage(LightningModule, ABC):
@@ -58,16 +40,6 @@ class BasePipelineStage(LightningModule, ABC):
     def settings(self) -> dict[str, Any]:
         """What decides the outcome: models, revisions, thresholds. Plain values; kept with every record."""
         return {}
-
-    @property
-    def streams(self) -> bool:
-        """Whether a shard can be made of its records alone, before all of the source is there."""
-        return type(self).prepare is BasePipelineStage.prepare
-
-    @property
-    def incremental(self) -> bool:
-        """Whether records that are appended to the source change nothing about those that were there before."""
-        return self.streams
 
     def requirements(self) -> list[str]:
         """Problems that would stop this stage, known before any model is read; see `preflight`."""
@@ -103,27 +75,27 @@ class BasePipelineStage(LightningModule, ABC):
             part.load()
 
     def on_predict_start(self) -> None:
-        self._records().job.open(self)
+        self._job().attach(self)
 
     def predict_step(self, batch: int, batch_idx: int = 0) -> int:
         if batch >= 0:  # -1 lets a process without shards take part
-            self._records().job.make_shard(self, batch)
+            self._job().make(self, batch)
         return batch
 
     def on_predict_end(self) -> None:
         # no collectives: the shards on disk are the truth, so a long finish lets nobody time out
+        job = self._job()
         if self.trainer.limit_predict_batches == 1.0:
-            self._records().job.make_pending(self, wait=self.trainer.is_global_zero)
+            job.make_all(self, job.pending(), wait=self.trainer.is_global_zero)
         if self.trainer.is_global_zero:
-            self._records().job.finish(self)
+            job.finish(self)
 
-    def _records(self) -> RecordDataModule:
-        data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, RecordDataModule):
-            raise ConfigError(
-                f"{self.name} is a stage of a pipeline; predict with it on a Records data module, not on {data!r}"
-            )
-        return data
+    def _job(self) -> Any:
+        """`run.Job` of the data module."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if not hasattr(data, "job"):
+            raise ConfigError(f"{self.name} is a stage of a pipeline; predict with it on a Records data module")
+        return data.job
 
 
 class PipelineStage(BasePipelineStage):
@@ -229,14 +201,6 @@ class Sequential(BasePipelineStage):
     def parts(self) -> list[BasePipelineStage]:
         """The stages, as what they are."""
         return [part for part in self.stages if isinstance(part, BasePipelineStage)]
-
-    @property
-    def streams(self) -> bool:
-        return all(part.streams for part in self.parts)
-
-    @property
-    def incremental(self) -> bool:
-        return all(part.incremental for part in self.parts)
 
     def settings(self) -> dict[str, Any]:
         return {"stages": [{"stage": part.name, **part.settings(), "seed": part.seed} for part in self.parts]}

@@ -1,22 +1,33 @@
-"""Where records lie: a store of records with the images that their stage made; earlier images are looked up."""
+"""Where records lie: a store with the images that a stage made; images of earlier stages are looked up in theirs."""
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_idc.data.store.shards import Shard, StoreError, open_shard
-from lightning_idc.data.store.store import Store, read_manifest
+from lightning_idc.data.store.manifest import numbered
+from lightning_idc.data.store.reader import Column, Store
+from lightning_idc.data.store.shards import Shard, open_shard, write_shard
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.shards import REMEDY, described_shard, unpack
+from lightning_idc.utils.errors import StoreError
 
-_PLAIN = ("id", "facts", "history", "dropped", "origin")
+REMEDY = (
+    "remove that file and run its stage again, which makes it anew (of a recipe: remove the stage.json of that stage, "
+    "then --resume), or check the path of the store"
+)
+RECORDS, IMAGES = "records", "images"
+"""Tables of the store. Images lie in shards of their own, so that a stage which reads texts reads no image."""
+FAILED = b"failed"
+"""Metadata of a shard: how many of its records were dropped because the stage raised an error."""
+_ROWS = 16
+"""Records per batch of a shard: a million pixels in one row must not be in memory a thousandfold."""
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RecordSource(Protocol):
@@ -30,165 +41,212 @@ class RecordSource(Protocol):
     def record(self, index: int) -> Record: ...
 
 
-class AppendableSource(ABC):
-    """A source to which records may be appended later; stages then make the new ones only."""
+@cache
+def _schemas() -> tuple[Any, Any]:
+    """Schemas of both tables."""
+    import pyarrow as pa
 
-    @abstractmethod
-    def prefix_fingerprint(self, records: int) -> str:
-        """Fingerprint that the source had when it ended after so many records."""
+    text, number = pa.string(), pa.float64()
+    step = {"stage": text, "settings": text, "scores": pa.list_(pa.struct({"name": text, "value": number}))}
+    array = {"name": text, "dtype": text, "shape": pa.list_(pa.int64()), "data": pa.large_binary()}
+    records = {
+        "id": text,
+        "facts": text,
+        "history": pa.list_(pa.struct(step)),
+        "dropped": pa.struct({"stage": text, "reason": text, "value": text, "limit": text}),
+        "origin": pa.int64(),
+        "arrays": pa.list_(pa.struct(array)),
+    }
+    image = pa.struct({"name": text, "data": pa.large_binary()})
+    return pa.schema(records), pa.schema({IMAGES: pa.list_(image)})
 
 
-def has_grown_from(source: RecordSource, fingerprint: str, records: int) -> bool:
-    """Whether a source begins with the records of an earlier one.
+def write_records(folder: Path, fingerprint: str, number: int, records: Sequence[Record], failed: int = 0) -> None:
+    """Write the records of a shard.
 
     Args:
-        source: as it is.
-        fingerprint: of the earlier one.
-        records: of the earlier one that were used.
+        folder: folder of the store.
+        fingerprint: fingerprint of the store.
+        number: number of the shard.
+        records: records in order.
+        failed: how many of them were dropped because the stage raised an error.
     """
-    if source.fingerprint == fingerprint:
-        return True
-    if isinstance(source, RecordStore):
-        grown = source.manifest.get("grown", [])
-        return any(known["fingerprint"] == fingerprint and known["rows"] >= records for known in grown)
-    return isinstance(source, AppendableSource) and source.prefix_fingerprint(records) == fingerprint
+    schema, images = _schemas()
+    part = numbered(number)
+    if any(record.images for record in records):
+        # before the records, whose shard says that both are there
+        rows = ({IMAGES: _named(record.images)} for record in records)
+        write_shard(folder, fingerprint, _batches(rows, images), table=IMAGES, part=part, schema=images)
+    schema = schema.with_metadata({FAILED: str(failed)})
+    batches = _batches(map(_row, records), schema)
+    write_shard(folder, fingerprint, batches, table=RECORDS, part=part, schema=schema)
 
 
-def lineage_of(source: RecordSource) -> str:
-    """Fingerprint of what makes the records of a source, back to where they begin; known before they are made."""
-    known = source.manifest.get("lineage") if isinstance(source, RecordStore) else None
-    return known or source.fingerprint
+def _batches(rows: Iterator[dict[str, Any]], schema: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    chunk: list[dict[str, Any]] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == _ROWS:
+            yield pa.RecordBatch.from_pylist(chunk, schema=schema)
+            chunk = []
+    if chunk:
+        yield pa.RecordBatch.from_pylist(chunk, schema=schema)
+
+
+def _named(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "data": data} for name, data in values.items()]
+
+
+def _row(record: Record) -> dict[str, Any]:
+    dropped = record.dropped
+    return {
+        "id": record.id,
+        "facts": _encode(record.facts),
+        "history": [_step(entry) for entry in record.history],
+        "dropped": None if dropped is None else {**dropped, "value": _encode(dropped["value"])},
+        "origin": record.origin,
+        "arrays": [
+            {"name": name, "dtype": values.dtype.str, "shape": values.shape, "data": values.tobytes()}
+            for name, values in record.arrays.items()
+        ],
+    }
+
+
+def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in entry.items() if name not in ("stage", "scores")}
+    scores = [{"name": name, "value": value} for name, value in entry.get("scores", {}).items()]
+    return {"stage": entry["stage"], "settings": _encode(settings), "scores": scores}
+
+
+def record_of(row: Mapping[str, Any], index: int) -> Record:
+    """Record of a row of the store, without its images.
+
+    Args:
+        row: plain values by column.
+        index: position of the row, which becomes the record's origin.
+    """
+    history = [
+        {
+            "stage": step["stage"],
+            **json.loads(step["settings"]),
+            "scores": {score["name"]: score["value"] for score in step["scores"]},
+        }
+        for step in row["history"]
+    ]
+    dropped = row["dropped"]
+    if dropped is not None:
+        dropped = {**dropped, "value": json.loads(dropped["value"])}
+    arrays = {array["name"]: _array(array) for array in row["arrays"]}
+    return Record(row["id"], json.loads(row["facts"]), history, dropped, {}, arrays, index)
+
+
+def _array(stored: Mapping[str, Any]) -> np.ndarray:
+    try:
+        return np.frombuffer(stored["data"], np.dtype(stored["dtype"])).reshape(stored["shape"]).copy()
+    except (ValueError, TypeError) as error:
+        raise StoreError(f"array {stored['name']!r} of a record cannot be read ({error}); {REMEDY}") from error
+
+
+def failed_in(shard: Shard) -> int:
+    """How many records of a shard were dropped because the stage raised an error."""
+    return int(open_shard(shard).metadata.get(FAILED, b"0"))
 
 
 class RecordStore(Store):
     """Records that a stage made, read one at a time from memory-mapped shards.
 
     Args:
-        folder: with a complete manifest.
+        folder: folder of a store that was finished.
 
     Raises:
-        StoreError: the folder holds no finished store.
+        StoreError: the folder holds no finished store of records, or a shard is missing.
     """
 
-    _below: frozenset[Path] = frozenset()
-    """Stores that were made from this one, as far as it was opened for them."""
-
     def __init__(self, folder: str | Path) -> None:
-        if not read_manifest(Path(folder), "records", REMEDY).get("complete"):
-            raise StoreError(f"{folder} was not finished; run its stage again, which continues where it stopped")
         super().__init__(folder, "records", REMEDY)
-        self._parent: RecordStore | None = None
+        self.rows = self.table(RECORDS)
+        self._images = {shard.name.part: shard for shard in self.table(IMAGES).shards}
+
+    @cached_property
+    def parent(self) -> RecordStore | None:
+        """Store that the records were made from, which holds their earlier images; None for the first one.
+
+        Raises:
+            StoreError: that store is missing, or another one lies in its folder.
+        """
+        source = self.manifest.notes.get("source")
+        if source is None:
+            return None
+        parent = RecordStore((self.folder / str(source)).resolve())
+        if parent.fingerprint != self.manifest.identity.get("source"):
+            raise StoreError(f"{self.folder} was made from other records than {parent.folder} holds; {REMEDY}")
+        return parent
 
     @property
-    def parent(self) -> RecordStore | None:
-        """Store that the records were made from, which holds their earlier images; None for the first one."""
-        if self._parent is None and self.manifest["source"] is not None:
-            source = (self.folder / self.manifest["source"]).resolve()
-            below = self._below | {self.folder.resolve()}
-            if source in below:
-                raise StoreError(f"{self.folder} says that it was made from itself; {REMEDY}")
-            self._parent = self._opened(source)
-            self._parent._below = below
-        return self._parent
+    def stage(self) -> str:
+        """Name of the stage that made the records."""
+        return str(self.manifest.identity["stage"]).rpartition(".")[2]
 
-    def _opened(self, folder: Path) -> RecordStore:
-        return RecordStore(folder)
+    def __len__(self) -> int:
+        return len(self.rows)
 
-    def check(self) -> None:
-        """See `Store`; the stores that the records were made from are checked, too."""
-        super().check()
-        if self.parent is not None:
-            self.parent.check()
+    def __iter__(self) -> Iterator[Record]:
+        return (self.record(index) for index in range(len(self)))
+
+    def column(self, name: str) -> Column:
+        """One column of the records, by position."""
+        return self.rows.column(name)
 
     def record(self, index: int) -> Record:
-        """One record; its images stay encoded until they are asked for."""
-        shard, row = self.locate(index)
-        values = open_shard(shard).row(row, (*_PLAIN, "images", "arrays"))
-        record = _record_of(values, index)
-        record.images = {item["name"]: item["image"]["bytes"] for item in values["images"]}
-        if values["origin"] is not None:
-            record.inherit = partial(self._earlier, values["origin"])
+        """One record; its images stay encoded until they are used."""
+        record = self._record(index)
+        shard, row = self.rows.locate(index)
+        images = self._images.get(shard.name.part)
+        record.images = {item["name"]: item["data"] for item in open_shard(images).value(IMAGES, row)} if images else {}
+        origin = self.column("origin")[index]
+        record.inherit = None if origin is None else partial(self._earlier, origin)
         return record
 
     def linked(self, index: int) -> Record:
-        """One record for a later stage: its images are looked up here when they are asked for, and not before."""
-        shard, row = self.locate(index)
-        record = _record_of(open_shard(shard).row(row, (*_PLAIN, "arrays")), index)
+        """One record for a later stage: its images are looked up here when they are used, and not before."""
+        record = self._record(index)
         record.inherit = partial(self.lookup, index)
         return record
 
     def lookup(self, index: int, name: str) -> bytes | None:
         """Encoded image of a record, or of the one that it was made from; None where neither has it."""
-        data = self._item(index, "images", name)
+        shard, row = self.rows.locate(index)
+        images = self._images.get(shard.name.part)
+        data = None if images is None else _item(open_shard(images).scalar(IMAGES, row), name)
         if data is not None:
-            return data["image"]["bytes"].as_py()
+            return bytes(data["data"].as_py())
         origin = self.column("origin")[index]
         return None if origin is None else self._earlier(origin, name)
 
     def array(self, index: int, name: str) -> np.ndarray | None:
         """Array of a record, without reading anything else of it; None where it has none of that name."""
-        found = self._item(index, "arrays", name)
-        return None if found is None else unpack(found["values"].as_py())
+        shard, row = self.rows.locate(index)
+        stored = _item(open_shard(shard).scalar("arrays", row), name)
+        return None if stored is None else _array(stored.as_py())
 
-    def _item(self, index: int, column: str, name: str) -> Any:
-        shard, row = self.locate(index)
-        return next((item for item in open_shard(shard).cell(column, row) if item["name"].as_py() == name), None)
+    def counts(self) -> tuple[int, dict[str, int]]:
+        """Number of kept records, and of dropped ones by reason."""
+        reasons: Counter[str] = Counter()
+        for batch in self.rows.batches():
+            reasons.update(row["reason"] for row in batch.column("dropped").to_pylist() if row is not None)
+        return len(self) - reasons.total(), dict(reasons)
+
+    def _record(self, index: int) -> Record:
+        shard, row = self.rows.locate(index)
+        opened = open_shard(shard)
+        names = ("id", "facts", "history", "dropped", "arrays")
+        return record_of({name: opened.value(name, row) for name in names}, index)
 
     def _earlier(self, origin: int, name: str) -> bytes | None:
         return None if self.parent is None else self.parent.lookup(origin, name)
 
-    def __iter__(self) -> Iterator[Record]:
-        return (self.record(index) for index in range(len(self)))
 
-    def counts(self) -> tuple[int, dict[str, int]]:
-        """Number of kept records, and of dropped ones by reason."""
-        dropped = self.totals("dropped")
-        return len(self) - dropped.total(), dict(dropped)
-
-
-class UnfinishedStore(RecordStore):
-    """A store that is being made: its shards up to the first one that is not there yet, and more at each `refresh`.
-
-    Args:
-        folder: with a manifest.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self._parent = None
-        Store.__init__(self, folder, "records", REMEDY)
-
-    @property
-    def complete(self) -> bool:
-        """Whether it was finished when it was last looked at."""
-        return bool(self.manifest.get("complete"))
-
-    @property
-    def fingerprint(self) -> str:
-        """Of what makes it, since its bytes are not all there."""
-        return str(self.manifest["lineage"])
-
-    def refresh(self) -> None:
-        """See the shards that were made since."""
-        self.manifest = read_manifest(self.folder, self.what, self.remedy)
-        self._set_shards([*self.shards, *self._described()])
-
-    def locate(self, index: int) -> tuple[Shard, int]:
-        """See `Store`; a row that is not known yet is looked for on the disk."""
-        if index >= len(self):
-            self.refresh()
-        return super().locate(index)
-
-    def _described(self) -> list[Shard]:
-        found: list[Shard] = []
-        while (shard := described_shard(self.folder, len(self.shards) + len(found), self.manifest)) is not None:
-            found.append(shard)
-        return found
-
-    def _opened(self, folder: Path) -> RecordStore:
-        return UnfinishedStore(folder)
-
-
-def _record_of(values: Mapping[str, Any], index: int) -> Record:
-    facts, history, dropped = (json.loads(values[name] or "null") for name in ("facts", "history", "dropped"))
-    arrays = {item["name"]: unpack(item["values"]) for item in values["arrays"]}
-    return Record(values["id"], facts, history, dropped, {}, arrays, index)
+def _item(scalars: Any, name: str) -> Any:
+    return next((item for item in scalars if item["name"].as_py() == name), None)

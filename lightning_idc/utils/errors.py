@@ -29,12 +29,12 @@ class DataError(IDCError):
     """A pair, an annotation or a stored file is damaged or inconsistent."""
 
 
+class StoreError(DataError):
+    """A store on disk is missing, damaged, of another version or made from something else."""
+
+
 class CheckpointError(IDCError):
     """A checkpoint or an exported folder is missing, damaged, hostile or of another class."""
-
-
-PairError = IDCError
-"""Name of the base class in the first edition."""
 
 
 def check_number(name: str, value: float, minimum: float, below: float = math.inf) -> None:

@@ -200,7 +200,7 @@ def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
     share = ["--engine", "array", "--engine.tasks", "2", "--engine.task"]
     assert main(["run", "shares.yaml", "--run_dir", "out", *share, "0"]) == 0
     said = capsys.readouterr().out
-    assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out --engine complete" in said
+    assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out" in said
     assert main(["run", "shares.yaml", "--resume", "out", *share, "1"]) == 0
     assert "3 of 3 shards" in capsys.readouterr().out
     assert main(["run", "shares.yaml", "--resume", "out", "--engine", "complete"]) == 1

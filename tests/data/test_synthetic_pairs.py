@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.data.store.store import write_manifest
+from lightning_idc.data.store.manifest import Manifest
 from lightning_idc.data.synthetic import ObjectCells, SyntheticCells, SyntheticPairs, SyntheticSource
 from lightning_idc.data.synthetic import cache as cache_module
-from lightning_idc.data.synthetic.cache import CacheError, Key, draw_pair, ensure
+from lightning_idc.data.synthetic.cache import Key, draw_pair, ensure
 from lightning_idc.data.synthetic.cells import CELL_CLASSES
 from lightning_idc.data.synthetic.geometry import outlines, view_of
 from lightning_idc.data.synthetic.modes import MODES, load_mode
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 
 def key_of(mode: str = "clevr_change", pairs: int = 24, size: int = 48, split: str = "train", seed: int = 0) -> Key:
@@ -49,7 +49,7 @@ def test_boxes_and_masks_are_those_of_the_pixels(source: SyntheticSource) -> Non
             for side, name in enumerate(("before", "after")):
                 mask = np.zeros((48, 48), bool)
                 for thing in change[name]:
-                    mask |= np.asarray(source.seen[index, side]) == thing
+                    mask |= np.asarray(source.seen[index][side]) == thing
                 expected[side] |= mask
                 if mask.any():
                     rows, columns = np.where(mask)
@@ -134,7 +134,7 @@ def test_cells_name_the_thing_with_most_pixels(source: SyntheticSource) -> None:
         image, labels = dataset[index]
         assert image.dtype == torch.uint8 and labels.shape == (4, 8, 8) and labels.dtype == torch.int64
         assert torch.equal(dataset[index][1], labels)  # the kept labels
-        seen = source.seen[index // 2, index % 2]
+        seen = source.seen[index // 2][index % 2]
         things = source.truth(index // 2)["after" if index % 2 else "before"]["things"]
         for row in range(8):
             for column in range(8):
@@ -167,7 +167,7 @@ def test_number_of_threads_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(cache_module, "CHUNK", 5)
     folders = [ensure(key_of(size=32), tmp_path / str(workers), False, workers) for workers in (1, 3)]
     names = sorted(path.name for path in folders[0].iterdir())
-    assert names == ["manifest.json", "shard-00000.arrow", "shard-00000.json"]
+    assert [name.partition("-")[0] for name in names] == ["manifest.json", "pairs", "texts"]
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
@@ -181,7 +181,7 @@ made = []
 render = cache._render
 def counted(*args):
     made.append(1)
-    render(*args)
+    return render(*args)
 cache._render = counted
 key = cache.Key("clevr_change", "val", 70, 32, 32, 0, load_mode("clevr_change").WORLD)
 cache.ensure(key, Path(sys.argv[1]), progress=False, workers=1)
@@ -201,32 +201,20 @@ def test_two_processes_render_once(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
 
 
-def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
+def test_pairs_of_other_settings_and_damaged_ones_are_rendered_anew(tmp_path: Path) -> None:
     key = key_of(pairs=3, size=32)
     folder = ensure(key, tmp_path, progress=False)
-    manifest = folder / "manifest.json"
-    written = manifest.read_text()
-
-    write_manifest(folder, {**key.plain(), "version": 0}, 1)
-    with pytest.raises(CacheError, match=rf"version 0 .* this is version {key.version}; delete .*{folder.name}"):
-        ensure(key, tmp_path)
-    write_manifest(folder, {**key.plain(), "seed": 99}, 1)
-    with pytest.raises(CacheError, match="other settings"):
-        ensure(key, tmp_path)
-    manifest.write_text(written[:20])
-    with pytest.raises(CacheError, match="no readable manifest"):
-        ensure(key, tmp_path)
-    manifest.write_text(written)
-    images = folder / "shard-00000.arrow"
-    content = images.read_bytes()
-    images.write_bytes(content[:-7])
-    with pytest.raises(CacheError, match=f"has {len(content) - 7} bytes, {len(content)} were written"):
-        ensure(key, tmp_path)
-    images.unlink()
-    with pytest.raises(CacheError, match=r"shard-00000\.arrow is missing"):
-        ensure(key, tmp_path)
-    images.write_bytes(content)
-    assert ensure(key, tmp_path) == folder
+    written = {path.name: path.read_bytes() for path in folder.iterdir()}
+    manifest, (pixels,) = folder / "manifest.json", folder.glob("pairs-*")
+    for damage in (
+        lambda: Manifest({**key.plain(), "seed": 99}, {}).write(folder),
+        lambda: manifest.write_bytes(written["manifest.json"][:20]),
+        lambda: pixels.write_bytes(written[pixels.name][:-7]),
+        pixels.unlink,
+    ):
+        damage()
+        assert ensure(key, tmp_path, progress=False) == folder
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == written
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
@@ -242,10 +230,10 @@ def test_interruption_and_full_disk_leave_nothing(
 
     monkeypatch.setattr(cache_module, "CHUNK", 2)
     monkeypatch.setattr(cache_module, "_chunk", fails_late)
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else CacheError
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StoreError
     with pytest.raises(expected) as caught:
         ensure(key_of(pairs=6, size=32), tmp_path, progress=False)
-    if expected is CacheError:
+    if expected is StoreError:
         assert "MB are free" in str(caught.value) and "cache_dir" in str(caught.value)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
@@ -263,13 +251,13 @@ def test_a_disk_that_is_too_small_is_refused_before_rendering(tmp_path: Path, mo
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     monkeypatch.setattr(cache_module, "_chunk", lambda *args: pytest.fail("rendered"))
-    with pytest.raises(CacheError, match="needs"):
+    with pytest.raises(StoreError, match="needs"):
         ensure(key_of(pairs=2, size=32), tmp_path, progress=False)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CacheError, match="cache_dir"):
+    with pytest.raises(StoreError, match="cache_dir"):
         ensure(key_of(pairs=2, size=32), tmp_path / "file", progress=False)
 
 

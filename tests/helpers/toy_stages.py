@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 
 from lightning_idc.synthesis.models.base import TextModel
+from lightning_idc.synthesis.pipeline import Records
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -76,6 +78,18 @@ class Shade(PipelineStage):
         return record
 
 
+def run_under_trainer(
+    stage: PipelineStage, source: Any, target: Path, trainer: Mapping[str, Any] | None = None, **options: Any
+) -> RecordStore:
+    """Make records under Lightning's Trainer."""
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    data = Records(source, target, **options)
+    Trainer(**{**quiet, "accelerator": "cpu", **(trainer or {})}).predict(
+        stage, datamodule=data, return_predictions=False
+    )
+    return RecordStore(target)
+
+
 def pair_of(first: int, second: int, size: int = 40) -> Record:
     record = Record("r", history=[{"stage": "x"}])
     record.decoded = {
@@ -102,6 +116,16 @@ def everything(store: RecordStore) -> list[tuple[object, ...]]:
 
 
 def digests(folder: Path) -> list[str]:
-    """Checksums of the shards of a store, as they are written down."""
-    sides = sorted(folder.glob("shard-*.json"))
-    return [json.loads(line)["digest"] for path in sides for line in path.read_text().splitlines()]
+    """Names of the shards of a store, which hold their checksums."""
+    return sorted(path.name for path in folder.glob("*.arrow"))
+
+
+def shards_of(folder: Path) -> set[int]:
+    """Numbers of the shards whose records are there."""
+    return {int(path.name.split("-")[1]) for path in folder.glob("records-*.arrow")}
+
+
+def shard(folder: Path, number: int, table: str = "records") -> Path:
+    """File of a shard."""
+    (path,) = folder.glob(f"{table}-{number:05}-*.arrow")
+    return path

@@ -19,8 +19,8 @@ from lightning_idc.data.benchmarks.img_diff import ImgDiff
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION
 from lightning_idc.methods.img_diff.release import Release
 from lightning_idc.models.vlm.module import VLMCaptioner
-from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.utils.errors import ConfigError
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_finetune.yaml"
@@ -50,7 +50,7 @@ class Described:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("img_diff_finetune")
-    run_in_process(Release(str(folder / "data" / "img_diff")), Described(), folder / "released")
+    run(Release(str(folder / "data" / "img_diff")), Described(), folder / "released")
     others(folder / "data")
     captioner("llava").save_model(folder / "stock")
     return folder

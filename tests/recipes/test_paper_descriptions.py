@@ -17,8 +17,8 @@ from helpers.tiny_models import make_llava
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 

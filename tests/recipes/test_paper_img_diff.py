@@ -13,7 +13,7 @@ from helpers.processes import TESTS
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam, make_sdxl_parts
 
 from lightning_idc.data import ImgDiff
-from lightning_idc.data.store.store import faults, stores_below
+from lightning_idc.data.store.reader import faults, stores_below
 from lightning_idc.synthesis.store import RecordStore
 
 RECIPE = TESTS.parent / "recipes" / "paper" / "img_diff.yaml"
@@ -68,7 +68,7 @@ def test_the_recipe_runs_from_captions_to_release_with_1024_open_files(tmp_path:
     kept = [record for record in stores["differences"] if record.dropped is None]
     boxes = [area for record in kept for area in record.facts["areas"] if area["dropped"] is None]
     assert kept and boxes and all(area["difference"] and len(area["captions"]) == 2 for area in boxes)
-    (about,) = stores["areas"].manifest["provenance"]
+    (about,) = stores["areas"].manifest.notes["provenance"]
     assert {name: len(model["weights"]) for name, model in about["models"].items()} == {
         "segmenter": 64, "encoder": 64, "matcher": 64
     }  # fmt: skip

@@ -16,7 +16,7 @@ from lightning_idc.cli.recipes.overrides import override
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-from lightning_idc.synthesis.launchers import run_in_process
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
@@ -47,9 +47,9 @@ def test_the_command_of_the_header_leaves_no_filter_on() -> None:
 @pytest.mark.dist
 def test_a_setting_of_the_filters_is_applied_to_a_store_of_scores(tmp_path: Path) -> None:
     edited, scored, out = tmp_path / "edited" / "records", tmp_path / "scored" / "records", tmp_path / "out"
-    run_in_process(PasteEdits(size=96), SamplePhotos(copies=3), edited)
+    run(PasteEdits(size=96), SamplePhotos(copies=3), edited)
     stages = [kind(filters="scores") for kind in (PairSimilarity, DifferenceAreas, RegionCaptions)]
-    run_in_process(Sequential([*stages, DifferenceCaptions()]), str(edited), scored)
+    run(Sequential([*stages, DifferenceCaptions()]), str(edited), scored)
     given = ["--matrix.preset", "table17_4", "--stages.refilter.data.source", str(scored)]
     assert main(["run", str(RECIPE), "--run_dir", str(out), *given]) == 0
     store = RecordStore(out / "refilter" / "records")

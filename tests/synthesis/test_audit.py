@@ -11,8 +11,8 @@ import torch
 from helpers.toy_stages import Numbers
 
 from lightning_idc.synthesis.audit import Audit, _fair_shares
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage, Sequential
 
 EVIL = "</script><script>alert(1)</script><!--"

@@ -10,7 +10,7 @@ from helpers.toy_stages import Canned
 
 from lightning_idc.methods.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
 from lightning_idc.methods.img_diff.lexicon import CATEGORIES, Lexicon
-from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.utils.errors import DataError
 

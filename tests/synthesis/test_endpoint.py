@@ -20,7 +20,7 @@ from lightning_idc.methods.img_diff.captions import PromptedEdits
 from lightning_idc.synthesis.models import endpoint as module
 from lightning_idc.synthesis.models.base import CutOff
 from lightning_idc.synthesis.models.endpoint import Endpoint, EndpointText, EndpointVision
-from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.utils.errors import ConfigError, IDCError
 

@@ -19,9 +19,9 @@ from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.synthesis.duplicates import Deduplicate
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.juicer import JsonLines
-from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.stages import MapStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
@@ -50,7 +50,7 @@ class Described:
 
 @pytest.fixture
 def store(tmp_path: Path) -> RecordStore:
-    return run_in_process(Deduplicate(("captions",)), Described(), tmp_path / "store")  # type: ignore[arg-type]
+    return run(Deduplicate(("captions",)), Described(), tmp_path / "store")  # type: ignore[arg-type]
 
 
 def test_data_juicer_gets_its_own_fields_and_what_it_writes_is_read(store: RecordStore) -> None:
@@ -90,11 +90,10 @@ def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
     assert first.id == "00000000" and first.facts == {"caption": "A bus.", "stats": {"image_width": [8]}}
     assert first.images == {"image": b"\x89PNG"}
     assert second.facts == {"captions": ["x", "y"], "areas": []} and set(second.images) == {"before", "after"}
-    known, before = source.fingerprint, source.prefix_fingerprint(1)
+    known = source.fingerprint
     with file.open("a") as more:
         more.write(json.dumps(lines[0]))
-    grown = JsonLines(str(file))
-    assert grown.prefix_fingerprint(2) == known != grown.fingerprint and grown.prefix_fingerprint(1) == before
+    assert JsonLines(str(file)).fingerprint != known
     file.write_text('{"images": 3}\nnothing\n')
     for index, line in enumerate(("sample 1", "sample 2")):
         with pytest.raises(DataError, match=f"{line} is none of data-juicer"):
@@ -159,7 +158,7 @@ def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: P
     file = tmp_path / "in.jsonl"
     file.write_text("".join(f'{{"id": "{name}", "text": "A bus."}}\n' for name in ("a", "b", "b")))
     with pytest.raises(DataError, match="two records are called 'b'"):
-        run_in_process(Deduplicate(("caption",)), JsonLines(str(file)), tmp_path / "dedup")
+        run(Deduplicate(("caption",)), JsonLines(str(file)), tmp_path / "dedup")
 
     def pair(record: Record) -> Record:
         record.put("before", torch.zeros(3, 8, 8, dtype=torch.uint8))
@@ -168,7 +167,7 @@ def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: P
 
     stages = Sequential([MapStage(pair), ReleasePairs(str(tmp_path / "out"), "caption")])
     with pytest.raises(DataError, match=r"two records.*'b'"):
-        run_in_process(stages, JsonLines(str(file)), tmp_path / "release")
+        run(stages, JsonLines(str(file)), tmp_path / "release")
     assert not (tmp_path / "out" / "pairs.jsonl").exists()
 
 
@@ -185,7 +184,7 @@ def test_released_pictures_are_named_after_their_format_and_any_id(tmp_path: Pat
         return record
 
     stages = Sequential([MapStage(pair), ReleasePairs(str(tmp_path / "out"), "caption", (1.0, 0.0, 0.0))])
-    run_in_process(stages, JsonLines(str(file)), tmp_path / "release")
+    run(stages, JsonLines(str(file)), tmp_path / "release")
     data = FolderPairs(str(tmp_path / "out"))
     source = data.pairs_of("train")
     assert sorted(source.ids) == sorted(ids) and all(source.load(index).before[0].min() > 200 for index in range(3))

@@ -35,9 +35,9 @@ from lightning_idc.synthesis.drawing import draw_box, side_by_side
 from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.models.base import Region as Found
 from lightning_idc.synthesis.models.pretrained import BlipMatcher
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs, file_name
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore

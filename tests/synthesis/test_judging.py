@@ -11,8 +11,8 @@ from helpers.toy_stages import Canned, pair_of
 from lightning_idc.methods.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
 from lightning_idc.methods.img_diff.prompts import UNNATURAL_FILTER
 from lightning_idc.synthesis.models.base import VisionLanguageModel
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import SamplePhotos, Sentences
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import ConfigError

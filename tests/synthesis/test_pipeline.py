@@ -6,23 +6,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers.processes import launch
-from helpers.toy_stages import Numbers, Shade, digests, everything
+from helpers.toy_stages import Numbers, Shade, digests, everything, run_under_trainer, shard, shards_of
 
 from lightning_idc.data.store import shards
-from lightning_idc.images.types import PairError
-from lightning_idc.synthesis.launchers import run_in_process
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, StoreError
 
 
 def number_plus(record: Record) -> Record:
@@ -56,8 +53,17 @@ def test_a_later_stage_passes_dropped_records_on_and_looks_images_up(tmp_path: P
     third = run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c")
     assert torch.equal(third.record(1).image("shaded"), records["n001"].image("shaded"))
     (tmp_path / "a").rename(tmp_path / "moved")
-    with pytest.raises(PairError, match="holds no records"):
+    with pytest.raises(StoreError, match="holds no records"):
         RecordStore(tmp_path / "b").record(1).image("picture")
+
+
+def test_a_source_that_was_replaced_since_is_not_read_for_another(tmp_path: Path) -> None:
+    run(Shade(), Numbers(23), tmp_path / "a", shard_size=6)
+    store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=5)
+    (tmp_path / "a").rename(tmp_path / "moved")
+    run(Shade(seed=1), Numbers(23), tmp_path / "a", shard_size=6)
+    with pytest.raises(StoreError, match="was made from other records than"):
+        RecordStore(store.folder).record(1).image("picture")
 
 
 def test_a_store_or_a_path_as_the_source_is_its_folder(tmp_path: Path) -> None:
@@ -94,7 +100,7 @@ def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path
         time.sleep(draw.uniform(0.05, 0.35))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        found_shards.append(len(list((tmp_path / "cut").glob("shard-*.json"))))
+        found_shards.append(len(shards_of(tmp_path / "cut")))
     assert found_shards == sorted(found_shards), "no restart may lose a finished shard"
     cut = run(stage, source, tmp_path / "cut", batch_size=4, shard_size=6)
     assert everything(cut) == everything(RecordStore(tmp_path / "whole"))
@@ -102,47 +108,51 @@ def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path
     assert not list((tmp_path / "cut").glob("*.partial"))
 
 
-def test_a_killed_run_keeps_its_finished_shards(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="was not finished"):
-        run(Shade(), Numbers(60), tmp_path / "a", batch_size=4, shard_size=6, limit_predict_batches=4)
-    assert len(list((tmp_path / "a").glob("shard-*.json"))) == 4  # one step per shard
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("shard-*.arrow")}
-    assert len(run(Shade(), Numbers(60), tmp_path / "a", batch_size=4, shard_size=6)) > 60
-    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("shard-*.arrow")}
+def test_a_trainer_makes_the_same_bytes_and_keeps_the_shards_of_a_stopped_run(tmp_path: Path) -> None:
+    sizes = {"batch_size": 4, "shard_size": 6}
+    with pytest.raises(StoreError, match="was not finished"):
+        run_under_trainer(Shade(), Numbers(60), tmp_path / "a", {"limit_predict_batches": 4}, **sizes)
+    assert shards_of(tmp_path / "a") == {0, 1, 2, 3}, "one step per shard"
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("records-*")}
+    assert len(run_under_trainer(Shade(), Numbers(60), tmp_path / "a", **sizes)) > 60
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("records-*")}
     assert before.items() <= after.items() and len(after) == 10
+    run(Shade(), Numbers(60), tmp_path / "b", **sizes)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def test_a_corrupt_shard_is_found_named_and_rebuilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_that_was_cut_is_named_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    good = digests(tmp_path / "a")
-    shard = tmp_path / "a" / "shard-00002.arrow"
-    bytes_ = bytearray(shard.read_bytes())
-    bytes_[len(bytes_) // 2] ^= 1
-    shard.write_bytes(bytes_)
-    (tmp_path / "a" / "shard-00003.arrow").write_bytes(b"")
+    intact = digests(tmp_path / "a")
+    cut, lost = shard(tmp_path / "a", 2), shard(tmp_path / "a", 3)
+    cut.write_bytes(b"")
+    lost.unlink()
     capsys.readouterr()
+    with pytest.raises(StoreError, match=rf"{cut.name} has 0 bytes, expected"):
+        RecordStore(tmp_path / "a")
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    assert "damaged, made again: shard-00002.arrow, shard-00003.arrow" in capsys.readouterr().out
-    assert digests(tmp_path / "a") == good
-    shard.unlink()
-    with pytest.raises(PairError, match="lacks shard-00002"):
+    told = capsys.readouterr().out
+    assert "damaged, made again: " in told and cut.name in told and lost.name in told
+    assert digests(tmp_path / "a") == intact
+    cut.unlink()
+    with pytest.raises(StoreError, match=rf"{cut.name} is missing"):
         RecordStore(tmp_path / "a")
 
 
 def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
-    good = digests(tmp_path / "b")
-    shard = tmp_path / "a" / "shard-00002.arrow"
-    bytes_ = bytearray(shard.read_bytes())
-    bytes_[len(bytes_) // 2] ^= 1
-    shard.write_bytes(bytes_)
-    for source in ("a", "b"):  # the images of b lie in a
-        with pytest.raises(PairError, match=r"a/shard-00002\.arrow is damaged"):
-            run(MapStage(number_plus), str(tmp_path / source), tmp_path / f"{source}c", shard_size=6)
-    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "ac", shard_size=6)
-    assert digests(tmp_path / "ac") == good
+    intact, stage = digests(tmp_path / "b"), MapStage(number_plus, reads=("picture",))
+    for source, table in (("a", "records"), ("b", "images")):  # the images of b lie in a
+        flip(shard(tmp_path / "a", 2, table), 0.5)
+        forget_checks()
+        damaged = rf"a/{table}-00002.* is damaged: .*; remove that file and run its stage again"
+        with pytest.raises(StoreError, match=damaged):
+            run(stage, str(tmp_path / source), tmp_path / f"{source}c", shard_size=6)
+        shard(tmp_path / "a", 2, table).unlink()
+        run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "ac2", shard_size=6)
+    assert digests(tmp_path / "ac2") == intact
 
 
 @pytest.mark.slow
@@ -151,65 +161,36 @@ def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> N
     store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)
     assert sum(record.image("picture").sum() > 0 for record in store if record.dropped is None) > 100
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
-    assert len(mapped) <= 64
+    assert len(mapped) <= shards.OPEN_SHARDS
 
 
-def test_a_stage_reads_no_bytes_of_stores_whose_pictures_it_does_not_use(tmp_path: Path) -> None:
+def test_a_stage_checks_only_what_it_reads(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
-    with count_hashed() as hashed:
+    forget_checks()
+    with pytest.MonkeyPatch.context() as patch:
+        checked: list[Path] = []
+        real = shards.check_shard
+        patch.setattr(shards, "check_shard", lambda shard: (checked.append(shard.path), real(shard))[1])
         run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)
-        run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)  # finished already
-    assert {path.parent.name for path in hashed} == {"b"}
-    assert len(hashed) == len(set(hashed)) == 6, "each shard of the source once"
+        run(MapStage(number_plus, seed=1), str(tmp_path / "a"), tmp_path / "d", shard_size=6)
+    sources = [path for path in checked if path.parent.name in "ab"]
+    assert {path.name.partition("-")[0] for path in sources} == {"records"}, "texts are read without images"
+    assert len(sources) == len(set(sources)), "each shard once"
 
 
-def test_a_stage_that_reads_texts_reads_no_picture_of_its_source(tmp_path: Path) -> None:
-    class Large(Numbers):
-        def record(self, index: int) -> Record:
-            record = super().record(index)
-            noise = torch.Generator().manual_seed(index)
-            record.put("picture", torch.randint(256, (3, 64, 64), generator=noise, dtype=torch.uint8))
-            return record
-
-    run(Shade(), Large(40), tmp_path / "a", shard_size=20)
-    pictures = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.arrow"))
-    sizes: list[int] = []
-    with count_hashed(sizes) as hashed:
-        run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=20)
-    assert hashed and sum(sizes) < pictures / 20
-    flip(tmp_path / "a" / "shard-00001.arrow", 0.5)
-    run(MapStage(number_plus, seed=1), str(tmp_path / "a"), tmp_path / "c", shard_size=20)
-    store = RecordStore(tmp_path / "c")
+def forget_checks() -> None:
+    """Forget what this process has checked, as a new process has."""
+    shards._checked.clear()
     shards.open_shard.cache_clear()
-    shards._hashed.clear()
-    with pytest.raises(shards.StoreError, match=r"a/shard-00001\.arrow is damaged"):
-        [record.image("picture") for record in store if record.dropped is None]
 
 
 def flip(path: Path, share: float) -> None:
-    """Change a byte of a file at a share of its length, and nothing that its folder says of it."""
+    """Change a byte of a file at a share of its length, and nothing else that can be seen of it."""
     stat, data = path.stat(), bytearray(path.read_bytes())
     data[int(share * len(data))] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-
-
-@contextmanager
-def count_hashed(sizes: list[int] | None = None) -> Iterator[list[Path]]:
-    """Files that are hashed meanwhile, and the bytes of each."""
-    hashed: list[Path] = []
-    real = shards.file_digest
-
-    def count(path: Path, start: int = 0, end: int = 0) -> str:
-        hashed.append(path)
-        if sizes is not None:
-            sizes.append(end - start)
-        return real(path, start, end)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "file_digest", count)
-        yield hashed
 
 
 def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> None:
@@ -221,26 +202,27 @@ def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> No
 
 def test_another_setting_or_source_is_refused(tmp_path: Path) -> None:
     run(Shade(), Numbers(12), tmp_path / "a")
-    with pytest.raises(PairError, match="settings that are different"):
-        run(Shade(most=3), Numbers(12), tmp_path / "a")
-    with pytest.raises(PairError, match="records"):
-        run(Shade(), Numbers(13), tmp_path / "a")
-    with pytest.raises(PairError, match="stage"):
-        run(MapStage(number_plus), Numbers(12), tmp_path / "a")
+    for stage, source, what in (
+        (Shade(most=3), Numbers(12), "settings that are different"),
+        (Shade(), Numbers(13), "records"),
+        (MapStage(number_plus), Numbers(12), "stage"),
+    ):
+        with pytest.raises(ConfigError, match=what):
+            run(stage, source, tmp_path / "a")
 
 
 def test_another_size_of_shards_is_named_as_what_differs(tmp_path: Path) -> None:
-    run_in_process(Shade(), Numbers(12), tmp_path / "a", shard_size=4)
-    with pytest.raises(PairError, match="was begun with shard_size that is 6 now and was 4"):
-        run_in_process(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
+    run(Shade(), Numbers(12), tmp_path / "a", shard_size=4)
+    with pytest.raises(ConfigError, match="was begun with shard_size 4, which is 6 now"):
+        run(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "shard_size", "limit", "num_workers", "max_failures"])
 def test_a_number_out_of_range_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
-    with pytest.raises(PairError, match=f"{name} is -1; expected at least"):
-        run_in_process(Shade(), Numbers(12), tmp_path / "a", **{name: -1})
-    with pytest.raises(PairError, match="limit is 0"):  # which would make an empty store
-        run_in_process(Shade(), Numbers(12), tmp_path / "a", limit=0)
+    with pytest.raises(ConfigError, match=f"{name} is -1; expected at least"):
+        run(Shade(), Numbers(12), tmp_path / "a", **{name: -1})
+    with pytest.raises(ConfigError, match="limit is 0"):  # which would make an empty store
+        run(Shade(), Numbers(12), tmp_path / "a", limit=0)
     assert not (tmp_path / "a").exists()
 
 
@@ -254,13 +236,15 @@ def test_arrays_come_back(tmp_path: Path) -> None:
     assert np.array_equal(run(MapStage(add), Numbers(3), tmp_path / "a").record(2).arrays["features"], values)
 
 
-def test_shards_are_plain_arrow_files_with_pictures(tmp_path: Path) -> None:
+def test_shards_are_plain_arrow_files_with_typed_columns(tmp_path: Path) -> None:
     from datasets import Dataset
 
     run(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
-    rows = Dataset.from_file(str(tmp_path / "a" / "shard-00001.arrow"))
-    assert rows[0]["id"] == "n006"
-    assert rows[0]["images"][0]["image"]["bytes"].startswith(b"\x89PNG")
+    rows = Dataset.from_file(str(shard(tmp_path / "a", 1)))
+    assert rows[0]["id"] == "n006" and rows[0]["history"][0]["scores"][0]["name"] == "offset"
+    assert rows[1]["dropped"] == {"stage": "Shade", "reason": "multiple of seven", "value": "7", "limit": "others"}
+    images = Dataset.from_file(str(shard(tmp_path / "a", 1, "images")))
+    assert images[0]["images"][0]["name"] == "picture" and images[0]["images"][0]["data"].startswith(b"\x89PNG")
 
 
 @pytest.mark.dist

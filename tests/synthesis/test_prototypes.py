@@ -17,8 +17,8 @@ from lightning_idc.synthesis.library import library_identity
 from lightning_idc.synthesis.models.base import VisionLanguageModel
 from lightning_idc.synthesis.models.chat import PromptedCaptioner
 from lightning_idc.synthesis.models.prototypes import NearestPrototype
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 

@@ -20,7 +20,6 @@ from lightning_idc.methods.img_diff.filtering import Refilter
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.duplicates import Deduplicate, ImageHashes, difference_hash
 from lightning_idc.synthesis.export import export_records
-from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.models.base import (
     DifferenceTeller,
     ImageCaptioner,
@@ -30,6 +29,7 @@ from lightning_idc.synthesis.models.base import (
     Segmenter,
 )
 from lightning_idc.synthesis.records import Record, decode_image, encode_image
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
@@ -48,13 +48,13 @@ def stages(filters: str) -> Sequential:
 @pytest.fixture(scope="module")
 def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edited") / "records"
-    run_in_process(PasteEdits(size=96), SamplePhotos(copies=4), folder)
+    run(PasteEdits(size=96), SamplePhotos(copies=4), folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def scored(edited: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
-    return run_in_process(stages("scores"), str(edited), tmp_path_factory.mktemp("scored") / "records")
+    return run(stages("scores"), str(edited), tmp_path_factory.mktemp("scored") / "records")
 
 
 def outcome(record: Record) -> tuple[object, ...]:
@@ -73,8 +73,8 @@ def outcome(record: Record) -> tuple[object, ...]:
 def test_refiltered_records_are_those_of_a_run_with_the_preset(
     preset: str, edited: Path, scored: RecordStore, tmp_path: Path
 ) -> None:
-    direct = run_in_process(stages(preset), str(edited), tmp_path / "direct")
-    again = run_in_process(Refilter(preset), str(scored.folder), tmp_path / "again")
+    direct = run(stages(preset), str(edited), tmp_path / "direct")
+    again = run(Refilter(preset), str(scored.folder), tmp_path / "again")
     assert [outcome(record) for record in again] == [outcome(record) for record in direct]
     # the presets are not alike, or this shows nothing
     assert 0 < direct.counts()[0] <= scored.counts()[0]
@@ -82,7 +82,7 @@ def test_refiltered_records_are_those_of_a_run_with_the_preset(
 
 def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> None:
     kept = {
-        preset: run_in_process(Refilter(preset), str(scored.folder), tmp_path / preset).counts()[0]
+        preset: run(Refilter(preset), str(scored.folder), tmp_path / preset).counts()[0]
         for preset in ("embedded", "paper")
     }
     assert kept["paper"] < kept["embedded"], kept
@@ -132,21 +132,21 @@ def test_a_region_without_words_hides_what_it_overlaps_as_in_a_run_with_the_pres
 
 @pytest.mark.slow
 def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: RecordStore, tmp_path: Path) -> None:
-    strict = run_in_process(stages("embedded"), str(edited), tmp_path / "strict")
+    strict = run(stages("embedded"), str(edited), tmp_path / "strict")
     with pytest.raises(ConfigError, match="filters: scores"):
-        run_in_process(Refilter("paper"), str(strict.folder), tmp_path / "a")
+        run(Refilter("paper"), str(strict.folder), tmp_path / "a")
     with pytest.raises(ConfigError, match="5"):
-        run_in_process(Refilter("scripts"), str(scored.folder), tmp_path / "b")
+        run(Refilter("scripts"), str(scored.folder), tmp_path / "b")
     with pytest.raises(ConfigError, match="was not scored by DifferenceAreas"):
-        run_in_process(Refilter("paper"), str(edited), tmp_path / "c")
+        run(Refilter("paper"), str(edited), tmp_path / "c")
 
 
 def test_pairs_that_were_left_out_cannot_come_back(edited: Path, tmp_path: Path) -> None:
     """A wider window of similarity, as Table 17 (4) has it, would find none but those that the narrower one kept."""
     parts = [PairSimilarity(filters="embedded"), DifferenceAreas(filters="scores"), RegionCaptions(filters="scores")]
-    store = run_in_process(Sequential(parts), str(edited), tmp_path / "some")
+    store = run(Sequential(parts), str(edited), tmp_path / "some")
     with pytest.raises(ConfigError, match=r"pairs .* PairSimilarity already; .*filters: scores"):
-        run_in_process(Refilter("paper"), str(store.folder), tmp_path / "again")
+        run(Refilter("paper"), str(store.folder), tmp_path / "again")
 
 
 def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,6 +176,20 @@ def test_parquet_has_typed_columns_and_pictures(scored: RecordStore, tmp_path: P
     )
 
 
+def test_a_flipped_bit_of_a_parquet_file_is_found_by_a_reader_that_verifies(
+    scored: RecordStore, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    path = Path(export_records(scored, str(tmp_path / "out"))[0])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4  # within a picture
+    path.write_bytes(content)
+    pq.read_table(path)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(path, page_checksum_verification=True)
+
+
 def test_webdataset_has_a_picture_of_each_side_and_the_facts(scored: RecordStore) -> None:
     import fsspec
 
@@ -198,10 +212,10 @@ def test_nothing_to_export_and_mixed_types_are_named(tmp_path: Path) -> None:
         def record(self, index: int) -> Record:
             return Record(str(index), {"value": "text" if index else [1]})
 
-    store = run_in_process(Shade(), Numbers(1), tmp_path / "one")  # 0 is dropped
+    store = run(Shade(), Numbers(1), tmp_path / "one")  # 0 is dropped
     with pytest.raises(DataError, match="no record that was kept"):
         export_records(store, str(tmp_path / "a"))
-    mixed = run_in_process(Deduplicate(("value",)), Mixed(2), tmp_path / "mixed")
+    mixed = run(Deduplicate(("value",)), Mixed(2), tmp_path / "mixed")
     with pytest.raises(DataError, match="different types"):
         export_records(mixed, str(tmp_path / "b"))
 
@@ -230,15 +244,15 @@ class Pictures:
 
 
 def test_copies_of_a_pair_are_dropped_in_whatever_format(tmp_path: Path) -> None:
-    hashed = run_in_process(ImageHashes(), Pictures(), tmp_path / "hashed")  # type: ignore[arg-type]
-    store = run_in_process(Deduplicate(), str(hashed.folder), tmp_path / "unique", batch_size=1, shard_size=1)
+    hashed = run(ImageHashes(), Pictures(), tmp_path / "hashed")  # type: ignore[arg-type]
+    store = run(Deduplicate(), str(hashed.folder), tmp_path / "unique", batch_size=1, shard_size=1)
     assert [record.dropped and record.dropped["reason"] for record in store] == [None, "duplicate", None, "duplicate"]
-    by_text = run_in_process(Deduplicate(("captions",)), str(hashed.folder), tmp_path / "texts")
+    by_text = run(Deduplicate(("captions",)), str(hashed.folder), tmp_path / "texts")
     assert by_text.counts() == (1, {"duplicate": 3})
-    leak = run_in_process(Deduplicate(against=str(hashed.folder)), str(hashed.folder), tmp_path / "leak")
+    leak = run(Deduplicate(against=str(hashed.folder)), str(hashed.folder), tmp_path / "leak")
     assert leak.counts() == (0, {"in another store": 4})
     with pytest.raises(ConfigError, match="ImageHashes"):
-        run_in_process(Deduplicate(), Pictures(), tmp_path / "bare")  # type: ignore[arg-type]
+        run(Deduplicate(), Pictures(), tmp_path / "bare")  # type: ignore[arg-type]
 
 
 def test_hashes_of_different_pictures_differ() -> None:

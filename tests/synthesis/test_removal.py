@@ -14,9 +14,9 @@ from lightning_idc.methods.img_diff.prompts import REGION_CAPTION
 from lightning_idc.methods.img_diff.questions import PromptedRegions
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, ask
 from lightning_idc.synthesis.models.base import Inpainter, Region, Segmenter, VisionLanguageModel
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs
+from lightning_idc.synthesis.run import run
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.synthesis.launchers import run_in_process
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import KINDS, change_page
@@ -59,7 +59,7 @@ def test_pages_depend_on_the_seed_alone() -> None:
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
     target = tmp_path_factory.mktemp("web") / "a"
-    return run_in_process(RenderPages(Chromium(*VIEW)), WebPages(40, width=VIEW[0], no_change=0.2), target)
+    return run(RenderPages(Chromium(*VIEW)), WebPages(40, width=VIEW[0], no_change=0.2), target)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_pictures_differ_where_the_element_is(rendered: RecordStore) -> None:
 def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dropped(
     rendered: RecordStore, tmp_path: Path
 ) -> None:
-    again = run_in_process(
+    again = run(
         RenderPages(pickle.loads(pickle.dumps(Chromium(*VIEW)))),
         WebPages(40, width=VIEW[0], no_change=0.2),
         tmp_path / "b",
@@ -97,7 +97,7 @@ def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dr
         for one, other in zip(rendered, again, strict=True)
         for side in ("before", "after")
     )
-    (about,) = again.manifest["provenance"]
+    (about,) = again.manifest.notes["provenance"]
     assert about["models"]["browser"]["commit"].count(".") == 3, "the version of the browser is kept"
 
     class Invisible(WebPages):
@@ -106,7 +106,7 @@ def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dr
             record.facts["html"] = [record.facts["html"][0]] * 2
             return record
 
-    store = run_in_process(RenderPages(Chromium(*VIEW)), Invisible(6, no_change=0.0, width=VIEW[0]), tmp_path / "c")
+    store = run(RenderPages(Chromium(*VIEW)), Invisible(6, no_change=0.0, width=VIEW[0]), tmp_path / "c")
     assert store.counts() == (0, {"nothing visible changed": 6})
 
 

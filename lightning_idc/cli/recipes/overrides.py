@@ -12,7 +12,7 @@ from lightning_idc.cli.signatures import TOP, arguments_of, check_config, unknow
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import full_name, is_public, nearest
 
-_ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask", "complete": "Complete"}
+_ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask"}
 _OF_ONE_DATA_SET = ("root", "annotations")
 
 

@@ -90,7 +90,9 @@ class Run:
                     return status
                 record, later = self._record(stage), ()
                 if record is None:  # the share of one task of an array
-                    self._say(f"when the others are there, complete them with\n  {self._resume()} --engine complete")
+                    self._say(
+                        f"the other tasks are still at work; when they have ended, go on with\n  {self._resume()}"
+                    )
                     return 0
                 self._say(f"== {stage.name} took {_spent(started)}")
             if stage.run == "fit":

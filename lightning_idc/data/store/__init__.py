@@ -1,1 +1,1 @@
-"""Stores on disk: caches, features, rendered pairs, records."""
+"""One store for everything that is kept on disk: Arrow shards with checksums, memory-mapped, and one manifest."""

@@ -1,4 +1,4 @@
-"""The preparations of the field's reference extractors by name, and an encoder of its own whose features are kept.
+"""The preparations of the field's reference extractors by name, and an encoder whose features are stored.
 
 Within a captioner :class:`~lightning_idc.callbacks.cache_features.CacheFeatures` does the same from YAML.
 """
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
 from lightning_idc.images.resize import Interpolation, resize
-from lightning_idc.images.types import PairError
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
+from lightning_idc.utils.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """What an encoder is given: images of one size, normalised.
+    """Preparation of images for an encoder: one size, normalised.
 
     Args:
         size: height and width.
@@ -61,13 +61,13 @@ class CachedEncoder(nn.Module):
     Args:
         encoder: maps normalised images ``(N, 3, h, w)`` to features ``(N, ...)``; it is frozen and set to eval mode.
         preprocessing: a name of :data:`PREPROCESSING`.
-        folder: of all kept features.
-        name: of the encoder, for the name of its folder.
-        half: keep 16-bit numbers; what is returned is then rounded to them in any case.
+        folder: folder of all features.
+        name: name of the encoder, for that of its folder; its class when None.
+        half: store 16-bit numbers; all features are then rounded to them.
         always: use the disk without timing it.
 
     Raises:
-        PairError: the preparation is unknown.
+        ConfigError: the preparation is unknown.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class CachedEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if preprocessing not in PREPROCESSING:
-            raise PairError(f"preprocessing is {preprocessing!r}; expected one of {', '.join(PREPROCESSING)}")
+            raise ConfigError(f"preprocessing is {preprocessing!r}; expected one of {', '.join(PREPROCESSING)}")
         self.encoder = encoder.eval().requires_grad_(False)
         self.prepare = PREPROCESSING[preprocessing]
-        self.kind = np.dtype(np.float16 if half else np.float32)
-        kept = folder_of(Path(folder), encoder, name or type(encoder).__name__, preprocessing, self.kind.name)
-        self.cache = FeatureCache(self._encode, FeatureStore(kept, self.kind), always)
+        dtype = np.dtype(np.float16 if half else np.float32)
+        below = folder_of(Path(folder), encoder, name or type(encoder).__name__, preprocessing, dtype.name)
+        self.cache = FeatureCache(self._encode, FeatureStore(below, dtype), always)
 
     @property
     def store(self) -> FeatureStore:
-        """What is kept."""
+        """Stored features."""
         return self.cache.store
 
     @property

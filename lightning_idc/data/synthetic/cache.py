@@ -14,16 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.data.store.shards import StoreError, columns, write_shard
-from lightning_idc.data.store.store import (
-    Store,
-    build,
-    fingerprint_of,
-    read_manifest,
-    rows_per_shard,
-    shard_name,
-    write_manifest,
-)
+from lightning_idc.data.store.building import Plan, build, rows_per_shard
+from lightning_idc.data.store.manifest import fingerprint_of, numbered
+from lightning_idc.data.store.shards import Shard, tensor_batch, write_shard
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
@@ -33,11 +26,6 @@ VERSION = 2
 SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 CHUNK = 64
 """Pairs rendered in one call."""
-
-_ELSEWHERE = "give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
-
-CacheError = StoreError
-"""A folder of rendered pairs that cannot be made or used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +61,15 @@ class Key:
         """Name of the folder, readable and unique to the key."""
         return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{fingerprint_of(self.plain())[:12]}"
 
-    @property
-    def bytes(self) -> int:
-        """Room that the folder takes on disk, roughly."""
-        return self.pairs * (2 * self.height * self.width * 4 + 6000)
+    def plan(self, root: Path) -> Plan:
+        """Store of the pairs below a folder."""
+        return Plan(
+            root / self.folder,
+            self.plain(),
+            f"{self.mode} {self.split}",
+            self.pairs * (2 * self.height * self.width * 4 + 6000),
+            "take fewer or smaller pairs, or give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE",
+        )
 
 
 def draw_pair(key: Key, index: int) -> ScenePair:
@@ -86,28 +79,22 @@ def draw_pair(key: Key, index: int) -> ScenePair:
 
 
 def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = None) -> Path:
-    """Folder with the rendered pairs of a key; renders them when they are not there yet.
+    """Folder with the rendered pairs of a key; renders them where they are not there yet, or damaged.
 
     Several processes may ask at once: one renders, the others wait for it.
 
     Args:
+        key: pairs to render.
         root: folder of all rendered data.
         progress: show a bar with the time left.
         workers: threads that render; None for one per core.
 
     Raises:
-        CacheError: the folder is damaged or of another version, or cannot be written.
+        StoreError: the pairs cannot be written.
     """
-    folder = root / key.folder
-    build(
-        folder,
-        lambda draft: _render(key, draft, progress, workers or os.cpu_count() or 1),
-        key.bytes,
-        f"{key.mode} {key.split}",
-        "take fewer or smaller pairs, or give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE",
-    )
-    open_pairs(folder, key).check()
-    return folder
+    plan = key.plan(root)
+    build(plan, lambda draft: _render(key, draft, progress, workers or os.cpu_count() or 1))
+    return plan.folder
 
 
 def _chunk(key: Key, start: int) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]], list[list[str]]]:
@@ -140,40 +127,25 @@ def _chunks(key: Key, workers: int) -> Iterator[Any]:
         pool.shutdown(cancel_futures=True)
 
 
-def _render(key: Key, folder: Path, progress: bool, workers: int) -> None:
+def _render(key: Key, folder: Path, progress: bool, workers: int) -> list[Shard]:
     from tqdm.auto import tqdm
 
-    chunks = _chunks(key, workers)
-    each = -(-rows_per_shard(key.pairs, key.bytes // key.pairs) // CHUNK)  # chunks per shard
-    shards = -(-key.pairs // (CHUNK * each))
-    store = write_manifest(folder, key.plain(), shards)
-    what = f"rendering {key.mode} {key.split}"
-    with tqdm(total=key.pairs, desc=what, unit="pair", disable=None if progress else True) as bar:
-        for number in range(shards):
-            about: dict[str, list[Any]] = {"captions": [], "kinds": []}
-            batches = _batches(islice(chunks, each), about, bar)
-            write_shard(folder / f"{shard_name(number)}.arrow", store, batches, about=about)
+    chunks, store = _chunks(key, workers), fingerprint_of(key.plain())
+    chunks_per_shard = -(-rows_per_shard(key.pairs, key.plan(folder).size // key.pairs) // CHUNK)
+    texts: list[Any] = []
+    shards = []
+    with tqdm(
+        total=key.pairs, desc=f"rendering {key.mode} {key.split}", unit="pair", disable=None if progress else True
+    ) as bar:
+        for number in range(-(-key.pairs // (CHUNK * chunks_per_shard))):
+            batches = _batches(islice(chunks, chunks_per_shard), texts, bar)
+            shards.append(write_shard(folder, store, batches, table="pairs", part=numbered(number)))
+    return [*shards, write_shard(folder, store, texts, table="texts", part=numbered(0))]
 
 
-def _batches(chunks: Iterator[Any], about: dict[str, list[Any]], bar: Any) -> Iterator[Any]:
-    """Record batches of chunks; captions and types of change go into ``about``, where they are read without a shard."""
-    for images, seen, records, texts in chunks:
-        about["captions"] += texts
-        about["kinds"] += [record["change_type"] for record in records]
+def _batches(chunks: Iterator[Any], texts: list[Any], bar: Any) -> Iterator[Any]:
+    """Record batches of pixels; those of captions, which are read without any pixels, are added to ``texts``."""
+    for images, seen, records, captions in chunks:
+        texts.append(tensor_batch(captions=captions, change_type=[record["change_type"] for record in records]))
         bar.update(len(records))
-        yield columns(images=images, seen=seen, truth=[json.dumps(record) for record in records])
-
-
-def open_pairs(folder: Path, key: Key) -> Store:
-    """The rendered pairs of a key.
-
-    Raises:
-        CacheError: the folder is not exactly what the key asks for: another version wrote it, or shards are missing.
-    """
-    what, remedy = "rendered pairs", f"delete {folder} and run again: it will be rendered anew"
-    version = read_manifest(folder, what, remedy)["identity"].get("version")
-    if version != key.version:
-        raise CacheError(
-            f"{folder} was rendered by version {version} of the synthetic data, this is version {key.version}; {remedy}"
-        )
-    return Store(folder, what, remedy, key.plain())
+        yield tensor_batch(images=images, seen=seen, truth=[json.dumps(record) for record in records])

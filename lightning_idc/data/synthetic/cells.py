@@ -48,9 +48,9 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
         pair, side = divmod(index, 2)
         if not self._known[index]:
             things = self.source.truth(pair)["after" if side else "before"]["things"]
-            self._labels[index] = cell_labels(self.source.seen[pair, side], things, self.grid, self.min_share)
+            self._labels[index] = cell_labels(self.source.seen[pair][side], things, self.grid, self.min_share)
             self._known[index] = True
-        image = torch.from_numpy(np.array(self.source.images[pair, side]))
+        image = torch.from_numpy(np.array(self.source.images[pair][side]))
         return image, torch.from_numpy(self._labels[index].astype(np.int64))
 
 

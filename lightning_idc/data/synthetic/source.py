@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.synthetic.cache import Key, ensure, open_pairs
+from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.images.types import PairSample
 
 
@@ -25,7 +25,7 @@ class SyntheticSource(PairSource):
         workers: threads that render; None for one per core.
 
     Raises:
-        CacheError: the folder is damaged or of another version, or cannot be written.
+        StoreError: the pairs cannot be written.
     """
 
     def __init__(self, key: Key, root: Path, progress: bool = True, workers: int | None = None) -> None:
@@ -35,10 +35,11 @@ class SyntheticSource(PairSource):
         self._open()
 
     def _open(self) -> None:
-        store = open_pairs(self.folder, self.key)
-        self.images, self.seen, self._truth = (store.column(name) for name in ("images", "seen", "truth"))
-        self._captions: list[list[str]] = [texts for shard in store.shards for texts in shard.about["captions"]]
-        self._kinds: list[str] = [kind for shard in store.shards for kind in shard.about["kinds"]]
+        store = self.key.plan(self.folder.parent).open()
+        pairs, texts = store.table("pairs"), list(store.table("texts").batches())
+        self.images, self.seen, self._truth = (pairs.column(name) for name in ("images", "seen", "truth"))
+        self._captions: list[list[str]] = [row for batch in texts for row in batch.column("captions").to_pylist()]
+        self._kinds: list[str] = [row for batch in texts for row in batch.column("change_type").to_pylist()]
 
     def __getstate__(self) -> dict[str, Any]:
         # captions would be copied to every worker; they are read again instead

@@ -9,18 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.data.store.growing_store import GrowingStore
-from lightning_idc.data.store.store import read_manifest
+from lightning_idc.data.store.growing import GrowingStore
+from lightning_idc.data.store.manifest import read_manifest
+from lightning_idc.data.store.shards import tensor_batch
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.references import MovingAverage, ReferencePolicy
 from lightning_idc.models.addon import AUX, TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, is_rank_zero
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError, StoreError
 from lightning_idc.utils.files import digest_of_all
 
 Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
-"""Checksum of what was shown and asked, and summed log-probability, by pair and token ids."""
+"""Checksum of pixels and question, and summed log-probability, by pair and token ids."""
 Row = tuple[str, list[int], int, float]
 """One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
 
@@ -28,9 +29,9 @@ Row = tuple[str, list[int], int, float]
 class CachedScores(ReferencePolicy):
     """Scores of another reference policy, computed once per pair and caption and kept on disk.
 
-    An entry belongs to the reference's weights, the pair's id, its pixels, what is asked about it and the caption's
+    An entry belongs to the reference's weights, the pair's id, its pixels, the question about it and the caption's
     tokens. Scores of other weights are refused; other pixels (a transform, another size, an edited file) or another
-    question make an entry stale: it is computed anew. ``stale`` and ``computed`` count what was.
+    question make an entry stale: it is computed anew. ``stale`` and ``computed`` count entries.
 
     Args:
         reference: computes what is missing; None to refuse instead, which saves its memory.
@@ -75,30 +76,30 @@ class CachedScores(ReferencePolicy):
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         self._start()
         batch: PairBatch = step.batch
-        asked = [question for _, question in step.module.asked(batch)]
+        questions = [question for _, question in step.module.asked(batch)]
         sums = [
             pixels ^ zlib.crc32(question.encode())
-            for pixels, question in zip(checksums(batch.images), asked, strict=True)
+            for pixels, question in zip(checksums(batch.images), questions, strict=True)
         ]
         keys = [
-            [(id, tuple(row[: 1 + int(kept.sum())])) for row, kept in zip(rows, of_pair, strict=True)]
-            for id, rows, of_pair in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
+            [(id, tuple(row[: 1 + int(words.sum())])) for row, words in zip(rows, masks, strict=True)]
+            for id, rows, masks in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
         ]
         stale = {key for row, pixels in zip(keys, sums, strict=True) for key in row if self._differs(key, pixels)}
         fresh = [all(key in self._scores and key not in stale for key in row) for row in keys]
         if not all(fresh):
             self.stale += len(stale)
             self.computed += len({key for row in keys for key in row} - self._scores.keys())
-            missing = [row for row, whole in enumerate(fresh) if not whole]
+            missing = [row for row, complete in enumerate(fresh) if not complete]
             if self.reference is None:
                 raise DataError(
                     f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
                     f"{str(self.path)!r} for these captions, pixels and questions; give CachedScores a reference to "
                     "compute them"
                 )
-            found = self.reference.score(step, tokens, mask).tolist()
+            scores = self.reference.score(step, tokens, mask).tolist()
             for row in missing:
-                self._scores |= {key: (sums[row], value) for key, value in zip(keys[row], found[row], strict=True)}
+                self._scores |= {key: (sums[row], value) for key, value in zip(keys[row], scores[row], strict=True)}
         values = [[self._scores[key][1] for key in row] for row in keys]
         return torch.tensor(values, device=tokens.device)
 
@@ -142,32 +143,33 @@ def append_scores(path: Path, weights: str, scores: Scores) -> None:
     """Add scores to a folder; a later one of the same pair and caption counts.
 
     Args:
-        path: of the folder.
+        path: folder of the store.
         weights: fingerprint of the reference policy.
-        scores: to add.
+        scores: new scores.
 
     Raises:
         OSError: they cannot be written.
     """
     (ids, tokens), (pixels, values) = zip(*scores, strict=True), zip(*scores.values(), strict=True)
-    store = GrowingStore(path, identity={"weights": weights})
-    store.add([], id=list(ids), tokens=list(tokens), pixels=list(pixels), value=list(values))
+    batch = tensor_batch(id=list(ids), tokens=list(tokens), pixels=list(pixels), value=list(values))
+    GrowingStore(path, identity={"weights": weights}).append("scores", batch)
 
 
 def read_scores(path: Path, weights: str) -> Scores:
-    """Scores that :class:`CachedScores` kept.
+    """Scores that :class:`CachedScores` stored.
 
     Raises:
-        DataError: the folder holds no scores, damaged ones, or those of other weights.
+        StoreError: the folder holds no scores, damaged ones, or those of other weights.
     """
     what, remedy = "scores of CachedScores", "remove it to have them computed, or name another folder"
-    found = read_manifest(path, what, remedy)["identity"].get("weights", "")
-    if found != weights:
-        raise DataError(
-            f"the scores in {str(path)!r} are stale: they come from weights {found[:8]}, the reference policy has "
+    stored = read_manifest(path, what, remedy).identity.get("weights", "")
+    if stored != weights:
+        raise StoreError(
+            f"the scores in {str(path)!r} are stale: they come from weights {stored[:8]}, the reference policy has "
             f"{weights[:8]}; {remedy}"
         )
-    rows = (row for batch in GrowingStore(path, what, remedy).batches() for row in batch.to_pylist())
+    batches = GrowingStore(path, what, remedy).table("scores").batches()
+    rows = (row for batch in batches for row in batch.to_pylist())
     return {(row["id"], tuple(row["tokens"])): (row["pixels"], row["value"]) for row in rows}
 
 

@@ -88,7 +88,6 @@ class FrameInterpolator(LightningModule):
             settings[f"{name}_weights"] = None if part is None else weights_digest(part)
         self.procedures.check_settings(settings)
         self.trainer.strategy.barrier()
-        self._earlier = len(self.procedures)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
         """Write the procedures that are missing and return their ids."""
@@ -99,10 +98,8 @@ class FrameInterpolator(LightningModule):
         frames = interpolate(pairs, self.frames, self.midpoint)
         captions = [batch["captions"][row] for row in missing]
         found = None if self.similarity is None else self.similarity(pairs, frames, captions)
-        # counting on from what was there keeps the names of a resumed run apart from those of the first
-        shard = f"{self._earlier:07d}-{self.global_rank:03d}-{batch_idx:06d}"
         ids = [batch["ids"][row] for row in missing]
-        self.procedures.add(shard, ids, pairs, frames, found)
+        self.procedures.add(ids, pairs, frames, found)
         return ids
 
 
@@ -139,7 +136,6 @@ class FrameSimilarity(LightningModule):
         }
         self._kept = self.procedures.check_similarities(self.name, settings)
         self.trainer.strategy.barrier()
-        self._earlier = len(self._kept.rows)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
         """Write the similarities that are missing and return the ids of their pairs."""
@@ -153,7 +149,7 @@ class FrameSimilarity(LightningModule):
         frames = torch.stack([procedure.frames for procedure in made]).to(pairs.device)
         found = self.similarity(pairs, frames, [batch["captions"][row] for row in missing])
         scores = pa.array(found.double().cpu().tolist(), pa.list_(pa.list_(pa.float64())))
-        self._kept.write(f"{self._earlier:07d}-{self.global_rank:03d}-{batch_idx:06d}", ids, scores=scores)
+        self._kept.add(ids, scores=scores)
         return ids
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.data.store.growing_store import GrowingStore
-from lightning_idc.data.store.shards import open_shard
+from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.models.loading import load_module
@@ -133,7 +132,7 @@ class Keyframes:
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
         self.length, self.similarity, self.even = length, similarity, even
         named = [similarity] if isinstance(similarity, str) else list(similarity or ())
-        self._kept: dict[str, GrowingStore] = {
+        self._kept: dict[str, KeyedStore] = {
             name: self.procedures.similarities(name) for name in named if name not in (RANDOM, OWN)
         }
         if count and not len(self.procedures):
@@ -179,8 +178,7 @@ class Keyframes:
                     f"{str(store.folder)!r} has no similarity {kind!r} of the pair {name!r}; measure it with "
                     "FrameSimilarity over this split first"
                 )
-            shard, row = store.locate(store.rows[name])
-            found[kind] = torch.tensor(open_shard(shard).value("scores", row))[:, taken]
+            found[kind] = torch.tensor(store.value(name, "scores"))[:, taken]
         if self.similarity is None or self.similarity == RANDOM:
             chosen = found.get(self.similarity or OWN)
             return None if chosen is None else confidence(chosen, self.scale)

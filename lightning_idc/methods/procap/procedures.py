@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.data.store.growing_store import GrowingStore
-from lightning_idc.data.store.shards import open_shard
-from lightning_idc.data.store.store import MANIFEST, read_manifest, write_manifest
+from lightning_idc.data.store.growing import KeyedStore
+from lightning_idc.data.store.manifest import MANIFEST, Manifest, read_manifest
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import digest
 
@@ -46,10 +45,10 @@ class ProcedureFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._store = GrowingStore(self.path, "procedures", _REMEDY)
+        self._store = KeyedStore(self.path, "procedures", _REMEDY)
 
     def __len__(self) -> int:
-        return len(self._store.rows)
+        return len(self._store)
 
     def __contains__(self, name: str) -> bool:
         return name in self._store
@@ -70,8 +69,7 @@ class ProcedureFolder:
                 f"there is no procedure of the pair {name!r} in {str(self.path)!r}, which holds {len(self)}; run "
                 "FrameInterpolator over this split first"
             )
-        shard, row = self._store.locate(self._store.rows[name])
-        frames, images, similarities = (open_shard(shard).value(cell, row) for cell in ("frames", "images", "scores"))
+        frames, images, similarities = (self._store.value(name, cell) for cell in ("frames", "images", "scores"))
         if images != _digest(before, after):
             raise DataError(
                 f"the procedure of {name!r} in {str(self.path)!r} was made between other images; use the same "
@@ -91,13 +89,12 @@ class ProcedureFolder:
                 f"{str(self.path)!r} holds procedures made with {found}; these would be made with {settings}: use "
                 "another folder"
             )
-        self._store = GrowingStore(self.path, "procedures", _REMEDY)
+        self._store = KeyedStore(self.path, "procedures", _REMEDY)
 
-    def add(self, shard: str, ids: Sequence[str], pairs: Tensor, frames: Tensor, similarities: Tensor | None) -> None:
+    def add(self, ids: Sequence[str], pairs: Tensor, frames: Tensor, similarities: Tensor | None) -> None:
         """Write one shard, as a whole or not at all.
 
         Args:
-            shard: name, unique to the process and batch.
             ids: N names of pairs.
             pairs: uint8 ``(N, 2, 3, H, W)``.
             frames: uint8 ``(N, l, 3, H, W)``.
@@ -106,23 +103,22 @@ class ProcedureFolder:
         import pyarrow as pa
 
         scores = [None] * len(ids) if similarities is None else similarities.double().cpu().tolist()
-        self._store.write(
-            shard,
+        self._store.add(
             ids,
             frames=frames.cpu().numpy(),
             images=[_digest(*pair.cpu()) for pair in pairs],
             scores=pa.array(scores, pa.list_(pa.list_(pa.float64()))),
         )
 
-    def similarities(self, name: str) -> GrowingStore:
+    def similarities(self, name: str) -> KeyedStore:
         """Similarities of the same frames to both ends, as ``FrameSimilarity`` measured them under a name.
 
         Args:
             name: of the measure; a folder beside the frames.
         """
-        return GrowingStore(self.path / SIMILARITIES / name, "similarities", _REMEDY)
+        return KeyedStore(self.path / SIMILARITIES / name, "similarities", _REMEDY)
 
-    def check_similarities(self, name: str, settings: dict[str, Any]) -> GrowingStore:
+    def check_similarities(self, name: str, settings: dict[str, Any]) -> KeyedStore:
         """Similarities of a name to add to; how they are measured is written down, or checked to be as before.
 
         Raises:
@@ -142,9 +138,8 @@ def _settled(folder: Path, what: str, settings: dict[str, Any]) -> dict[str, Any
     """How the rows of a store are made: as it says, or, where it is new, as is written down now."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
-        write_manifest(folder, settings)
-    found: dict[str, Any] = read_manifest(folder, what, _REMEDY)["identity"]
-    return found
+        Manifest(settings).write(folder)
+    return dict(read_manifest(folder, what, _REMEDY).identity)
 
 
 def _digest(before: Tensor, after: Tensor) -> str:

@@ -9,6 +9,7 @@ import pickle
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,11 @@ from lightning_idc.data.benchmarks.deeppcb import DeepPCB
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.store import image_shards as shards
-from lightning_idc.data.store.image_shards import ShardedSource, decoded_once, ensure
-from lightning_idc.images.types import PairError, PairSample
+from lightning_idc.data.store import decoded
+from lightning_idc.data.store.decoded import DecodedSource, decode, decoded_once
+from lightning_idc.data.store.shards import Shard
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import IDCError
 
 PAIRS = 70
 
@@ -46,8 +49,8 @@ def data(root: Path, **options: object) -> FolderPairs:
 
 def test_a_shard_gives_what_the_files_give(root: Path) -> None:
     files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
-    folder = ensure(files, root.parent / "once", (10, 12), "bilinear")
-    shard = pickle.loads(pickle.dumps(ShardedSource(files, folder)))
+    store = decode(files, root.parent / "once", (10, 12), "bilinear")
+    shard = pickle.loads(pickle.dumps(DecodedSource(files, store)))
     assert shard.ids == files.ids
     for index in range(PAIRS):
         ours, theirs = shard.load(index), files.load(index)
@@ -61,9 +64,9 @@ def test_it_is_written_once_and_again_when_an_image_changes(root: Path, monkeypa
     once = root.parent / "once"
     first = data(root).pairs_of("train")
     written = [path for path in once.iterdir() if path.is_dir()]
-    assert len(written) == 1 and isinstance(first, ShardedSource)
+    assert len(written) == 1 and isinstance(first, DecodedSource)
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "_write", lambda *_: pytest.fail("written twice"))
+        patch.setattr(decoded, "_write", lambda *_: pytest.fail("written twice"))
         data(root).pairs_of("train")
     Image.new("RGB", (40, 30), (255, 0, 0)).save(root / "3a.png")
     os.utime(root / "3a.png", (time.time() + 5,) * 2)
@@ -97,10 +100,10 @@ class Slow(PairSource):
 
 def test_the_faster_one_is_used_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    assert isinstance(decoded_once(Slow(0.01), tmp_path, (64, 64), "bilinear", told.append), ShardedSource)
-    assert "reading the shard" in told[0]
-    load = ShardedSource.load
-    monkeypatch.setattr(ShardedSource, "load", lambda self, index: (time.sleep(0.03), load(self, index))[1])
+    assert isinstance(decoded_once(Slow(0.01), tmp_path, (64, 64), "bilinear", told.append), DecodedSource)
+    assert "reading the cache" in told[0]
+    load = DecodedSource.load
+    monkeypatch.setattr(DecodedSource, "load", lambda self, index: (time.sleep(0.03), load(self, index))[1])
     assert isinstance(decoded_once(Slow(0.0), tmp_path, (64, 64), "bilinear", told.append), Slow)
     assert "reading the files" in told[1]
 
@@ -115,22 +118,22 @@ def test_boxes_are_kept(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8), (number,) * 3).save(tmp_path / f"object_replacement/{number}_{side}.jpg")
     options = {"official": False, "shares": (1.0, 0.0, 0.0), "image_size": 4}
     files = ImgDiff(tmp_path, **options).pairs_of("train")
-    shard = ShardedSource(files, ensure(files, tmp_path / "once", (4, 4), "bilinear"))
+    shard = DecodedSource(files, decode(files, tmp_path / "once", (4, 4), "bilinear"))
     assert all(torch.equal(shard.load(i).boxes, files.load(i).boxes) for i in range(5))
     assert shard.load(2).meta == files.load(2).meta
 
 
 def test_a_write_that_fails_leaves_nothing(root: Path) -> None:
     (root / "69b.png").write_bytes((root / "69b.png").read_bytes()[:100])
-    with pytest.raises(PairError, match="damaged"):
+    with pytest.raises(IDCError, match="damaged"):
         data(root).pairs_of("train")
     assert not [path for path in (root.parent / "once").iterdir() if path.suffix != ".lock"]
 
 
 def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="set image_size"):
+    with pytest.raises(IDCError, match="set image_size"):
         FolderPairs(root, cache_images=tmp_path)
-    with pytest.raises(PairError, match="BoardPairs does not"):
+    with pytest.raises(IDCError, match="BoardPairs does not"):
         pcb = tmp_path / "pcb"
         (pcb / "group1/1").mkdir(parents=True)
         (pcb / "group1/1_not").mkdir()
@@ -154,19 +157,19 @@ def together(count: int, work: Callable[[int], None]) -> None:
 
 @pytest.mark.slow
 def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = shards._write
+    write = decoded._write
 
-    def slowly(*given: object) -> None:
+    def slowly(*given: Any) -> list[Shard]:
         with open(root.parent / "writers", "a") as file:
             file.write(f"{os.getpid()}\n")
         time.sleep(0.3)  # the others come to the lock meanwhile
-        write(*given)  # type: ignore[arg-type]
+        return write(*given)
 
-    monkeypatch.setattr(shards, "_write", slowly)
+    monkeypatch.setattr(decoded, "_write", slowly)
     files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
 
     def work(number: int) -> None:
-        shard = ShardedSource(files, ensure(files, root.parent / "once", (10, 12), "bilinear"))
+        shard = DecodedSource(files, decode(files, root.parent / "once", (10, 12), "bilinear"))
         torch.save([shard.load(index).after for index in range(PAIRS)], root.parent / f"seen{number}.pt")
 
     together(3, work)
@@ -181,12 +184,12 @@ def test_a_process_that_is_killed_while_it_writes_is_cleaned_up_after(
 ) -> None:
     files, once = FolderPairs(root, image_size=(10, 12)).pairs_of("train"), root.parent / "once"
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "_in_order", lambda *_: os._exit(9))
-        process = multiprocessing.get_context("fork").Process(target=ensure, args=(files, once, (10, 12), "bilinear"))
+        patch.setattr(decoded, "_in_order", lambda *_: os._exit(9))
+        process = multiprocessing.get_context("fork").Process(target=decode, args=(files, once, (10, 12), "bilinear"))
         process.start()
         process.join(60)
     assert process.exitcode == 9 and [path for path in once.iterdir() if path.name.startswith(".")]
-    ensure(files, once, (10, 12), "bilinear")
+    decode(files, once, (10, 12), "bilinear")
     assert not [path for path in once.iterdir() if path.name.startswith(".") and path.is_dir()]
 
 
@@ -194,7 +197,7 @@ def test_workers_load_what_one_process_loads(root: Path) -> None:
     batches = {}
     for workers in (0, 2):
         module = data(root, batch_size=16, num_workers=workers, seed=3)
-        assert isinstance(module.pairs_of("train"), ShardedSource)
+        assert isinstance(module.pairs_of("train"), DecodedSource)
         batches[workers] = list(module.train_dataloader())
     assert len(batches[0]) == len(batches[2]) == 5
     for ours, theirs in zip(batches[0], batches[2], strict=True):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_idc.data.store import shards
-from lightning_idc.data.store.growing_store import GrowingStore
-from lightning_idc.data.store.shards import OPEN_SHARDS, StoreError, columns, write_shard
-from lightning_idc.data.store.store import Store, build, faults, shard_name, stores_below, write_manifest
+from lightning_idc.data.store.building import Plan, build, complete
+from lightning_idc.data.store.growing import GrowingStore, KeyedStore
+from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered
+from lightning_idc.data.store.reader import Store, faults, stores_below
+from lightning_idc.data.store.shards import OPEN_SHARDS, Shard, tensor_batch, write_shard
+from lightning_idc.utils.errors import StoreError
 
 ROWS = 5
 
@@ -23,14 +26,30 @@ def rows_of(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (ROWS, 3, 7), dtype=np.uint8)
 
 
-def make(folder: Path, count: int = 3, identity: str = "a") -> Store:
+def write(folder: Path, count: int, identity: str) -> list[Shard]:
     folder.mkdir(parents=True, exist_ok=True)
-    store = write_manifest(folder, {"made by": identity}, count)
-    for number in range(count):
-        batches = (columns(pixels=rows_of(number)[row : row + 2], place=[row] * len(rows_of(number)[row : row + 2]))
-                   for row in range(0, ROWS, 2))  # fmt: skip
-        write_shard(folder / f"{shard_name(number)}.arrow", store, batches)
+    store = fingerprint_of({"made by": identity})
+    return [
+        write_shard(
+            folder,
+            store,
+            (tensor_batch(pixels=rows_of(number)[row : row + 2], start=[row] * len(rows_of(number)[row : row + 2]))
+             for row in range(0, ROWS, 2)),
+            table="rows",
+            part=numbered(number),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+
+
+def make(folder: Path, count: int = 3, identity: str = "a") -> Store:
+    complete(folder, {"made by": identity}, write(folder, count, identity))
     return Store(folder)
+
+
+def file(folder: Path, number: int) -> Path:
+    (path,) = folder.glob(f"rows-{number:05}-*.arrow")
+    return path
 
 
 def maps(folder: Path) -> int:
@@ -38,23 +57,31 @@ def maps(folder: Path) -> int:
 
 
 def flip(path: Path, where: int = -40) -> None:
-    content = bytearray(path.read_bytes())
+    """Change a bit as a disk that rots does: without a change of size or time."""
+    stat, content = path.stat(), bytearray(path.read_bytes())
     content[where] ^= 1
     path.write_bytes(content)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def new_process() -> None:
+    """Forget what this process has checked."""
+    shards._checked.clear()
+    shards.open_shard.cache_clear()
 
 
 def test_rows_come_back_without_a_copy(tmp_path: Path) -> None:
-    store = pickle.loads(pickle.dumps(make(tmp_path / "s")))
-    assert len(store) == 15
-    pixels, place = store.column("pixels"), store.column("place")
+    table = pickle.loads(pickle.dumps(make(tmp_path / "s"))).table("rows")
+    assert len(table) == 15
+    pixels, start = table.column("pixels"), table.column("start")
     for index in range(15):
         assert np.array_equal(pixels[index], rows_of(index // ROWS)[index % ROWS])
-        assert place[index] == index % ROWS // 2 * 2
+        assert start[index] == index % ROWS // 2 * 2
     assert not pixels[0].flags.writeable and not pixels[0].flags.owndata
-    assert pixels[4, 1, 2] == rows_of(0)[4, 1, 2]
     for index in (-1, 15):
         with pytest.raises(IndexError):
             pixels[index]
+    assert len(Store(tmp_path / "s").table("nothing")) == 0
 
 
 def test_a_store_of_equal_rows_has_equal_bytes(tmp_path: Path) -> None:
@@ -64,46 +91,55 @@ def test_a_store_of_equal_rows_has_equal_bytes(tmp_path: Path) -> None:
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes(), path.name
 
 
+def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    names = [ShardName("rows", numbered(number), 1, "0" * 16) for number in (99_999, 100_000, 0)]
+    assert sorted(names, key=lambda name: name.order) == [names[2], names[0], names[1]]
+
+
 def test_maps_are_closed(tmp_path: Path) -> None:
-    store = make(tmp_path / "s", OPEN_SHARDS + 40)
-    pixels, opened = store.column("pixels"), len(os.listdir("/proc/self/fd"))
-    kept = pixels[0]
-    for index in range(0, len(store), ROWS):
+    table = make(tmp_path / "s", OPEN_SHARDS + 40).table("rows")
+    pixels, opened = table.column("pixels"), len(os.listdir("/proc/self/fd"))
+    first = pixels[0]
+    for index in range(0, len(table), ROWS):
         pixels[index]
     assert 1 <= maps(tmp_path) <= OPEN_SHARDS + 1  # one more is held by the row that is in use
     assert len(os.listdir("/proc/self/fd")) == opened
-    assert np.array_equal(kept, rows_of(0)[0]), "a row outlives the map of its shard"
+    assert np.array_equal(first, rows_of(0)[0]), "a row outlives the map of its shard"
 
 
-def test_a_shard_is_hashed_once_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_read_and_checked_once_when_it_is_opened(tmp_path: Path) -> None:
     make(tmp_path / "s")
-    hashed: list[str] = []
-    real = shards.file_digest
-    monkeypatch.setattr(shards, "file_digest", lambda path, *span: (hashed.append(path.stem), real(path, *span))[1])
-    store = Store(tmp_path / "s")
-    store.check()
-    assert hashed == [], "sizes and times are as they were left"
-    assert [store.column("place")[index] for index in (0, 1, 0, 14)] == [0, 0, 0, 4]
-    again = Store(tmp_path / "s")
-    assert [again.column("place")[index] for index in (0, 14)] == [0, 4]
-    assert hashed == ["shard-00000", "shard-00002"]
+    flip(file(tmp_path / "s", 1))
+    new_process()
+    start = Store(tmp_path / "s").table("rows").column("start")
+    assert [start[index] for index in (0, 1, 0, 14)] == [0, 0, 0, 4], "the others are as they were"
+    with pytest.raises(StoreError, match=r"rows-00001-5-\w+.arrow is damaged: its bytes are not those .*; remove it"):
+        start[7]
+    assert len(shards._checked) == 2
+    assert len(faults(tmp_path / "s")) == 1
 
 
-def test_what_was_changed_later_is_found(tmp_path: Path) -> None:
+def test_a_file_that_is_changed_later_is_checked_again(tmp_path: Path) -> None:
     store = make(tmp_path / "s")
-    assert store.column("place")[0] == 0
-    time.sleep(0.02)
-    path = tmp_path / "s" / "shard-00000.arrow"
-    flip(path)
-    with pytest.raises(StoreError, match=r"shard-00000\.arrow is damaged: its bytes are not those .*; remove it"):
-        Store(tmp_path / "s").check()
-    # a disk that rots changes no time
-    stat = os.stat(tmp_path / "s" / "shard-00001.arrow")
-    flip(tmp_path / "s" / "shard-00001.arrow")
-    os.utime(tmp_path / "s" / "shard-00001.arrow", ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with pytest.raises(StoreError, match=r"shard-00001.arrow is damaged"):
-        Store(tmp_path / "s").column("place")[7]
-    assert len(faults(tmp_path / "s")) == 2
+    assert store.table("rows").column("start")[0] == 0
+    content = bytearray(file(tmp_path / "s", 0).read_bytes())
+    content[-40] ^= 1
+    file(tmp_path / "s", 0).write_bytes(content)
+    shards.open_shard.cache_clear()
+    with pytest.raises(StoreError, match="is damaged"):
+        store.table("rows").column("start")[0]
+
+
+def test_renamed_swapped_and_foreign_shards_are_damaged(tmp_path: Path) -> None:
+    make(tmp_path / "s")
+    (other,) = write(tmp_path / "t", 1, "b")
+    first, second = file(tmp_path / "s", 0), file(tmp_path / "s", 1)
+    content = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(content)
+    (tmp_path / "s" / other.path.name).write_bytes(other.path.read_bytes())
+    messages = faults(tmp_path / "s")
+    assert len(messages) == 3 and "does not belong to the store" in messages[-1]
 
 
 def in_child(work: object) -> int:
@@ -114,19 +150,19 @@ def in_child(work: object) -> int:
 
 
 def test_a_forked_worker_reads_what_its_parent_has_open(tmp_path: Path) -> None:
-    store = make(tmp_path / "s", 70)
-    pixels = store.column("pixels")
+    pixels = make(tmp_path / "s", 70).table("rows").column("pixels")
     pixels[0]
 
     def work() -> None:
-        assert all(np.array_equal(pixels[i], rows_of(i // ROWS)[i % ROWS]) for i in range(len(store)))
+        assert all(np.array_equal(pixels[i], rows_of(i // ROWS)[i % ROWS]) for i in range(len(pixels)))
 
     assert in_child(work) == 0
     assert np.array_equal(pixels[0], rows_of(0)[0])
 
 
-def test_processes_add_to_one_store_and_a_torn_tail_is_not_read(tmp_path: Path) -> None:
-    store = GrowingStore(tmp_path / "s", identity={"made by": "a"})
+def test_processes_add_to_one_store_and_a_part_of_a_shard_is_not_read(tmp_path: Path) -> None:
+    identity = {"made by": "a"}
+    store = KeyedStore(tmp_path / "s", identity=identity)
     store.add(["x0", "x1"], values=np.zeros((2, 4), np.float32))
 
     def work() -> None:
@@ -136,71 +172,104 @@ def test_processes_add_to_one_store_and_a_torn_tail_is_not_read(tmp_path: Path) 
 
     assert in_child(work) == 0
     store.add(["x2"], values=np.full((1, 4), 9, np.float32))
-    values = store.column("values")
-    assert [values[store.rows[name], 0] for name in ("x0", "x2")] == [0, 9] and "child0" not in store
-    found = GrowingStore(tmp_path / "s", identity={"made by": "a"})
-    assert {name: found.column("values")[row, 0] for name, row in found.rows.items()} == {
-        "x0": 0, "x1": 0, "x2": 9, "child0": 1, "child1": 2, "child2": 3
+    assert store.value("x2", "values")[0] == 9 and "child0" not in store
+    store.add(["x0"], values=np.full((1, 4), 5, np.float32))
+    again = KeyedStore(tmp_path / "s", identity=identity)
+    assert {key: again.value(key, "values")[0] for key in ("x0", "x1", "x2", "child0", "child1", "child2")} == {
+        "x0": 5, "x1": 0, "x2": 9, "child0": 1, "child1": 2, "child2": 3
     }  # fmt: skip
-    assert len(GrowingStore(tmp_path / "s", identity={"made by": "b"})) == 0, "rows of something else are not read"
-    # killed in the middle of a line, and of a segment
-    (own,) = (path for path in (tmp_path / "s").glob("*.json") if '"x2"' in path.read_text())
-    own.write_text(own.read_text()[:-9])
-    cut = GrowingStore(tmp_path / "s", identity={"made by": "a"})
-    assert "x1" in cut and "x2" not in cut and cut.column("values")[cut.rows["x1"], 0] == 0
-    # what was appended to since is not appended to again
-    store.add(["x3"], values=np.full((1, 4), 3, np.float32))
-    assert store.column("values")[store.rows["x3"], 0] == 3
+    assert len(again) == 6
+    with pytest.raises(StoreError, match="made with other settings"):
+        KeyedStore(tmp_path / "s", identity={"made by": "b"})
+    # killed while it wrote a shard, and between the rows and their keys
+    (tmp_path / "s" / "rows-0.partial").write_bytes(b"half")
+    next(iter(sorted((tmp_path / "s").glob("keys-*")))).unlink()
+    cut = KeyedStore(tmp_path / "s")
+    assert "x1" not in cut and cut.value("x0", "values")[0] == 5
 
 
-def test_damaged_shards_of_a_growing_store_are_forgotten(tmp_path: Path) -> None:
-    store = GrowingStore(tmp_path / "s", identity={})
-    store.write("one", ["a"], values=np.zeros((1, 4)))
-    store.write("two", ["b"], values=np.ones((1, 4)))
-    flip(tmp_path / "s" / "one.arrow")
-    with pytest.raises(StoreError, match=r"one.arrow is damaged"):
-        store.column("values")[0]
-    assert [Path(path).name for path in store.discard_damaged()] == ["one.arrow"]
-    assert "a" not in store and store.column("values")[store.rows["b"], 0] == 1
-    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == ["manifest.json", "two.arrow", "two.json"]
+def test_damaged_shards_of_a_keyed_store_are_removed(tmp_path: Path) -> None:
+    store = KeyedStore(tmp_path / "s", identity={})
+    store.add(["a"], values=np.zeros((1, 4)))
+    store.add(["b"], values=np.ones((1, 4)))
+    rows = sorted((tmp_path / "s").glob("rows-*"))
+    flip(rows[0])
+    new_process()
+    with pytest.raises(StoreError, match="is damaged"):
+        store.value("a", "values")
+    assert store.remove_damaged() == [rows[0]]
+    assert "a" not in store and store.value("b", "values")[0] == 1
+    assert "a" not in KeyedStore(tmp_path / "s")
+
+
+def test_rows_without_keys_are_added_and_read_whole(tmp_path: Path) -> None:
+    for value in (1, 2):
+        GrowingStore(tmp_path / "s", identity={"a": 1}).append("scores", tensor_batch(value=[value, -value]))
+    table = GrowingStore(tmp_path / "s").table("scores")
+    assert [row["value"] for batch in table.batches() for row in batch.to_pylist()] == [1, -1, 2, -2]
+    (tmp_path / "s" / MANIFEST).unlink()
+    with pytest.raises(StoreError, match=r"holds no rows: there is no manifest\.json"):
+        GrowingStore(tmp_path / "s")
 
 
 def test_manifests_are_refused_by_name(tmp_path: Path) -> None:
     make(tmp_path / "s")
-    manifest = tmp_path / "s" / "manifest.json"
+    manifest = tmp_path / "s" / MANIFEST
     written = manifest.read_text()
     with pytest.raises(StoreError, match=r"other settings \(made by is 'a', expected 'b'\)"):
         Store(tmp_path / "s", identity={"made by": "b"})
-    for text in ("", "{", "[]", "{}", written.replace('"a"', '"b"'), '{"format": 1, "version": 1}', "\x00" * 20):
+    for text, message in (
+        ("", "cannot be read"),
+        ("[" * 100_000, "cannot be read"),
+        ("[]", "has format None, expected 3"),
+        ('{"format": 2}', "has format 2, expected 3"),
+        (written.replace('"a"', '"b"'), "is damaged: it does not match its checksum"),
+    ):
         manifest.write_text(text)
-        with pytest.raises(StoreError, match=r"no readable manifest\.json.*damaged"):
+        with pytest.raises(StoreError, match=rf"manifest\.json {message}"):
             Store(tmp_path / "s")
     manifest.unlink()
-    with pytest.raises(StoreError, match=r"holds no rows: there is no readable manifest.json"):
+    with pytest.raises(StoreError, match=r"holds no rows: there is no manifest\.json"):
         Store(tmp_path / "s")
     manifest.write_text(written)
-    (tmp_path / "s" / "shard-00001.json").unlink()
-    with pytest.raises(StoreError, match=r"lacks shard-00001 \(1 of 3 shards\): shard-00001.json is missing"):
+    file(tmp_path / "s", 1).unlink()
+    with pytest.raises(StoreError, match=r"rows-00001-5-\w+\.arrow is missing"):
         Store(tmp_path / "s")
     assert stores_below(tmp_path) == [tmp_path / "s"]
+
+
+@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "rows-0-1-0000000000000000.arrow/../x", "", "rows"])
+def test_a_manifest_names_files_of_its_folder_only(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    hostile = Manifest({}, {name: 3})  # type: ignore[dict-item]
+    hostile.write(folder)
+    with pytest.raises(StoreError, match="lists a shard that is not a file of this store"):
+        Store(folder)
+
+
+def plan(folder: Path, size: int = 1) -> Plan:
+    return Plan(folder, {"made by": "a"}, "rows", size, "name another folder")
 
 
 def test_an_unusable_folder_is_built_anew_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "s"
 
-    def usable() -> bool:
-        return (folder / "manifest.json").is_file()
-
-    def fails(draft: Path) -> None:
+    def fails(draft: Path) -> list[Shard]:
         (draft / "half").write_text("")
         raise KeyboardInterrupt
 
+    def fill(draft: Path) -> list[Shard]:
+        return write(draft, 3, "a")
+
     with pytest.raises(KeyboardInterrupt):
-        build(folder, fails, 1, "rows", "elsewhere", usable)
+        build(plan(folder), fails)
     assert [path.name for path in tmp_path.iterdir()] == ["s.lock"]
-    build(folder, lambda draft: make(draft), 1, "rows", "elsewhere", usable)
-    (folder / "manifest.json").unlink()
-    build(folder, lambda draft: make(draft), 1, "rows", "elsewhere", usable)
-    assert len(Store(folder)) == 15
-    with pytest.raises(StoreError, match=r"needs .* MB are free; nothing was kept. Make room, or elsewhere"):
-        build(tmp_path / "t", lambda draft: make(draft), 1 << 60, "rows", "elsewhere")
+    build(plan(folder), fill)
+    build(plan(folder), fails)  # there already
+    for damage in (folder / MANIFEST, file(folder, 2)):
+        damage.unlink()
+        build(plan(folder), fill)
+        assert len(plan(folder).open().table("rows")) == 15
+    with pytest.raises(StoreError, match=r"needs .* MB are free; make room, or name another folder"):
+        build(replace(plan(tmp_path / "t"), size=1 << 60), fill)

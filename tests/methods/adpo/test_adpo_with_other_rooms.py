@@ -12,7 +12,6 @@ import torch
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import Losses, fit, tiny_retriever
 
-from lightning_idc.images.types import PairError
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.retriever import EncoderHeads
@@ -20,6 +19,7 @@ from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.policy.references import AdapterCopy, AdaptersOff, FrozenCopy, MovingAverage
 from lightning_idc.models.addon import addons_of
 from lightning_idc.models.vlm.lora import LoRA
+from lightning_idc.utils.errors import IDCError
 
 CLIP: dict[str, Any] = {
     "embed_dim": 16,
@@ -148,9 +148,9 @@ def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict
 
 
 def test_a_policy_without_adapters_has_none_to_copy(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="no adapters to keep a copy of"):
+    with pytest.raises(IDCError, match="no adapters to keep a copy of"):
         fit([PreferenceOptimization(reference=AdapterCopy())], tmp_path, max_steps=1)
-    with pytest.raises(PairError, match="keeps no copy of itself"):
+    with pytest.raises(IDCError, match="keeps no copy of itself"):
         model = vlm()
         fit([MDPAdapter(layers=[1, 2]), PreferenceOptimization(reference=AdapterCopy())], tmp_path, model, max_steps=1)
 
@@ -176,11 +176,11 @@ def test_a_moving_average_of_half_precision_is_told() -> None:
     host._trainer = SimpleNamespace(global_step=1)  # type: ignore[assignment]
     for module in (host, average.twin):
         module.to(torch.bfloat16)
-    with pytest.raises(PairError, match="stands still"):
+    with pytest.raises(IDCError, match="stands still"):
         average.follow(host)
 
 
 def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    with pytest.raises(PairError, match=r"switching off the adapters does not undo, such as model\.model"):
+    with pytest.raises(IDCError, match=r"switching off the adapters does not undo, such as model\.model"):
         fit([LoRA(rank=2), PreferenceOptimization(reference=AdaptersOff())], tmp_path, vlm(), max_steps=1)

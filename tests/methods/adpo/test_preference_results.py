@@ -21,7 +21,8 @@ from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import true_sentence
 from lightning_idc.data.synthetic.facts import change_accuracy
-from lightning_idc.images.types import PairBatch, PairError
+from lightning_idc.images.types import PairBatch
+from lightning_idc.utils.errors import ConfigError, IDCError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 
@@ -85,9 +86,9 @@ def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> Non
 
 
 def test_other_data_is_refused() -> None:
-    with pytest.raises(PairError, match="SyntheticPairs, whose truth is known"):
+    with pytest.raises(IDCError, match="SyntheticPairs, whose truth is known"):
         Trainer(callbacks=[ForcedChoice()], **QUIET).test(Knowing(), TinyPairs(), verbose=False)
-    with pytest.raises(PairError, match="at least one"):
+    with pytest.raises(IDCError, match="at least one"):
         ForcedChoice(rivals=0)
 
 
@@ -104,7 +105,7 @@ def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixtur
     shown = capsys.readouterr().out
     assert "| SFT  |    5.0 |    12.3 |" in shown
     assert (tmp_path / "test_adpo" / "comparison.md").read_text().strip() in shown
-    with pytest.raises(PairError, match="no finished stage"):
+    with pytest.raises(IDCError, match="no finished stage"):
         Trainer(callbacks=[CompareResults("x", {"SFT": str(tmp_path)})], **QUIET).test(
             Knowing(), TinyPairs(), verbose=False
         )
@@ -144,7 +145,7 @@ def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> 
     class TestOnly(TinyPairs):
         def source(self, split: str) -> Any:
             if split == "train":
-                raise PairError("there is no training split")
+                raise ConfigError("there is no training split")
             return super().source(split)
 
     captioner = TinyCaptioner(vocabulary=[*WORDS, "red"], max_length=4)
@@ -155,7 +156,7 @@ def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> 
 
 
 def test_only_captioners_are_asked_about_unchanged_pairs() -> None:
-    with pytest.raises(PairError, match="UnchangedControl asks a PairCaptioner"):
+    with pytest.raises(IDCError, match="UnchangedControl asks a PairCaptioner"):
         UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
 
 

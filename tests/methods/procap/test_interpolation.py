@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_idc.data.store.growing_store import GrowingStore
+from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.procap.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, FrameSimilarity, interpolate
@@ -232,17 +231,17 @@ def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path:
     predict(FrameInterpolator(frames, 1, CrossFade()), pairs)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         predict(FrameSimilarity(frames, Weighted(1.0, stop_after=2), "mine"), pairs)
-    assert len(ProcedureFolder(frames).similarities("mine").rows) == 4
+    assert len(ProcedureFolder(frames).similarities("mine")) == 4
     for other in (Weighted(2.0), Likeness()):
         with pytest.raises(ConfigError, match=r"holds similarities made with .*'Weighted'.*use another name"):
             predict(FrameSimilarity(frames, other, "mine"), pairs)
-    assert len(ProcedureFolder(frames).similarities("mine").rows) == 4
+    assert len(ProcedureFolder(frames).similarities("mine")) == 4
     predict(FrameSimilarity(frames, Weighted(1.0), "mine"), pairs)
     predict(FrameSimilarity(frames, Weighted(2.0), "other"), pairs)
     mine, other = (ProcedureFolder(frames).similarities(name) for name in ("mine", "other"))
-    assert len(mine.rows) == len(other.rows) == 7
-    for name in mine.rows:
-        one, two = (torch.tensor(store.column("scores")[store.rows[name]]) for store in (mine, other))
+    assert len(mine) == len(other) == 7
+    for name in mine:
+        one, two = (torch.tensor(store.value(name, "scores")) for store in (mine, other))
         assert torch.allclose(2 * one, two) and one.any()
 
 
@@ -255,8 +254,8 @@ def test_similarities_that_nobody_could_read_are_refused_before_they_are_measure
 def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:
     pairs, frames = data(tmp_path), tmp_path / "frames"
     predict(FrameInterpolator(str(frames), 1, CrossFade()), pairs)
-    kept = GrowingStore(frames / SIMILARITIES / "old", identity={"name": "old"})
-    kept.write("0000000-000-000000", ["pair"], scores=np.zeros((1, 2, 1)))
+    kept = KeyedStore(frames / SIMILARITIES / "old", identity={"name": "old"})
+    kept.add(["pair"], scores=np.zeros((1, 2, 1)))
     assert "pair" in ProcedureFolder(frames).similarities("old")
     with pytest.raises(ConfigError, match="use another name"):
         predict(FrameSimilarity(str(frames), Weighted(1.0), "old"), pairs)
@@ -265,7 +264,7 @@ def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(t
 def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
-    records = [path for path in (tmp_path / "frames").glob("*.json") if path.name != "manifest.json"]
-    lost = json.loads(records[0].read_text())["keys"]
-    records[0].unlink()
-    assert len(ProcedureFolder(tmp_path / "frames")) == 7 - len(lost)
+    keys = sorted((tmp_path / "frames").glob("keys-*"))[0]
+    lost = int(keys.name.split("-")[2])
+    keys.unlink()
+    assert len(ProcedureFolder(tmp_path / "frames")) == 7 - lost

@@ -78,8 +78,8 @@ def folder(tmp_path: Path) -> Path:
     frames = interpolate(pair, 7, CrossFade())
     procedures = ProcedureFolder(tmp_path)
     procedures.check_settings({"frames": 7})
-    procedures.add("a", ["pair"], pair, frames, COSINES[None])
-    procedures.add("b", ["plain"], pair, frames, None)
+    procedures.add(["pair"], pair, frames, COSINES[None])
+    procedures.add(["plain"], pair, frames, None)
     return tmp_path
 
 
@@ -196,7 +196,7 @@ def test_mixed_confidence_is_that_of_scaled_squares_in_float64() -> None:
 
 def test_a_mix_draws_by_its_confidence_among_the_frames_that_are_taken(folder: Path) -> None:
     kept = ProcedureFolder(folder).similarities("visual")
-    kept.write("a", ["pair", "plain"], scores=[LOOKS.tolist(), LOOKS.tolist()])
+    kept.add(["pair", "plain"], scores=[LOOKS.tolist(), LOOKS.tolist()])
     keyframes = Keyframes(folder, 2, similarity=WEIGHTS)
     drawn = keyframes.procedures.of("pair", sample().before, sample().after).frames
     weights = mixed_in_float64({"own": COSINES, "visual": LOOKS})

@@ -1,0 +1,172 @@
+"""The resized images of a split, decoded once and mapped into memory, where reading them is faster than the files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.data.source import PairSource, View
+from lightning_idc.data.store.building import Plan, build, rows_per_shard
+from lightning_idc.data.store.manifest import fingerprint_of, numbered
+from lightning_idc.data.store.reader import Store
+from lightning_idc.data.store.shards import Shard, tensor_batch, write_shard
+from lightning_idc.images.images import Interpolation
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import ConfigError, StoreError
+
+_CHUNK = 32
+_TIMED = 16
+_TABLE = "pairs"
+
+
+class DecodedSource(View):
+    """Another source with its images read from a store of decoded ones.
+
+    Args:
+        source: source of everything but images and boxes.
+        store: decoded images.
+    """
+
+    def __init__(self, source: PairSource, store: Store) -> None:
+        super().__init__(source)
+        table = store.table(_TABLE)
+        if len(table) != len(self.ids):
+            raise StoreError(f"{store.folder} holds {len(table)} pairs, expected {len(self.ids)}; {store.remedy}")
+        self._images, self._boxes = table.column("images"), table.column("boxes")
+
+    def load(self, index: int) -> PairSample:
+        before, after = torch.from_numpy(self._images[index].copy())
+        stored = self._boxes[index]
+        boxes = None if stored is None else torch.tensor(stored["values"]).reshape(stored["shape"])
+        return PairSample(
+            self.ids[index],
+            before,
+            after,
+            list(self.captions(index)),
+            self.change_type(index),
+            boxes,
+            meta=self.meta(index),
+        )
+
+
+def decoded_once(
+    source: PairSource, folder: Path, size: tuple[int, int], interpolation: Interpolation, log: Callable[[str], None]
+) -> PairSource:
+    """The source itself, or a store of its decoded images below ``folder`` where that is faster; both are timed.
+
+    Args:
+        source: source whose images do not change.
+        folder: folder of all decoded images.
+        size: height and width.
+        interpolation: how images are scaled.
+        log: called with the choice and with the speed of both.
+
+    Raises:
+        ConfigError: the source cannot tell whether its images changed, or has masks.
+        StoreError: the store cannot be written.
+    """
+    decoded = DecodedSource(source, decode(source, folder, size, interpolation))
+    drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:_TIMED].tolist()
+    from_files = seconds_per_pair(_resized(source, size, interpolation), drawn)
+    from_store = seconds_per_pair(decoded.load, drawn)
+    faster = from_store < from_files
+    log(
+        f"cache_images: {1 / from_store:,.0f} pairs/s from the cache, {1 / from_files:,.0f} from the files; reading "
+        f"the {'cache' if faster else 'files'}"
+    )
+    return decoded if faster else source
+
+
+def seconds_per_pair(load: Callable[[int], PairSample], indices: list[int]) -> float:
+    """Median time to load a pair."""
+    load(indices[0])
+    times = []
+    for index in indices:
+        start = time.perf_counter()
+        load(index)
+        times.append(time.perf_counter() - start)
+    return max(sorted(times)[len(times) // 2], 1e-9)
+
+
+def decode(source: PairSource, root: Path, size: tuple[int, int], interpolation: Interpolation) -> Store:
+    """Decoded images of a source; they are written where they are not there yet, or damaged.
+
+    Args:
+        source: source whose images do not change.
+        root: folder of all decoded images.
+        size: height and width.
+        interpolation: how images are scaled.
+
+    Raises:
+        ConfigError: the source cannot tell whether its images changed, or has masks.
+        StoreError: the store cannot be written.
+    """
+    images = source.fingerprint()
+    if images is None:
+        raise ConfigError(
+            f"cache_images needs a source that knows whether its images changed; {type(source).__name__} does not; "
+            "leave cache_images unset"
+        )
+    identity = {"images": images, "pairs": len(source), "size": list(size), "interpolation": interpolation}
+    plan = Plan(
+        root / f"pairs-{len(source)}x{size[0]}x{size[1]}-{fingerprint_of(identity)[:16]}",
+        identity,
+        "decoded images",
+        len(source) * 6 * size[0] * size[1],
+        "give cache_images another folder, or take a smaller image_size",
+    )
+    build(plan, lambda draft: _write(source, draft, plan, _resized(source, size, interpolation)))
+    return plan.open()
+
+
+def _write(source: PairSource, folder: Path, plan: Plan, load: Callable[[int], PairSample]) -> list[Shard]:
+    from tqdm.auto import tqdm
+
+    count, store = len(source), fingerprint_of(plan.identity)
+    rows = rows_per_shard(count, plan.size // count)
+    pairs = iter(
+        tqdm(_in_order(load, count), "decoding images", count, unit="pair", delay=2.0, leave=False, disable=None)
+    )
+    return [
+        write_shard(folder, store, _batches(pairs, min(rows, count - start)), table=_TABLE, part=numbered(number))
+        for number, start in enumerate(range(0, count, rows))
+    ]
+
+
+def _batches(pairs: Iterator[PairSample], count: int) -> Iterator[Any]:
+    """Record batches of the next pairs."""
+    import pyarrow as pa
+
+    boxes = pa.struct({"values": pa.list_(pa.float32()), "shape": pa.list_(pa.int32())})
+    for start in range(0, count, _CHUNK):
+        chunk = [next(pairs) for _ in range(min(_CHUNK, count - start))]
+        for sample in chunk:
+            if sample.masks is not None:
+                raise ConfigError(f"pair {sample.id!r} has masks, which are not cached; leave cache_images unset")
+        images = torch.stack([torch.stack([sample.before, sample.after]) for sample in chunk])
+        plain = [None if sample.boxes is None else _plain(sample.boxes) for sample in chunk]
+        yield tensor_batch(images=images.numpy(), boxes=pa.array(plain, boxes))
+
+
+def _plain(boxes: Tensor) -> dict[str, list[float] | list[int]]:
+    return {"values": boxes.flatten().tolist(), "shape": list(boxes.shape)}
+
+
+def _resized(source: PairSource, size: tuple[int, int], interpolation: Interpolation) -> Callable[[int], PairSample]:
+    from lightning_idc.data.transforms.pairs import Resize
+
+    scale, unused = Resize(size, interpolation), torch.Generator()
+    return lambda index: scale(source.load(index), unused)
+
+
+def _in_order(load: Callable[[int], PairSample], count: int) -> Iterator[PairSample]:
+    """All pairs in order, decoded a chunk at a time by threads."""
+    with ThreadPoolExecutor() as pool:
+        for start in range(0, count, _CHUNK):
+            yield from pool.map(load, range(start, min(start + _CHUNK, count)))

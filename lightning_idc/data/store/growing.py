@@ -1,0 +1,152 @@
+"""Stores to which many processes add rows at once: each adds shards of its own, and reads what was there before."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.data.store.manifest import MANIFEST, Manifest, read_manifest
+from lightning_idc.data.store.reader import Table, shards_in
+from lightning_idc.data.store.shards import Shard, check_shard, open_shard, tensor_batch, write_shard
+from lightning_idc.utils.errors import StoreError
+
+
+class GrowingStore:
+    """A store to which rows may be added at any time.
+
+    Args:
+        folder: folder of the store; need not exist.
+        what: content of the store, for messages.
+        remedy: advice for a store that cannot be used, for messages.
+        identity: identity of the rows; None takes that of the manifest, if there is one.
+
+    Raises:
+        StoreError: the manifest is damaged or has another identity, or is missing where shards lie.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        what: str = "rows",
+        remedy: str = "remove it and run again",
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.what, self.remedy = Path(folder), what, remedy
+        self.manifest = Manifest(identity or {})
+        present = shards_in(self.folder, self.manifest, remedy)
+        if (self.folder / MANIFEST).is_file() or (present and identity is None):
+            self.manifest = read_manifest(self.folder, what, remedy, identity)
+            present = shards_in(self.folder, self.manifest, remedy)
+        self.shards = present
+
+    def table(self, name: str) -> Table:
+        """Rows of a table that were there when the store was opened, and those that this process added."""
+        return Table([shard for shard in self.shards if shard.name.table == name])
+
+    def append(self, table: str, batch: Any, part: str | None = None) -> Shard:
+        """Write the rows of a record batch as a shard.
+
+        Args:
+            table: table of the rows.
+            batch: record batch.
+            part: name of the shard that no other process uses; a new one when None.
+
+        Raises:
+            OSError: the rows cannot be written.
+        """
+        if not (self.folder / MANIFEST).is_file():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.manifest.write(self.folder)
+        part = part or f"{time.time_ns():020}{uuid.uuid4().hex[:8]}"  # in the order in which they are written
+        shard = write_shard(self.folder, self.manifest.fingerprint, [batch], table=table, part=part)
+        shard = Shard(shard.path, shard.name, shard.fingerprint, remedy=self.remedy)
+        self.shards.append(shard)
+        return shard
+
+
+class KeyedStore(GrowingStore):
+    """A growing store whose rows are read by key; of two rows with one key the later one counts.
+
+    The keys of a shard have a shard of their own, so that opening the store reads no row.
+
+    Args:
+        folder: folder of the store; need not exist.
+        what: content of the store, for messages.
+        remedy: advice for a store that cannot be used, for messages.
+        identity: identity of the rows; None takes that of the manifest, if there is one.
+
+    Raises:
+        StoreError: as `GrowingStore`.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        what: str = "rows",
+        remedy: str = "remove it and run again",
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(folder, what, remedy, identity)
+        self._rows: dict[str, tuple[Shard, int]] = {}
+        rows = {shard.name.part: shard for shard in self.shards if shard.name.table == "rows"}
+        for shard in self.shards:
+            if shard.name.table == "keys" and shard.name.part in rows:
+                with suppress(StoreError):  # rows whose keys are damaged were never added; `faults` names them
+                    keys = [key for batch in open_shard(shard).batches for key in batch.column("key").to_pylist()]
+                    self._enter(keys, rows[shard.name.part])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rows
+
+    def add(self, keys: Sequence[str], **columns: Any) -> None:
+        """Add rows.
+
+        Args:
+            keys: key of each row.
+            columns: values of each column.
+
+        Raises:
+            OSError: the rows cannot be written.
+        """
+        rows = self.append("rows", tensor_batch(**columns))
+        self.append("keys", tensor_batch(key=list(keys)), rows.name.part)
+        self._enter(keys, rows)
+
+    def value(self, key: str, column: str) -> Any:
+        """Cell of a row by its key.
+
+        Raises:
+            StoreError: the shard of the row is damaged.
+        """
+        shard, row = self._rows[key]
+        return open_shard(shard).value(column, row)
+
+    def first(self, column: str) -> Any:
+        """Cell of the first row; None where there are no rows."""
+        return self.value(next(iter(self._rows)), column) if self._rows else None
+
+    def remove_damaged(self) -> list[Path]:
+        """Remove shards that are damaged, so that their rows count as never added, and return their paths."""
+        removed = []
+        for shard in dict.fromkeys(shard for shard, _ in self._rows.values()):
+            try:
+                check_shard(shard)
+            except StoreError:
+                removed.append(shard.path)
+                with suppress(OSError):
+                    shard.path.unlink()
+        self._rows = {key: row for key, row in self._rows.items() if row[0].path not in removed}
+        return removed
+
+    def _enter(self, keys: Iterable[str], shard: Shard) -> None:
+        self._rows.update((key, (shard, row)) for row, key in enumerate(keys))

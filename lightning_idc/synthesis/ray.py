@@ -1,0 +1,80 @@
+"""Shards on a Ray cluster, or on the cores of one machine: a pool of actors that load the models of a stage once.
+
+An actor that dies costs the shard it was at, which another one makes again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from lightning_idc.synthesis.actors import ActorPool, connected
+from lightning_idc.synthesis.launchers import Launcher
+from lightning_idc.synthesis.run import Job
+from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.utils.errors import check_number
+
+
+class _Worker:
+    """Makes shards in a process of Ray's.
+
+    Args:
+        stage: stage whose models are loaded here.
+        job: job that was begun.
+        device: device of the models.
+    """
+
+    def __init__(self, stage: BasePipelineStage, job: Job, device: str) -> None:
+        self.stage, self.job, self.device = stage, job, device
+
+    def prepare(self) -> None:
+        torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
+        self.job.open(self.stage, self.device)
+
+    def work(self, number: int) -> None:
+        # another launcher may be at it; should it die, the shard is made here
+        self.job.make_all(self.stage, [number], wait=True)
+
+
+class RayPool(Launcher):
+    """Makes all missing shards with a pool of actors, and the reports in this process.
+
+    Args:
+        workers: number of actors.
+        num_cpus: processors of each.
+        num_gpus: GPUs of each; a fraction lets several share one.
+        retries: times that a shard is tried again after its worker died.
+        address: address of the cluster; None for the one that this process is connected to, or a new one on this
+            machine.
+
+    Raises:
+        ConfigError: Ray is not installed or cannot be reached, or there are no workers.
+        DataError: the workers of one shard keep dying.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        retries: int = 3,
+        address: str | None = None,
+    ) -> None:
+        check_number("workers", workers, minimum=1)
+        self.workers, self.num_cpus, self.num_gpus = workers, num_cpus, num_gpus
+        self.retries, self.address = retries, address
+
+    def launch(self, stage: BasePipelineStage, job: Job) -> None:
+        job.begin(stage)
+        ray: Any = connected(self.address)
+        kind = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(_Worker)
+        device = "cuda" if self.num_gpus else "cpu"
+        pending = job.pending()
+        if pending:
+            pool = ActorPool(
+                ray, lambda: kind.remote(stage, job, device), size=self.workers, retries=self.retries, what="shard"
+            )
+            list(pool.results(pending))
+        job.finish(stage)

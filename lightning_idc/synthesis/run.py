@@ -1,0 +1,365 @@
+"""One function makes records: chunk k of a source goes through a stage and becomes shard k of a store.
+
+A shard is made by one process from its beginning and moved into place as a whole, so neither kills nor the number of
+processes change its bytes. `run` works in this process; the Trainer, tasks of an array and Ray's workers call the same
+`Job`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from lightning_idc.data.store.building import complete
+from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered, read_manifest
+from lightning_idc.data.store.reader import check_sizes, shard_of, shards_in
+from lightning_idc.data.store.shards import Shard
+from lightning_idc.synthesis.isolation import IsolatedStage
+from lightning_idc.synthesis.progress import Progress, log_shard, rate
+from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
+from lightning_idc.synthesis.reading import read_ahead
+from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
+from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.synthesis.store import RECORDS, REMEDY, RecordSource, RecordStore, failed_in, write_records
+from lightning_idc.utils.errors import ConfigError, DataError, StoreError, check_choice, check_number
+
+_POLL = 0.2
+"""Seconds between looks for shards that other processes make."""
+_LOCKS = ".locks"
+
+
+class Job:
+    """What a stage makes of a source: a store, in which pieces, and how much of it is there.
+
+    Args:
+        source: a finished store or its folder, or another source of records.
+        target: folder of the new store; one that was begun is continued.
+        batch_size: records per step; it changes no outcome.
+        shard_size: records of the source per shard, which a kill loses at most.
+        num_workers: threads that read and decode images ahead.
+        limit: number of records of the source to use; all when None.
+        keep_dropped: images that stay of dropped records: ``all``, ``thumbnails`` or ``none``.
+        image_format: format of new images; PNG loses nothing, JPEG is about a quarter of it.
+        max_failures: records that may be dropped because the stage raised an error, before the run ends.
+
+    Raises:
+        ConfigError: a number or a name is out of range.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | RecordSource,
+        target: str | Path,
+        batch_size: int = 16,
+        shard_size: int = 128,
+        num_workers: int = 0,
+        limit: int | None = None,
+        keep_dropped: KeepDropped = "all",
+        image_format: ImageFormat = "png",
+        max_failures: int = 100,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("shard_size", shard_size), ("limit", limit)):
+            if value is not None:
+                check_number(name, value, minimum=1)
+        check_number("num_workers", num_workers, minimum=0)
+        check_number("max_failures", max_failures, minimum=0)
+        check_choice("keep_dropped", keep_dropped, ("all", "thumbnails", "none"))
+        check_choice("image_format", image_format, ("png", "jpeg", "webp"))
+        if isinstance(source, RecordStore):
+            source = source.folder
+        self.source_folder = Path(source).resolve() if isinstance(source, str | Path) else None
+        """Folder of the store that is the source, which processes with another current folder open, too."""
+        self._source: RecordSource | None = None if isinstance(source, str | Path) else source
+        self.target = Path(target).resolve()
+        self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit
+        self.keep_dropped, self.image_format, self.max_failures = keep_dropped, image_format, max_failures
+        self._fingerprint = ""
+        self._progress = Progress()
+
+    @property
+    def source(self) -> RecordSource:
+        """Where the records come from; opened when first used, since an earlier stage may have to make it.
+
+        Raises:
+            DataError: the source has no records.
+        """
+        if self._source is None:
+            assert self.source_folder is not None
+            self._source = RecordStore(self.source_folder)
+        if not len(self._source):
+            raise DataError(f"the source of {self.target} has no records")
+        return self._source
+
+    @property
+    def records(self) -> int:
+        """Number of records of the source that are used."""
+        return len(self.source) if self.limit is None else min(self.limit, len(self.source))
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that the target will have."""
+        return -(-self.records // self.shard_size)
+
+    def pending(self) -> list[int]:
+        """Shards that are not there."""
+        names = filter(None, map(ShardName.parse, os.listdir(self.target)))
+        present = {name.part for name in names if name.table == RECORDS}
+        return [number for number in range(self.shards) if numbered(number) not in present]
+
+    @property
+    def completed(self) -> bool:
+        """Whether the target was finished."""
+        return self._manifest().shards is not None
+
+    def run(
+        self, stage: BasePipelineStage, *, task: int = 0, tasks: int = 1, device: str | torch.device = "cpu"
+    ) -> bool:
+        """Make the shards of a task in this process, and complete the target if all are there; see `run`.
+
+        Returns:
+            Whether the target is complete.
+        """
+        if not 0 <= task < tasks:
+            raise ConfigError(f"task is {task} of {tasks}; expected 0 to {tasks - 1}")
+        self.begin(stage)
+        share = [number for number in self.pending() if number % tasks == task]
+        if share:
+            self.open(stage, device)
+            self.make_all(stage, share, wait=tasks == 1)
+        return self.finish(stage)
+
+    def begin(self, stage: BasePipelineStage) -> None:
+        """Begin the target, or check what a stopped run left there; any process may call it.
+
+        Raises:
+            ConfigError: the target was made by another stage, with other settings or from another source.
+            StoreError: the target is damaged.
+        """
+        identity = self._identity(stage)
+        self._fingerprint = fingerprint_of(identity)
+        self.target.mkdir(parents=True, exist_ok=True)
+        manifest = self.target / MANIFEST
+        strangers = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
+        if manifest.exists():  # looked for last, since another process may begin the target just now
+            self._check_identity(identity)
+            self._remove_damaged()
+        elif strangers:
+            raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
+        else:
+            Manifest(identity, notes=self._notes()).write(self.target)
+
+    def open(self, stage: BasePipelineStage, device: str | torch.device = "cpu") -> None:
+        """Load the models of a stage, and let it see the source.
+
+        Args:
+            stage: stage as it was built.
+            device: device of the models.
+
+        Raises:
+            StoreError: the target was begun with other weights of a model.
+        """
+        stage.setup("predict")
+        self.attach(stage.to(device))
+
+    def attach(self, stage: BasePipelineStage) -> None:
+        """Let a stage whose models are loaded see the source; see `open`."""
+        record_provenance(self.target, stage)
+        stage.eval()
+        stage.prepare(self.source)
+
+    def make(self, stage: BasePipelineStage, number: int) -> bool:
+        """Make one shard, unless it is there or another process is making it.
+
+        Args:
+            stage: stage that was attached.
+            number: number of the shard.
+
+        Returns:
+            Whether this call made it.
+
+        Raises:
+            DataError: more than ``max_failures`` records failed, or all of the shard did.
+        """
+        (self.target / _LOCKS).mkdir(exist_ok=True)
+        lock = FileLock(self.target / _LOCKS / f"{number}.lock", timeout=0)
+        try:
+            lock.acquire()  # the system takes it from a process that dies
+        except Timeout:
+            return False
+        try:
+            part = numbered(number)
+            # most names are told apart without parsing them
+            names = [ShardName.parse(name) for name in os.listdir(self.target) if f"-{part}-" in name]
+            shards = [name for name in names if name is not None and name.part == part]
+            if any(name.table == RECORDS for name in shards):
+                return False
+            for name in shards:  # images of a process that was killed before it wrote their records
+                (self.target / str(name)).unlink()
+            self._make(stage, number)
+        finally:
+            lock.release()
+        self._progress.show(self.target, self.shards, self.pending)
+        return True
+
+    def _make(self, stage: BasePipelineStage, number: int) -> None:
+        start = time.monotonic()
+        work = IsolatedStage(stage, self._record, self._seal, self.batch_size)
+        positions = range(number * self.shard_size, min((number + 1) * self.shard_size, self.records))
+        records: list[Record] = []
+        with torch.inference_mode():
+            for indices, batch in read_ahead(
+                positions, self.batch_size, self._record, images=stage.reads, threads=self.num_workers
+            ):
+                records += work.transform(indices, batch)
+        self.batch_size = work.batch_size  # smaller where memory ran out
+        self._check_failures(work, number)
+        write_records(self.target, self._fingerprint, number, records, failed=len(work.failed))
+        log_shard(self.target, number, len(records), time.monotonic() - start)
+
+    def make_all(self, stage: BasePipelineStage, numbers: Sequence[int], *, wait: bool) -> None:
+        """Make shards.
+
+        Args:
+            stage: stage that was attached.
+            numbers: numbers of the shards.
+            wait: wait for those that other processes are making, and take over from processes that die.
+        """
+        while numbers:
+            made = [self.make(stage, number) for number in numbers]
+            pending = set(self.pending())
+            numbers = [number for number in numbers if number in pending]
+            if not any(made) and not wait:
+                return
+            if numbers and not any(made):
+                time.sleep(_POLL)
+
+    def finish(self, stage: BasePipelineStage) -> bool:
+        """Complete the target if all shards are there, and let the stage write its reports; return whether they are."""
+        if self.pending():
+            return False
+        with FileLock(self.target / f"{MANIFEST}.lock"):
+            notes = {**self._notes(), "provenance": stored_provenance(self.target)}
+            complete(self.target, self._identity(stage), self._present(), **notes)
+            shutil.rmtree(self.target / _LOCKS, ignore_errors=True)
+            for leftover in self.target.glob("*.partial"):  # of killed processes
+                leftover.unlink(missing_ok=True)
+            store = RecordStore(self.target)
+            remaining, reasons = store.counts()
+            dropped = f"{sum(reasons.values())} dropped" + (f": {counted(reasons)}" if reasons else "")
+            print(f"{stage.name}: {remaining} records kept, {dropped}; {rate(self.target)}", flush=True)
+            stage.finish(store)
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker opens a store of its own
+        return {**self.__dict__, "_source": None if self.source_folder is not None else self._source}
+
+    def _identity(self, stage: BasePipelineStage) -> dict[str, Any]:
+        """Everything that decides the records of the target."""
+        images = {"format": self.image_format, "keep_dropped": self.keep_dropped}
+        return {
+            "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
+            "settings": json.loads(json.dumps({**stage.settings(), "seed": stage.seed, "images": images})),
+            "source": self.source.fingerprint,
+            "records": self.records,
+            "shard_size": self.shard_size,
+        }
+
+    def _notes(self) -> dict[str, Any]:
+        # relative, so that all folders of a run may be moved together
+        return {"source": None if self.source_folder is None else os.path.relpath(self.source_folder, self.target)}
+
+    def _check_identity(self, identity: dict[str, Any]) -> None:
+        earlier = self._manifest().identity
+        changed = [name for name in identity if earlier.get(name) != identity[name]]
+        if changed == ["shard_size"]:
+            raise ConfigError(
+                f"{self.target} was begun with shard_size {earlier['shard_size']}, which is {self.shard_size} now; use "
+                "that one, name another target, or remove that folder to begin anew"
+            )
+        if changed:
+            named = [name for name in changed if name in ("stage", "settings", "records")]
+            raise ConfigError(
+                f"{self.target} was begun with {' and '.join(named) or 'records of the source'} that are different "
+                "now; name another target, or remove that folder to begin anew"
+            )
+
+    def _manifest(self) -> Manifest:
+        return read_manifest(self.target, "records", REMEDY)
+
+    def _present(self) -> list[Shard]:
+        return shards_in(self.target, self._manifest(), REMEDY)
+
+    def _remove_damaged(self) -> None:
+        """Remove the parts of which a shard is missing or has another size than listed, so that they are made again."""
+        manifest, damaged = self._manifest(), []
+        for name in manifest.shards or ():
+            try:
+                check_sizes([shard_of(self.target, manifest, name)])
+            except StoreError:
+                damaged.append(name)
+        parts = {name.part for name in damaged}
+        for shard in self._present():
+            if shard.name.part in parts:
+                shard.path.unlink()
+        if damaged:
+            print(f"{self.target}: damaged, made again: {', '.join(map(str, damaged))}", flush=True)
+
+    def _record(self, index: int) -> Record:
+        # the images of an earlier stage are looked up in its store and not written again
+        return self.source.linked(index) if isinstance(self.source, RecordStore) else self.source.record(index)
+
+    def _seal(self, record: Record) -> None:
+        record.seal(self.image_format, self.keep_dropped)
+
+    def _check_failures(self, work: IsolatedStage, number: int) -> None:
+        failed, name = len(work.failed), work.stage.name
+        if failed == work.alive > 1:
+            raise DataError(f"all {failed} records of shard {number} failed in {name}; {work.first_failure}")
+        if not failed:
+            return
+        failed += sum(failed_in(shard) for shard in self._present() if shard.name.table == RECORDS)
+        if failed > self.max_failures:
+            raise DataError(
+                f"{failed} records failed in {name}, at most {self.max_failures} are allowed (max_failures); "
+                f"{work.first_failure}"
+            )
+
+
+def run(
+    stage: BasePipelineStage,
+    source: str | Path | RecordSource,
+    target: str | Path,
+    *,
+    task: int = 0,
+    tasks: int = 1,
+    device: str | torch.device = "cpu",
+    **options: Any,
+) -> RecordStore | None:
+    """Make the records of a stage in this process; what is there already is not made again.
+
+    Args:
+        stage: stage as it was built.
+        source: a finished store or its folder, or another source of records.
+        target: folder of the new store; one that was begun is continued.
+        task: number of this task of an array.
+        tasks: number of tasks, each of which makes every ``tasks``-th shard; the last one to end completes the store.
+        device: device of the models.
+        options: further arguments of `Job`.
+
+    Returns:
+        The store; None while shards of other tasks are missing.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    job = Job(source, target, **options)
+    return RecordStore(job.target) if job.run(stage, task=task, tasks=tasks, device=device) else None
