@@ -20,14 +20,14 @@ from helpers.bad_files.weights import Writer, good_checkpoint
 from helpers.sandbox import Sandbox
 from helpers.weight_readers import WEIGHT_READERS, Reader
 from lightning_idc.cli.recipe import load as load_recipe
-from lightning_idc.images.images import read_image
+from lightning_idc.data.store.store import MANIFEST, Store, write_manifest
 from test_no_remote_code import CODE
 from test_no_remote_code import readers as transformers_readers
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.data import HuggingFaceTable
-from lightning_idc.data.store.store import MANIFEST, Store, write_manifest
 from lightning_idc.data.tables.prepare import unpack
+from lightning_idc.images.read import read_image
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.methods.procap.official.encoder import read_weights

@@ -16,7 +16,7 @@ from lightning_idc.data.store.building import Plan, build, rows_per_shard
 from lightning_idc.data.store.manifest import fingerprint_of, numbered
 from lightning_idc.data.store.reader import Store
 from lightning_idc.data.store.shards import Shard, tensor_batch, write_shard
-from lightning_idc.images.images import Interpolation
+from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, StoreError
 
