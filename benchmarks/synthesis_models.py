@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
-from lightning_idc.methods.img_diff.captions import INSTRUCTION, PromptedEdits
-from lightning_idc.methods.img_diff.judging import NATURAL, NaturalImages
+from lightning_idc.methods.img_diff.captions import PromptedEdits
+from lightning_idc.methods.img_diff.judging import NaturalImages
+from lightning_idc.methods.img_diff.prompts import CAPTION_EDIT, UNNATURAL_FILTER
 from lightning_idc.methods.img_diff.questions import PromptedTeller
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.models.chat import ChatModel, ChatVisionModel, PromptedCaptioner
@@ -85,7 +86,14 @@ def tokenizer(**special: Any) -> Any:
     from tokenizers.processors import TemplateProcessing
     from transformers import PreTrainedTokenizerFast
 
-    known = ["<pad>", "<unk>", "<bos>", "<eos>", "<image>", *dict.fromkeys(f"{INSTRUCTION} {NATURAL}".split())]
+    known = [
+        "<pad>",
+        "<unk>",
+        "<bos>",
+        "<eos>",
+        "<image>",
+        *dict.fromkeys(f"{CAPTION_EDIT} {UNNATURAL_FILTER}".split()),
+    ]
     words = known + [f"w{number}" for number in range(WORDS - len(known))]
     core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     core.pre_tokenizer = WhitespaceSplit()
