@@ -102,7 +102,7 @@ def _entries(
         home: folder of all runs.
         begun: folder of each run that was begun, and its keys.
     """
-    if home in begun:  # which says itself what entry it is of
+    if home in begun and not seeds:  # which says itself what entry it is of
         return [_Entry(home, {**begun[home], **keys}, "")]
     chosen = {key.removeprefix("matrix."): str(value) for key, value in keys.items() if key.startswith("matrix.")}
     combinations = choices(path, chosen)
@@ -120,6 +120,11 @@ def _entries(
                 parts, title = [f"seed_{seed}", *parts], ", ".join(filter(None, [f"seed {seed}", title]))
             folder = home.joinpath(*parts)
             entries.append(_Entry(folder, {**begun.get(folder, common), **keys, **entry_keys}, title))
+    if begun and begun.keys().isdisjoint(entry.folder for entry in entries):
+        shown = ", ".join(os.path.relpath(folder) for folder in begun)
+        raise ConfigError(
+            f"--resume: found runs in {shown}; expected one of these, or --seeds as they were started with"
+        )
     return entries
 
 
