@@ -166,6 +166,8 @@ def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
     assert main(["run", "toy.yaml", "--seeds", "1,2", "--run_dir", "out", *keys]) == 1
     assert "lightning-idc run toy.yaml --seeds 1,2 --resume out" in capsys.readouterr().err
     runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 1 and runs == []
+    assert "found runs in out/seed_1; expected" in capsys.readouterr().err
     mended = ["--stages.second.model.fail_at", "-1"]
     assert main(["run", "toy.yaml", "--seeds", "1,2", "--resume", "out", *mended]) == 0
     assert names(runs) == ["second", "test", "first", "second", "test"]
