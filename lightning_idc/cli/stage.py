@@ -30,7 +30,7 @@ from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint
 from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.errors import readable
-from lightning_idc.cli.recipes.launch import REFUSED, STAGE, Plan
+from lightning_idc.cli.recipes.plan import REFUSED, STAGE, Plan
 from lightning_idc.cli.signatures import arguments_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import destroy_process_group

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli import run
-from lightning_idc.cli.recipes.launch import Plan, run_here
+from lightning_idc.cli.recipes.launch import run_here
+from lightning_idc.cli.recipes.plan import Plan
 
 
 def stages_here(monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | None = None) -> None:

@@ -11,41 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import FrameType
-from typing import Any
 
+from lightning_idc.cli.recipes.plan import INTERRUPTED, STAGE, Plan
 from lightning_idc.utils.children import end_with_parent
 
-STAGE = "LIGHTNING_IDC_STAGE"
-"""Environment variable with the record of the stage that a process, or one that Lightning starts from it, runs."""
 _PARENT = "LIGHTNING_IDC_PARENT"
 SECONDS_TO_FOLLOW = 30
 """How long a stage may take to end by itself after another process of the run has ended."""
-INTERRUPTED, REFUSED = 130, 3
-"""Exit status of a stage that a signal ended, and of one whose configuration, or a later one, is wrong."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a process needs to know to run a stage.
-
-    Args:
-        verb: of LightningCLI.
-        file: configuration.
-        record: file to write when the stage is finished.
-        key: digest of the stage, for the record.
-        environment: further variables.
-        later: name, verb and configuration of the stages to check before this one runs.
-    """
-
-    verb: str
-    file: str
-    record: str
-    key: str
-    environment: dict[str, str] = field(default_factory=dict)
-    later: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
 
 
 Launch = Callable[[Plan, bool], int]

@@ -20,7 +20,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from lightning_idc.cli.recipes.compose import Recipe, Stage, resolve
-from lightning_idc.cli.recipes.launch import INTERRUPTED, REFUSED, Launch, Plan
+from lightning_idc.cli.recipes.launch import Launch
+from lightning_idc.cli.recipes.plan import INTERRUPTED, REFUSED, Plan
 from lightning_idc.cli.recipes.ranks import Ranks
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write
