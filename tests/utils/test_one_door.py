@@ -20,22 +20,21 @@ WRITERS = {
     "utils/uploads.py": "the one door to the hub",
     "utils/files.py": "atomic_write itself, and the half-written files of processes that are gone",
     # folders that the library names, makes and knows by a manifest or a seal of its own
-    "data/store/store.py": "stores",
     "data/store/shards.py": "stores",
+    "data/store/building.py": "stores",
+    "data/store/growing.py": "stores",
+    "data/store/manifest.py": "stores",
+    "synthesis/run.py": "stores of records",
+    "cli/recipes/ranks.py": "the lock of a folder of runs",
+    "cli/recipes/run.py": "folders of runs",
+    "cli/recipes/shipped.py": "a copy to a file that is not there",
+    "cli/stage.py": "folders of runs",
     "checkpoints/checkpoint_io.py": "checkpoints",
     "metrics/meteor/paraphrase_index.py": "an index in the cache folder",
     "methods/namc/descriptions.py": "statistics in the folder of a store",
-    "synthesis/claims.py": "locks in the folder of a store",
     "synthesis/progress.py": "progress in the folder of a store",
     "synthesis/provenance.py": "provenance in the folder of a store",
     "synthesis/models/endpoint.py": "answers by the digest of their request",
-    "cli/locking.py": "the lock of a folder of runs",
-    "cli/stages.py": "folders of runs",
-    "cli/records.py": "folders of runs",
-    "cli/streams.py": "folders of runs",
-    "cli/training.py": "folders of runs",
-    "cli/preflight.py": "a temporary file",
-    "cli/recipes.py": "a copy to a file that is not there",
     "metrics/spice.py": "a temporary folder",
     "synthesis/export.py": "an empty folder, on any file system of fsspec",
     # given the path of a draft
@@ -61,7 +60,7 @@ def test_files_are_written_and_removed_through_one_module() -> None:
 @pytest.mark.parametrize("call", ["rmtree(", "upload_folder(", "upload_file(", "create_commit("])
 def test_folders_are_removed_and_uploaded_in_few_places(call: str) -> None:
     allowed = (
-        {"utils/outputs.py", "data/store/store.py", "synthesis/claims.py"}
+        {"utils/outputs.py", "data/store/building.py", "synthesis/run.py", "cli/recipes/run.py"}
         if call == "rmtree("
         else {"utils/uploads.py"}
     )

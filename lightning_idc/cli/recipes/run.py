@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from lightning_idc.cli.recipes.launch import Launch
 from lightning_idc.cli.recipes.plan import INTERRUPTED, REFUSED, Plan
 from lightning_idc.cli.recipes.ranks import Ranks
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.files import atomic_write, digest
 
 RUN, DONE = "run.json", "stage.json"
 
@@ -62,12 +62,18 @@ class Run:
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder):
-            about = {"recipe": self.recipe.path.name, "overrides": self.keys}
+            # runs of one name are seeds of one recipe only where the recipe was the same
+            recipe = digest(*(stage.key for stage in self.recipe.stages))
+            about = {"recipe": self.recipe.path.name, "digest": recipe, "overrides": self.keys}
             atomic_write(self.folder / RUN, json.dumps(about, indent=2, default=str))
             status = self._run_stages()
         if status == REFUSED:
-            if new:
-                shutil.rmtree(new[-1])
+            if self.folder in new:
+                shutil.rmtree(self.folder)
+            with suppress(OSError):  # a folder above may hold another run by now
+                for parent in new:
+                    if parent.exists():
+                        parent.rmdir()
             return 1
         return status
 

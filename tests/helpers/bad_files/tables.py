@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lightning_idc.data.store.store import write_manifest
+from lightning_idc.synthesis.shards import write_shard
 
 from helpers.bad_files.weights import SYSTEM
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
-from lightning_idc.data.store.store import write_manifest
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.shards import write_shard
 
 PATHS = {
     "parent": "../secrets/s.png",
