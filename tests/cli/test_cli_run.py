@@ -57,7 +57,7 @@ def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
 def test_nothing_runs_when_a_later_stage_is_wrong(
     runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 3
+    assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: stage test: ") and "model.width" in message and "wide" in message
     assert "--resume" not in message and not (tmp_path / "runs").exists()
@@ -281,7 +281,7 @@ def test_only_smoke_sizes_run_in_the_process_of_the_runner(
 
 
 def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: Any, tmp_path: Path) -> None:
-    text = "matrix:\n  width: {small: {}, wide: {stages: {second: {config: {model: {init_args: {width: 9}}}}}}}\n"
+    text = "matrix:\n  width: {small: {}, wide: {base: {model: {init_args: {width: 9}}}}}\n"
     Path("toy.yaml").write_text(RECIPE + text)
     failing = ["--stages.second.model.fail_at", "1"]
     assert main(["run", "toy.yaml", "--run_dir", "out", *failing]) == 1
