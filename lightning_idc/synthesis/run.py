@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from lightning_idc.data.store.building import complete
-from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered, read_manifest
+from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, numbered, read_manifest
 from lightning_idc.data.store.reader import check_sizes, shard_of, shards_in
 from lightning_idc.data.store.shards import Shard
 from lightning_idc.synthesis.isolation import IsolatedStage
@@ -144,7 +144,6 @@ class Job:
             StoreError: the target is damaged.
         """
         identity = self._identity(stage)
-        self._fingerprint = fingerprint_of(identity)
         self.target.mkdir(parents=True, exist_ok=True)
         manifest = self.target / MANIFEST
         strangers = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
@@ -171,6 +170,8 @@ class Job:
 
     def attach(self, stage: BasePipelineStage) -> None:
         """Let a stage whose models are loaded see the source; see `open`."""
+        # not in `begin`, which only one process of a Trainer calls
+        self._fingerprint = self._manifest().fingerprint
         record_provenance(self.target, stage)
         stage.eval()
         stage.prepare(self.source)
