@@ -26,7 +26,7 @@ RECORDS, IMAGES = "records", "images"
 FAILED = b"failed"
 """Metadata of a shard: how many of its records were dropped because the stage raised an error."""
 _ROWS = 16
-"""Records per batch of a shard: a million pixels in one row must not be in memory a thousandfold."""
+"""Records with pixels per batch of a shard: a million of them in one row must not be in memory a thousandfold."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -76,19 +76,20 @@ def write_records(folder: Path, fingerprint: str, number: int, records: Sequence
     if any(record.images for record in records):
         # before the records, whose shard says that both are there
         rows = ({IMAGES: _named(record.images)} for record in records)
-        write_shard(folder, fingerprint, _batches(rows, images), table=IMAGES, part=part, schema=images)
+        write_shard(folder, fingerprint, _batches(rows, images, _ROWS), table=IMAGES, part=part, schema=images)
     schema = schema.with_metadata({FAILED: str(failed)})
-    batches = _batches(map(_row, records), schema)
+    rows_per_batch = _ROWS if any(record.arrays for record in records) else max(1, len(records))
+    batches = _batches(map(_row, records), schema, rows_per_batch)
     write_shard(folder, fingerprint, batches, table=RECORDS, part=part, schema=schema)
 
 
-def _batches(rows: Iterator[dict[str, Any]], schema: Any) -> Iterator[Any]:
+def _batches(rows: Iterator[dict[str, Any]], schema: Any, size: int) -> Iterator[Any]:
     import pyarrow as pa
 
     chunk: list[dict[str, Any]] = []
     for row in rows:
         chunk.append(row)
-        if len(chunk) == _ROWS:
+        if len(chunk) == size:
             yield pa.RecordBatch.from_pylist(chunk, schema=schema)
             chunk = []
     if chunk:

@@ -17,7 +17,7 @@ import xxhash
 from lightning_idc.data.store.manifest import ShardName
 from lightning_idc.utils.errors import StoreError
 
-OPEN_SHARDS = 256
+OPEN_SHARDS = 128
 """Shards that a process keeps mapped at once, of all stores together."""
 _BLOCK = 1 << 20
 
