@@ -42,11 +42,14 @@ from lightning_idc.models.parameter_groups import (
 )
 from lightning_idc.models.random_state import random_state, set_random_state
 from lightning_idc.models.schedules import Constant, Schedule, scheduled
+from lightning_idc.utils.bounds import register_bounds
 from lightning_idc.utils.errors import ConfigError, IDCError, check_number, reading, reads_file
 from lightning_idc.utils.names import public_name
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+register_bounds()  # for a LightningCLI of the user, too
 
 
 class PairModule(LightningModule):
