@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from studies.negatives import side_by_side
+
+from benchmarks.studies.negatives import side_by_side
 
 
 def stage(folder: Path, name: str, negatives: dict[str, str]) -> None:

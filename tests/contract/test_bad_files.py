@@ -20,12 +20,13 @@ from helpers.bad_files.weights import Writer, good_checkpoint
 from helpers.sandbox import Sandbox
 from helpers.weight_readers import WEIGHT_READERS, Reader
 from lightning_idc.cli.recipe import load as load_recipe
-from lightning_idc.data.store.store import MANIFEST, Store, write_manifest
 from test_no_remote_code import CODE
 from test_no_remote_code import readers as transformers_readers
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.data import HuggingFaceTable
+from lightning_idc.data.store.manifest import FORMAT, MANIFEST
+from lightning_idc.data.store.reader import Store
 from lightning_idc.data.tables.prepare import unpack
 from lightning_idc.images.read import read_image
 from lightning_idc.methods.clip4idc.module import Clip4Idc
@@ -259,12 +260,12 @@ def table_cases() -> Iterator[Case]:
         yield Case("table", name, write_table, {"table": read_table}, ())
     for name, make in tables.STORES.items():
         yield Case("store", name, make, {"store": read_store})
-    for shards in (-1, 10**12, "../secrets/s", [1], 1.5):
+    for shards in (-1, 10**12, "../secrets/s", [1], 1.5, {"../secrets/s.arrow": 1}, {"x": "y"}):
 
         def write_shards(folder: Path, shards: Any = shards) -> None:
-            write_manifest(folder, {}, 1)
-            content = json.loads((folder / MANIFEST).read_text())
-            (folder / MANIFEST).write_text(json.dumps({**content, "shards": shards}))
+            content = {"format": FORMAT, "identity": {}, "notes": {}, "shards": shards}
+            checksum = digest(json.dumps(content, sort_keys=True))
+            (folder / MANIFEST).write_text(json.dumps({**content, "checksum": checksum}))
 
         yield Case("manifest", f"shards {shards}", write_shards, {"store": Store})
 
@@ -283,9 +284,7 @@ def read_table(folder: Path) -> None:
 
 
 def read_store(folder: Path) -> None:
-    store = RecordStore(folder / "store")
-    store.check()
-    for record in store:
+    for record in RecordStore(folder / "store"):
         record.encoded("early")
 
 

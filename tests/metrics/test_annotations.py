@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from annotations import compare, variants
+
+from benchmarks.studies.annotations import compare, variants
 
 
 @pytest.mark.slow

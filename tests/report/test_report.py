@@ -24,7 +24,6 @@ from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.manifest import MANIFEST
 from lightning_idc.utils.outputs import write_file
 
 RECORDS = [
@@ -139,7 +138,7 @@ def test_examples_take_turns_between_types() -> None:
 def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = fit([], tmp_path, TinyCaptioner(), max_steps=2)
     Trainer(callbacks=[ShowResults(examples=3)], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
-    assert {path.name for path in tmp_path.iterdir() if path.is_file() and path.name != MANIFEST} == {
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
         "predictions.jsonl", "metrics.json", "report.html",
     }  # fmt: skip
     predictions = records_of(tmp_path / "predictions.jsonl")

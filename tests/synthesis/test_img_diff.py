@@ -13,8 +13,8 @@ import pytest
 import torch
 from helpers.toy_stages import pair_of
 from PIL import Image
-from synthesis import scenes
 
+from benchmarks.synthesis import scenes
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
 from lightning_idc.data.checking import check_benchmark

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthesis import own_cutouts, pasted_and_described, rightly_named
 from torch import Tensor
 
+from benchmarks.synthesis import own_cutouts, pasted_and_described, rightly_named
 from lightning_idc.images.resize import resize
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from lightning_idc.data.store.store import write_manifest
-from lightning_idc.synthesis.shards import write_shard
 
 from helpers.bad_files.weights import SYSTEM
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
+from lightning_idc.data.store.building import complete
+from lightning_idc.data.store.manifest import Manifest, fingerprint_of, read_manifest
+from lightning_idc.data.store.reader import shards_in
+from lightning_idc.synthesis import store as store_module
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import write_records
 
 PATHS = {
     "parent": "../secrets/s.png",
@@ -134,37 +136,39 @@ FOLDERS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def record_store(root: Path, **extra: Any) -> Path:
-    (root / "store").mkdir()
-    write_manifest(root / "store", {"seed": 0}, 1, **{"source": None, "complete": True, **extra})
-    return root / "store"
-
-
-def object_array(root: Path) -> Path:
-    store = record_store(root)
-    record = Record("r", {})
-    record.arrays["x"] = np.zeros(len(SYSTEM))
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "|O", "fortran_order": False, "shape": (1,)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_idc.synthesis.shards._pack", lambda values: buffer.getvalue() + SYSTEM)
-        write_shard(store, 0, [record])
+def record_store(root: Path, records: Sequence[Record], **notes: Any) -> Path:
+    """A store of records, as a hostile author may write it."""
+    store, identity = root / "store", {"stage": "s", "source": "x"}
+    store.mkdir()
+    write_records(store, fingerprint_of(identity), 0, records)
+    complete(store, identity, shards_in(store, Manifest(identity)), source=None, **notes)
     return store
 
 
+def object_array(root: Path) -> Path:
+    record = Record("r", {})
+    record.arrays["x"] = np.zeros(len(SYSTEM))
+    row = {"name": "x", "dtype": "|O", "shape": [1], "data": SYSTEM}
+    with pytest.MonkeyPatch.context() as patch:
+        plain = store_module._row
+        patch.setattr(store_module, "_row", lambda record: {**plain(record), "arrays": [row]})
+        return record_store(root, [record])
+
+
 def pickled_shard(root: Path) -> Path:
-    store = record_store(root)
-    write_shard(store, 0, [Record("r", {})])
-    (store / "shard-00000.arrow").write_bytes(SYSTEM)
+    store = record_store(root, [Record("r", {})])
+    (shard,) = store.glob("*.arrow")
+    shard.write_bytes(SYSTEM)
     return store
 
 
 def of_a_parent(source: str) -> Callable[[Path], Path]:
     def write(root: Path) -> Path:
-        store = record_store(root, source=source)
         record = Record("r", {})
         record.origin = 0
-        write_shard(store, 0, [record])
+        store = record_store(root, [record])
+        manifest = read_manifest(store)
+        Manifest(manifest.identity, manifest.shards, {"source": source}).write(store)
         return store
 
     return write
