@@ -24,6 +24,8 @@ _BUILT_TOO_EARLY = (
 def arguments_of(path: str) -> frozenset[str] | None:
     """Names of the arguments of a class or function, also those of parents that it hands ``**kwargs`` to.
 
+    The ``**kwargs`` of a class with an ``options_class`` are the fields of that dataclass.
+
     Args:
         path: of the class.
 
@@ -48,12 +50,24 @@ def arguments_of(path: str) -> frozenset[str] | None:
         return names
     if init is not None and not node.bases:
         return None
+    options = _options_class(node)
+    if init is not None and options is not None:
+        fields = arguments_of(_path_of(options, module))
+        return None if fields is None else names | fields
     for base in node.bases:
         inherited = arguments_of(_path_of(base, module))
         if inherited is None:
             return None
         names |= inherited
     return names
+
+
+def _options_class(node: ast.ClassDef) -> ast.expr | None:
+    """The dataclass that a class assigns to ``options_class``."""
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "options_class":
+            return statement.value
+    return None
 
 
 def _parameters(function: ast.FunctionDef) -> frozenset[str]:

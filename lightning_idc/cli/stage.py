@@ -287,10 +287,17 @@ def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "trainer": trainer} if trainer else {k: v for k, v in config.items() if k != "trainer"}
 
 
-def _in_one_line(text: str) -> str:
-    """Message of jsonargparse, which takes a line per type of a union and more."""
-    lines = [line.strip(" -") for line in text.splitlines()]
-    return "; ".join(line for line in lines if line and line != "Errors:" and not line.startswith("Subtypes"))
+_NOISE = ("Errors:", "Subtypes", "Does not validate against any", "Expected a <class 'NoneType'>", "Given value type")
+"""Beginnings of lines of jsonargparse that say nothing about what to write instead."""
+
+
+def _in_one_line(message: str) -> str:
+    """Message of jsonargparse as one line, from the outermost key to what was expected in the innermost one."""
+    lines = [line.strip().lstrip("- ") for line in message.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(_NOISE)]
+    # the value of the outermost key repeats what the user wrote
+    inner = [line for line in lines if not line.startswith("Given value:")]
+    return "; ".join(inner if any("Got value" in line for line in inner) else lines)
 
 
 def _check_has_weights(model: LightningModule, verb: str) -> None:

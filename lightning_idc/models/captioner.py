@@ -260,18 +260,24 @@ class PairCaptioner(PairModule):
         super().on_train_start()
         self._has_seen_input = False
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Check the kind of a batch: a loader whose data module no trainer knows makes others."""
+    def check_batch(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
+        """Check the kind of a batch: a loader whose data module no trainer knows makes others.
+
+        Raises:
+            ConfigError: the batch is not a :class:`PairBatch`.
+        """
         if not isinstance(batch, PairBatch):
             raise ConfigError(
                 f"{type(self).__name__} got a batch that is a {type(batch).__name__}; expected what its `collate` "
                 "makes: hand over the data module itself, as in trainer.fit(model, data), or loaders with "
                 "collate_fn=model.collate"
             )
-        return batch
+
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = check_batch
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
         """Store what the images that the network is trained on are like."""
+        self.check_batch(batch)
         # what a start from other weights brought was of other images
         seen = self.hparams["input_spec"] if self._has_seen_input else None
         self.store_hparams(input_spec=noted(seen, self.batch_image_size(batch), self.data))

@@ -6,27 +6,32 @@ import functools
 import inspect
 import math
 import pickle
+import re
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
+_LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 class IDCError(ValueError):
-    """Base of all errors that a user can fix."""
+    """Base of all errors that a user can fix; its message is one line, whatever another library put into it."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_LINE_BREAK.sub(" ", message).strip())
 
 
 class ConfigError(IDCError):
     """A configuration, an argument or a combination of parts is wrong."""
 
 
-class DatasetNotFoundError(IDCError):
-    """A data set, or a file that belongs to it, is not where it was looked for."""
-
-
 class DataError(IDCError):
     """A pair, an annotation or a stored file is damaged or inconsistent."""
+
+
+class DatasetNotFoundError(DataError):
+    """A data set, or a file that belongs to it, is not where it was looked for."""
 
 
 class StoreError(DataError):

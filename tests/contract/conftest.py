@@ -25,6 +25,7 @@ def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
 
     box = Sandbox.make(tmp_path)
     monkeypatch.chdir(box.folder)
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(box.folder / "cache"))
     # as under `python -m`, so that an import is not only tried
     monkeypatch.syspath_prepend(str(box.folder))
     for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE", "DOWNLOADED_DATASETS_PATH", "EXTRACTED_DATASETS_PATH"):

@@ -19,11 +19,11 @@ from helpers.bad_files import archives, images, models, tables, weights
 from helpers.bad_files.weights import Writer, good_checkpoint
 from helpers.sandbox import Sandbox
 from helpers.weight_readers import WEIGHT_READERS, Reader
-from lightning_idc.cli.recipe import load as load_recipe
 from test_no_remote_code import CODE
 from test_no_remote_code import readers as transformers_readers
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
+from lightning_idc.cli.recipes.compose import load as load_recipe
 from lightning_idc.data import HuggingFaceTable
 from lightning_idc.data.store.manifest import FORMAT, MANIFEST
 from lightning_idc.data.store.reader import Store
@@ -39,6 +39,7 @@ from lightning_idc.nn.vocabulary import BertVocabulary, ClipVocabulary
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.synthesis.models.diffusion import PromptToPrompt
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.files import digest
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ NO_BOUND = {
     "WeightedRewards": {"weights"},  # one below 0 is a penalty
     "EraseObjects": {"alike", "confidence", "overlap"},  # of a model, whose scale they have
     "RemovedObjects": {"present", "absent"},
+    "SamSegmenter": {"confidence", "stability"},
     "GridBackbone": {"mean", "std"},
 }
 """Numbers of which any may make sense."""
@@ -50,12 +51,11 @@ STILL_BY_HAND: dict[str, set[str]] = {
     "Chromium": {"width", "height"},
     "Deduplicate": {"distance"},
     "ImageFolder": {"copies"},
-    "MaskedReconstruction": {"share", "width", "layers", "heads", "weight"},
-    "NoiseMasking": {"image_share", "word_share", "weight"},
+    "MaskedReconstruction": {"weight"},
+    "NoiseMasking": {"weight"},
     "PairCaptioner": {"captions_per_pair", "max_length", "num_beams", "min_word_count", "image_size"},
-    "PreferenceOptimization": {"beta", "caption_weight", "displacement_threshold", "image_weight", "anchor", "weight"},
+    "PreferenceOptimization": {"weight"},
     "RayPool": {"workers", "num_cpus", "num_gpus", "retries"},
-    "Records": {"batch_size", "shard_size", "num_workers", "limit", "max_failures"},
     "ReleasePairs": {"shares"},
     "SamplePhotos": {"copies"},
     "WebPages": {"count", "no_change", "width"},

@@ -113,7 +113,7 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
         try:
-            image = read_image(data, "fuzz", options)
+            image = read_image(data, options, name="fuzz")
         except IDCError as error:
             assert "fuzz" in str(error) and len(str(error)) < 1000
             return

@@ -34,7 +34,7 @@ PLUGIN_CLASSES = (AddonCallback, AdapterCallback, Addon, Adapter)
 def public_plugins() -> set[str]:
     """Names of all exported add-ons, adapters and callbacks that attach them."""
     found = set()
-    for package in ("lightning_idc.callbacks", "lightning_idc.methods"):
+    for package in ("lightning_idc.callbacks", "lightning_idc.methods", "lightning_idc.models"):
         module = importlib.import_module(package)
         kinds = {name: getattr(module, name) for name in module.__all__}
         found |= {name for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, PLUGIN_CLASSES)}

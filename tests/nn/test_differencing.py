@@ -15,7 +15,7 @@ from lightning_idc.models.where import counted, locate
 from lightning_idc.nn.backbones import build_backbone, grid_of
 from lightning_idc.nn.differencing import CellCounts, DifferenceCNN
 from lightning_idc.nn.peaks import THRESHOLD, peaks
-from lightning_idc.utils.errors import CheckpointError, ConfigError
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
 CELL = 8
@@ -95,7 +95,7 @@ def test_it_is_refused_where_images_are_read_one_by_one() -> None:
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3).build()
     with pytest.raises(ConfigError, match="counts is 3 and freeze_backbone false"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3, backbone="difference").build()
-    with pytest.raises(ConfigError, match="images have 1 channels"):
+    with pytest.raises(DataError, match="images have 1 channels"):
         DifferenceCNN()(torch.zeros(1, 2, 1, 32, 32, dtype=torch.uint8))
 
 

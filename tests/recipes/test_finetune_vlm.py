@@ -21,7 +21,7 @@ from lightning_idc.models.vlm.plan import GIB, plan_of_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "paper" / "finetune_vlm.yaml"
-README = ROOT / "lightning_idc" / "methods" / "vlm" / "README.md"
+README = ROOT / "lightning_idc" / "models" / "vlm" / "README.md"
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from lightning_idc.models.addon_callback import AddonCallback
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.utils.bounds import PositiveInt, PositiveShare, check_fields
 from lightning_idc.utils.errors import ConfigError, DataError
 
 Distance = Callable[..., Tensor]
@@ -114,18 +115,14 @@ class MaskedReconstructionOptions:
     """
 
     encoder: str | None = None
-    share: float = 0.2
-    width: int = 128
-    layers: int = 2
-    heads: int = 4
+    share: PositiveShare = 0.2
+    width: PositiveInt = 128
+    layers: PositiveInt = 2
+    heads: PositiveInt = 4
     extras: tuple[str, str] = ("before", "after")
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ConfigError(
-                f"MaskedReconstruction: share is {self.share}; expected a share of cells above 0 and up to 1, such as "
-                "0.2: without masked cells there is nothing to rebuild"
-            )
+        check_fields(self)
 
 
 class MaskedReconstructionAddon(Addon):

@@ -48,8 +48,8 @@ class SamSegmenter(Pretrained, Segmenter):
         dtype: str = "float32",
         batch_size: PositiveInt = 4,
         overlap: Share = 0.5,
-        confidence: Share = 0.05,
-        stability: Share = 0.95,
+        confidence: float = 0.05,
+        stability: float = 0.95,
         points: PositiveInt = 32,
         points_at_once: PositiveInt = 256,
     ) -> None:

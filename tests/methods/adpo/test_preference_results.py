@@ -88,7 +88,7 @@ def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> Non
 def test_other_data_is_refused() -> None:
     with pytest.raises(IDCError, match="SyntheticPairs, whose truth is known"):
         Trainer(callbacks=[ForcedChoice()], **QUIET).test(Knowing(), TinyPairs(), verbose=False)
-    with pytest.raises(IDCError, match="at least one"):
+    with pytest.raises(IDCError, match="at least 1"):
         ForcedChoice(rivals=0)
 
 

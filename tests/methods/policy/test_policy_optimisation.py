@@ -234,7 +234,7 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"pair '0.*' has no facts in its meta"):
         fit([GroupRelative(FactsReward())], tmp_path, TinyCaptioner(init_from=sft))
     for options, match in (
-        ({"samples": 1}, "at least two captions"),
+        ({"samples": 1}, "samples is 1; expected at least 2"),
         ({"iterations": 0}, "iterations is 0"),
         ({"temperature": 0.0}, "temperature is 0"),
         ({"temperature": float("nan")}, "temperature is nan"),

@@ -92,5 +92,5 @@ def test_a_captioner_has_no_procedures_to_show() -> None:
 
     with pytest.raises(ConfigError, match="ProcedureModel"):
         LogProcedures().setup(Trainer(**QUIET), ProCap(), "fit")
-    with pytest.raises(ConfigError, match="0 pairs"):
+    with pytest.raises(ConfigError, match="pairs is 0; expected at least 1"):
         LogProcedures(0)
