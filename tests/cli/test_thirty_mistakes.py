@@ -51,7 +51,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "21 an address as an image": (
         ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "fetch it first",
     ),
-    "24 a file that holds no captions": (["score", "scores.json"], "scores.json: 'rows' is {'a': 1}; expected one caption"),
+    "24 a file that holds no captions": (["score", "scores.json"], "'rows' is {'a': 1}; expected one caption"),
     "26 batch size 0": ([*FIT, "--data.batch_size", "0"], "expected at least 1. Got value: 0"),
     "27 weights of another class": (
         ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint is of another model",
