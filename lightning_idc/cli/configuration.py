@@ -110,7 +110,7 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
         ConfigError: a name that is not known.
     """
     copy = deepcopy(config)
-    trainer = copy.get("trainer") if isinstance(copy.get("trainer"), dict) else {}
+    trainer: dict[str, Any] = copy["trainer"] if isinstance(copy.get("trainer"), dict) else {}
     for at, keys in (
         (copy, ("model", "data")),
         (trainer, ("callbacks", "callbacks+", "logger", "logger+", "strategy", "profiler")),

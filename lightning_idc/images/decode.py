@@ -77,8 +77,11 @@ def decode_pil(image: Image, name: str, page: int = 0) -> RawImage:
     """
     check_size(image.size, name)
     stream = getattr(image, "fp", None)
-    undecoded = getattr(image, "tile", None) and stream is not None
-    if undecoded and image.format in ("AVIF", "JPEG2000", "PNG", "PPM", "TIFF"):
+    if (
+        stream is not None
+        and getattr(image, "tile", None)
+        and image.format in ("AVIF", "JPEG2000", "PNG", "PPM", "TIFF")
+    ):
         position = stream.tell()
         stream.seek(0)
         contents = stream.read()

@@ -70,7 +70,7 @@ class RawImage:
         """Missing pixels, with those of an opacity band that is a mask, as GDAL writes it."""
         if self.format != "TIFF" or self.alpha is None or not self.alpha_is_mask:
             return self.missing
-        hidden = self.alpha[None] == 0
+        hidden: np.ndarray = self.alpha[None] == 0
         return hidden if self.missing is None else self.missing | hidden
 
     @property
@@ -171,7 +171,8 @@ def widen(values: np.ndarray, bits: int) -> np.ndarray:
     """Values of less than 8 bits, scaled so that the greatest is 255, as PNG readers do."""
     if bits >= 8 or values.dtype.kind != "u":
         return values
-    return np.rint(values.astype(np.float32) * (255 / ((1 << bits) - 1))).clip(0, 255).astype(np.uint8)
+    scaled: np.ndarray = np.rint(values.astype(np.float32) * (255 / ((1 << bits) - 1)))
+    return scaled.clip(0, 255).astype(np.uint8)
 
 
 def turn(values: np.ndarray, orientation: int) -> np.ndarray:

@@ -32,7 +32,7 @@ def to_srgb(values: np.ndarray, profile: bytes | None, space: str = "") -> np.nd
     else:
         from PIL import ImageCms
 
-        image = ImageCms.applyTransform(image, transform)
+        image = ImageCms.applyTransform(image, transform) or image
     planes = np.asarray(image).transpose(2, 0, 1)
     return planes[:1] if mode == "L" else planes
 

@@ -174,7 +174,7 @@ def _marked(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
         return None
     if values.dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
-            missing = np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0)
+            missing: np.ndarray = np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0)
     else:
         missing = values == nodata
     # a colour of 8 bits may hold the value in one band, as GDAL's own tools take it
@@ -188,7 +188,8 @@ def _masked(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:
     valid = channels_first(mask.asarray(), mask.axes, name)
     if valid.shape != (1, *shape[1:]):
         raise DataError(f"{name} is damaged: its mask is {valid.shape}; expected {(1, *shape[1:])}")
-    return valid == 0
+    hidden: np.ndarray = valid == 0
+    return hidden
 
 
 def _any_of(*masks: np.ndarray | None) -> np.ndarray | None:

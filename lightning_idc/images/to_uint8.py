@@ -171,7 +171,8 @@ def scale(values: np.ndarray, low: float, high: float) -> np.ndarray:
     def scaled(part: np.ndarray) -> np.ndarray:
         with np.errstate(invalid="ignore"):  # NaN is filled afterwards
             shades: np.ndarray = np.rint(((part.astype(np.float64) - low) / width * 255).clip(0, 255))
-            return np.nan_to_num(shades).astype(np.uint8)
+            levels: np.ndarray = np.nan_to_num(shades)
+            return levels.astype(np.uint8)
 
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
         # a table of all values

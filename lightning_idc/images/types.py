@@ -149,7 +149,7 @@ class PairBatch:
         tensors.pop("pixels_of", None)
         inputs = {name: move(value) for name, value in self.model_inputs.items()}
         pixels = {name: move(value) for name, value in (self.prepared or {}).items()}
-        changed = {name: move(value) for name, value in tensors.items()}
+        changed: dict[str, Any] = {name: move(value) for name, value in tensors.items()}
         noise = None if self.noise is None else self.noise.map(move)
         return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"], noise=noise)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import cache
 from inspect import get_annotations, unwrap
 from numbers import Integral, Real
@@ -129,7 +129,8 @@ def check_fields(instance: Any) -> None:
     Raises:
         ConfigError: a field is out of its bounds, or none of its choices.
     """
-    for name, hint in _field_hints(type(instance)):
+    kind: Hashable = type(instance)
+    for name, hint in _field_hints(kind):
         _check(name, getattr(instance, name), hint)
 
 
@@ -140,7 +141,7 @@ def _argument_hints(function: Callable[..., Any]) -> Hints:
 
 
 @cache
-def _field_hints(kind: type) -> Hints:
+def _field_hints(kind: Any) -> Hints:
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         hints.update(_checked_hints(get_annotations(base), vars(sys.modules[base.__module__])))

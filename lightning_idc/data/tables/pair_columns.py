@@ -118,7 +118,8 @@ def two_images(value: Any, where: str) -> tuple[str, str]:
     Raises:
         DataError: the value is something else.
     """
-    paths = [one.get("path") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    items = value if isinstance(value, list) else []
+    paths: list[Any] = [one.get("path") if isinstance(one, dict) else one for one in items]
     if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
         raise DataError(f"{where} is {short(value)}; expected the paths of two images")
     return check_text(paths[0], where), check_text(paths[1], where)
