@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
+from lightning_idc.checkpoints.reading import refuse_nan
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import atomic_write
 
@@ -169,7 +170,7 @@ def _finished_most(path: Path) -> int:
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with the content: torch does not look at the checksums that it writes."""
+    """What is wrong with the content: torch does not look at the checksums that it writes, nor at the numbers."""
     if path.is_dir():
         return None
     try:
@@ -177,4 +178,10 @@ def _damage(path: Path) -> str | None:
             name = archive.testzip()
     except Exception as error:
         return f"it is damaged ({type(error).__name__})"
-    return None if name is None else f"it is damaged: {name} is not what was written"
+    if name is not None:
+        return f"it is damaged: {name} is not what was written"
+    try:
+        refuse_nan(torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("state_dict", {}), path)
+    except CheckpointError:
+        return "its weights hold NaN, from a training that diverged"
+    return None

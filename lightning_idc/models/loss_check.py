@@ -1,13 +1,15 @@
-"""LossCheck: stop a training whose loss is not finite."""
+"""Stop a training whose loss or weights are not finite, before a checkpoint of them takes the place of a good one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.models.distributed import all_gather_object
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 class LossCheck:
@@ -52,3 +54,25 @@ def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
             f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
             "clip gradients (trainer.gradient_clip_val) or look at the data there"
         )
+
+
+def check_weights(module: nn.Module) -> None:
+    """Refuse to write weights that are not finite; every process of a run calls it.
+
+    Raises:
+        CheckpointError: a parameter holds NaN or infinity, on this process or another one.
+    """
+    names = [name for name in all_gather_object(_first_nonfinite(module)) if name is not None]
+    if names:
+        raise CheckpointError(
+            f"the weights {names[0]!r} are not finite, so they are not saved; earlier checkpoints are complete. Lower "
+            "the learning rate or clip gradients (trainer.gradient_clip_val), and resume from the newest one"
+        )
+
+
+def _first_nonfinite(module: nn.Module) -> str | None:
+    for name, parameter in module.named_parameters():
+        values = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if values.is_floating_point() and not torch.isfinite(values).all():
+            return name
+    return None

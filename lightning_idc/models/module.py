@@ -32,7 +32,7 @@ from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
 from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.models.loss_check import LossCheck
+from lightning_idc.models.loss_check import LossCheck, check_weights
 from lightning_idc.models.parameter_groups import (
     UNDECAYED,
     check_groups,
@@ -351,6 +351,7 @@ class PairModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.loss_check.check()
+        check_weights(self)
         refuse_unreadable(self.hparams, type(self).__name__)
         checkpoint["rng"] = all_gather_object(random_state(self.device))
         checkpoint["class_path"] = public_name(type(self))
