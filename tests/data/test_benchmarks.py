@@ -409,7 +409,7 @@ def test_check_tells_expected_and_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert any(
         "sc_images/CLEVR_semantic_000012.png" in p and p.startswith("1 images of the test split") for p in problems
     )
-    assert any("pairs cannot be read" in p and "it is a web page" in p for p in problems)
+    assert any("pairs cannot be read" in p and "is an HTML or XML page" in p for p in problems)
     assert [p for p in problems if "expected" in p and "found" in p] == [
         "CLEVR-Change type_mapping.json: expected 7,966 of add, 7,958 of color, 7,961 of drop, 7,955 of move, "
         "7,963 of texture; found 3 of move, 1 of texture"
@@ -433,7 +433,7 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
 def test_a_web_page_instead_of_annotations(tmp_path: Path) -> None:
     spot_the_diff(tmp_path)
     (tmp_path / "annotations/train.json").write_text("\n <!DOCTYPE html><html>Sign in</html>")
-    with pytest.raises(IDCError, match="it is a web page"):
+    with pytest.raises(IDCError, match="is an HTML or XML page"):
         SpotTheDiff(tmp_path, official=False).pairs_of("train")
 
 
