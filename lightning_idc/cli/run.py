@@ -110,9 +110,10 @@ def _entries(
     common = next(iter(begun.values()), {})  # one table compares them all
     common = {k: v for k, v in common.items() if k != "seed_everything" and not k.startswith("matrix.")}
     entries = []
-    for seed in seeds or [None]:
+    every_seed: Sequence[int | None] = seeds or [None]
+    for seed in every_seed:
         for choice in combinations:
-            entry_keys = {f"matrix.{axis}": name for axis, name in choice.items()}
+            entry_keys: dict[str, Any] = {f"matrix.{axis}": name for axis, name in choice.items()}
             names = [name for name in choice.values() if len(combinations) > 1]
             parts = ["_".join(names)] if names else []
             title = ", ".join(f"{axis} {name}" for axis, name in choice.items()) if names else ""

@@ -25,7 +25,7 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
-from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO
+from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO, check_intact
 from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint
 from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
 from lightning_idc.cli.configuration import gather
@@ -227,6 +227,7 @@ class PairCLI(LightningCLI):
             return
         checkpoint = read_checkpoint(path)
         check_content(checkpoint, self.verb, path)
+        check_intact(Path(path), "remove it and train the stage that wrote it anew")
         stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() leaves no class; then the keys alone decide
         if stored is not None and full_name(stored) != full_name(model.class_path):

@@ -162,8 +162,8 @@ def _difference(first: RawImage, second: RawImage) -> np.ndarray:
     a, b = first.values, second.values
     unsigned = a.dtype.kind == b.dtype.kind == "u"
     if unsigned and a.dtype == b.dtype and first.bits == second.bits:
-        distance: np.ndarray = np.where(a > b, a - b, b - a)
-        return distance.max(0)
+        distance: np.ndarray = np.where(a > b, a - b, b - a).max(0)
+        return distance
     # products of whole numbers are exact, where a fraction of them would be off by a rounding
     tops = (_top(first), _top(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
     with np.errstate(invalid="ignore"):  # what is not finite is missing, and left out

@@ -174,11 +174,12 @@ def _marked(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
         return None
     if values.dtype.kind == "f":
         with np.errstate(over="ignore", invalid="ignore"):
-            missing: np.ndarray = np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0)
+            missing: np.ndarray = np.asarray(np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0))
     else:
         missing = values == nodata
-    # a colour of 8 bits may hold the value in one band, as GDAL's own tools take it
-    return missing.all(0, keepdims=True) if values.dtype == np.uint8 else missing
+    if values.dtype == np.uint8:  # a colour of 8 bits may hold the value in one band, as GDAL's own tools take it
+        missing = np.asarray(missing.all(0, keepdims=True))
+    return missing
 
 
 def _masked(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:

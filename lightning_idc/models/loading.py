@@ -32,7 +32,7 @@ def load_module(kind: type[M], path: str | Path) -> M:
     plain = plain_hparams(checkpoint, path)
     # the file may hold a subclass; one that is not known here is read as the class that was asked for
     with suppress(CheckpointError):
-        kind = class_named(checkpoint.get("class_path"), kind)
+        kind = class_named(str(checkpoint.get("class_path")), kind)
     known = accepted_arguments(kind)
     module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
     module.on_load_checkpoint(checkpoint)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 import sys
 import types
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from inspect import get_annotations, unwrap
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
 from lightning_idc.utils.errors import ConfigError
 
@@ -129,8 +129,7 @@ def check_fields(instance: Any) -> None:
     Raises:
         ConfigError: a field is out of its bounds, or none of its choices.
     """
-    kind: Hashable = type(instance)
-    for name, hint in _field_hints(kind):
+    for name, hint in _field_hints(cast(Any, type(instance))):
         _check(name, getattr(instance, name), hint)
 
 

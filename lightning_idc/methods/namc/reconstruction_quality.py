@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
-from lightning_idc.models.addon import AUX, AddonSteps, addons_of
+from lightning_idc.models.addon import AUX, AddonSteps, TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -60,7 +60,7 @@ class ReconstructionQuality(Callback):
         assert isinstance(pl_module, PairCaptioner) and isinstance(batch, PairBatch)
         steps = AddonSteps(pl_module, batch, batch_idx)
         steps.change_features(pl_module.encode(steps.change_batch()))
-        tokens, _, masked = addon.encoded(steps.contexts[self.of])
+        tokens, _, masked = addon.encoded(cast(TrainingStep[PairCaptioner], steps.contexts[self.of]))
         images = batch.images.flatten(0, 1)
         true, hidden = addon.target.true_ids(images), masked.unflatten(1, addon.grid)
         hidden = hidden.repeat_interleave(addon.target.per_side, 1).repeat_interleave(addon.target.per_side, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -19,7 +20,7 @@ def open_captioner(
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
-    quantize: str | None = None,
+    quantize: Literal["4bit", "8bit", "int4", "int8"] | None = None,
     attn: str | None = None,
     prompt: str | None = None,
     max_pixels: int | None = None,
