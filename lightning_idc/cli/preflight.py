@@ -25,7 +25,7 @@ def check_models(recipe: Recipe, folder: Path) -> None:
         folder: where the run will lie.
 
     Raises:
-        ConfigError: every problem, one a line.
+        ConfigError: all problems.
     """
     steps = [
         {"name": stage.name, **{key: stage.config.get(key) for key in ("model", "data", "trainer")}}
@@ -37,8 +37,7 @@ def check_models(recipe: Recipe, folder: Path) -> None:
     from lightning_idc.synthesis.preflight import preflight
 
     if problems := preflight(steps, folder):
-        listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ConfigError(f"{recipe.path.name} cannot run here, nothing was started:\n{listed}")
+        raise ConfigError(f"{recipe.path.name} cannot run here, nothing was started: {'; '.join(problems)}")
 
 
 def _class_paths(value: Any) -> Iterator[str]:

@@ -13,6 +13,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(kind, name) if name == "model" else parser.add_argument(f"--{name}", type=kind)
         try:
-            found: Namespace = parser.instantiate_classes(parser.parse_object({name: values[name]}))
+            found: Namespace = parser.instantiate_classes(parser.parse_object({name: deepcopy(values[name])}))
             made[name] = found[name]
         except Exception as error:  # whatever a constructor raises would end the run there
             problems.append(" ".join(str(error).split()))
