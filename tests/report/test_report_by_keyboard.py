@@ -221,7 +221,7 @@ def test_the_contact_sheet_is_a_grid(page: Any) -> None:
 
 @pytest.mark.slow
 def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -> None:
-    from report_page import seconds_to_open, write
+    from helpers.report_page import seconds_to_open, write
 
     target = tmp_path / "many.html"
     write(target, 2000)
