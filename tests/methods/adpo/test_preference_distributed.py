@@ -20,7 +20,7 @@ from lightning_idc.models.strategies import ShardedStrategy
 from lightning_idc.utils.errors import ConfigError
 
 HERE = Path(__file__).parent
-PAPER = HERE.parents[1] / "recipes" / "paper"
+PAPER = HERE.parents[2] / "recipes" / "paper"
 
 
 def outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
