@@ -158,7 +158,8 @@ class PairCLI(LightningCLI):
             self.config = parser.parse_args(args)
             return
         try:
-            self.config = parser.parse_object(_with_log_folder(args))
+            # jsonargparse puts its own objects into what it parses, and the runner still needs the configuration
+            self.config = parser.parse_object(_with_log_folder(deepcopy(args)))
         except ArgumentError as error:
             raise ConfigError(_in_one_line(str(error))) from error
 
