@@ -159,7 +159,7 @@ class PairCLI(LightningCLI):
             return
         try:
             # jsonargparse puts its own objects into what it parses, and the runner still needs the configuration
-            self.config = parser.parse_object(_with_log_folder(deepcopy(args)))
+            self.config = parser.parse_object(_with_log_folder(args))
         except ArgumentError as error:
             raise ConfigError(_in_one_line(str(error))) from error
 
@@ -279,8 +279,9 @@ def _add_resume_point(trainer: Trainer, verb: str) -> None:
 
 
 def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy with the folder of the run for loggers that need one, so that their name is enough."""
-    trainer = deepcopy(config.get("trainer") or {})
+    """Deep copy with the folder of the run for loggers that need one, so that their name is enough."""
+    config = deepcopy(dict(config))
+    trainer = config.get("trainer") or {}
     loggers = trainer.get("logger")
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         if isinstance(logger, dict) and logger.get("class_path") in _NEED_A_FOLDER:

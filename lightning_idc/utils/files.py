@@ -88,18 +88,6 @@ def default_cache_dir() -> Path:
     return Path(os.environ.get("LIGHTNING_IDC_CACHE") or Path.home() / ".cache" / "lightning_idc")
 
 
-def remove_partials(folder: Path) -> None:
-    """Remove what processes of this machine that are gone left half written in a folder."""
-    for path in folder.glob(f"*.{_machine()}-*.partial"):
-        process = int(path.name.split("-")[-2])
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            path.unlink(missing_ok=True)
-        except PermissionError:
-            continue  # it runs, for somebody else
-
-
 def _machine() -> str:
     return digest(platform.node())[:6]
 
