@@ -8,11 +8,13 @@
       train: {run: fit, trainer: {...}, model: {class: PairTransformer, width: 96}}    # merged over base
       again: {like: train, trainer: {...}}           # merged over `train`
       test: {of: train}                              # the model and the best checkpoint of `train`
-    matrix: {dataset: {levir_cc: {recipe, base, stages}}}    # merged over the file, one entry of each axis at a time
+    matrix: {dataset: {levir_cc: {recipe, base, stages}}}    # one entry of each axis is merged over the file
 
-1. `_read` merges a file over its defaults; 2. `load` merges the chosen entries of the matrix over it; 3. `_stage` merges
-each stage over `base` and over the stage that it is `like`; 4. `resolve` fills in what earlier stages made; 5.
-`as_lightning` writes it as LightningCLI reads it.
+1. `_read` merges a file over its defaults.
+2. `load` merges the chosen entries of the matrix over it.
+3. `_stage` merges each stage over `base` and over the stage that it is `like`.
+4. `resolve` fills in what earlier stages made.
+5. `as_lightning` writes a stage as LightningCLI reads it.
 
 Mappings are merged key by key. A class is given by its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; another
 class keeps those arguments of the one before that it has, too. ``callbacks`` are options by name of the class, or by a
