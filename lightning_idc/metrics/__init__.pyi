@@ -12,3 +12,10 @@ from lightning_idc.metrics.protocols import Protocol as Protocol
 from lightning_idc.metrics.protocols import evaluate as evaluate
 from lightning_idc.metrics.protocols import protocol_named as protocol_named
 from lightning_idc.metrics.rouge import rouge_l as rouge_l
+from lightning_idc.metrics.torch_metrics import BLEU as BLEU
+from lightning_idc.metrics.torch_metrics import METEOR as METEOR
+from lightning_idc.metrics.torch_metrics import ROUGEL as ROUGEL
+from lightning_idc.metrics.torch_metrics import SPICE as SPICE
+from lightning_idc.metrics.torch_metrics import ChangeAUC as ChangeAUC
+from lightning_idc.metrics.torch_metrics import CIDEr as CIDEr
+from lightning_idc.metrics.torch_metrics import CIDErD as CIDErD
