@@ -81,14 +81,14 @@ def shuffled_captions(captions: Mapping[str, str], seed: int = 0) -> dict[str, s
 
 
 def baseline_scores(
-    protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord], resources: ScoringResources
+    protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord], resources: ScoringResources
 ) -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, str]]:
     """Scores of captioners that see neither image: one that claims nothing, and the captions of other pairs.
 
     Args:
         protocol: scoring protocol.
         captions: caption by pair id.
-        truths: references of the pairs.
+        references: references of the pairs.
         resources: scoring resources, with the judge.
 
     Returns:
@@ -101,7 +101,7 @@ def baseline_scores(
     scores, reasons = {}, {}
     for name, baseline_captions in baselines.items():
         try:
-            parts = evaluate(protocol, baseline_captions, truths, None, resources)
+            parts = evaluate(protocol, baseline_captions, references, None, resources)
         except IDCError as error:  # the scores of the captioner itself must not be lost
             reasons[f"baseline, {name}"] = str(error)
             continue

@@ -23,10 +23,10 @@ def bleu_statistics(corpus: Corpus) -> Floats:
     """
     lengths = corpus.lengths
     correct = np.zeros((MAX_ORDER, corpus.pairs))
-    for n, (grams, known) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
-        place, seen = find(known.pair_key, grams.key)
-        clipped = np.minimum(grams.count[seen], known.max_count[place[seen]])
-        correct[n] = np.bincount(grams.caption[seen], weights=clipped, minlength=corpus.pairs)
+    for n, (grams, reference_grams) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
+        index, is_shared = find(reference_grams.pair_key, grams.key)
+        clipped = np.minimum(grams.count[is_shared], reference_grams.max_count[index[is_shared]])
+        correct[n] = np.bincount(grams.caption[is_shared], weights=clipped, minlength=corpus.pairs)
     guesses = np.maximum(lengths[None] - np.arange(MAX_ORDER)[:, None], 0)
     return np.concatenate([correct, guesses, lengths[None], _closest_lengths(corpus, lengths)[None]])
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_idc.metrics.captions import FAST, KNOWN, Scores, check_metrics, score_captions
+from lightning_idc.metrics.captions import FAST, METRICS, Scores, check_metrics, score_captions
 from lightning_idc.metrics.gathering import RecordMetric
 from lightning_idc.utils.errors import DataError
 
@@ -37,7 +37,7 @@ class CaptionScores(RecordMetric):
 
     def __init__(self, metrics: Sequence[str] = FAST, **options: Any) -> None:
         super().__init__(**options)
-        check_metrics(metrics, KNOWN)
+        check_metrics(metrics, METRICS)
         self.metrics = tuple(metrics)
 
     def update(self, records: Sequence[dict[str, Any]]) -> None:
