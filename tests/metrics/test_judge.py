@@ -150,7 +150,7 @@ def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("response", "letter"),
+    ("said", "letter"),
     [
         ("(a)", "a"),
         ("A.", "a"),
