@@ -100,9 +100,9 @@ def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> l
         raise ConfigError("--contrast lets the model compare two images; these questions are about single ones")
     differences, answers = ask_with_contrast(ask, images, texts, compared) if contrast else (None, ask(images, texts))
     records: list[dict[str, Any]] = [
-        {"pair": question.pair, "question": question.text, "answer": question.answer, "said": said}
+        {"pair": question.pair, "question": question.text, "answer": question.answer, "response": response}
         | ({"words": question.words} if question.words else {})
-        for question, said in zip(about, answers, strict=True)
+        for question, response in zip(about, answers, strict=True)
     ]
     return records if differences is None else [{**record, "differences": differences} for record in records]
 

@@ -126,19 +126,19 @@ def _add(arguments: argparse.ArgumentParser) -> None:
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
     from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
+    from lightning_idc.metrics.baselines import baseline_scores
     from lightning_idc.metrics.captions import References, ScoringResources
     from lightning_idc.metrics.comparison import compare_captions
-    from lightning_idc.metrics.difference_list import Recorded
-    from lightning_idc.metrics.floors import blind_scores
+    from lightning_idc.metrics.difference_list import RecordingJudge
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
     judging.check(options)
     protocol = protocol_named(options.protocol)
     predictions = reading.read_predictions(options.predictions, options.field)
-    truths = predictions.truths
+    truths = predictions.references
     if options.references:
-        truths = reading.read_truths(options.references, options.split or "test")
+        truths = reading.read_references(options.references, options.split or "test")
     if not truths:
         raise ConfigError(
             f"{Path(options.predictions).name} holds no references; name a file of them with --references"
@@ -151,7 +151,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         protocol = with_vocabulary(protocol, reading.read_vocabulary(options.vocabulary))
     frequencies = None
     if options.frequencies:
-        documents = reading.read_truths(options.frequencies, options.split or "test")
+        documents = reading.read_references(options.frequencies, options.split or "test")
         frequencies = References(_documents(documents))
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
@@ -161,7 +161,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     for captions in [predictions.captions, *([other.captions] if other else [])]:
         checked_parts(protocol, captions, truths)
     origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
-    listed = Recorded(*judging.difference_judge(options)) if protocol.lists_differences else None
+    listed = RecordingJudge(*judging.difference_judge(options)) if protocol.lists_differences else None
     rater = judging.text_model(options) if options.judge and listed is None else None
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
@@ -174,7 +174,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
     if other is not None:
-        of_other = None if listed is None else Recorded(listed.name, listed.judge)
+        of_other = None if listed is None else RecordingJudge(listed.name, listed.judge)
         aids, samples = replace(resources, judge=of_other), options.bootstrap or 1000
         compared, reasons = compare_captions(protocol, other.captions, truths, headline, metrics, aids, samples)
         result |= compared
@@ -184,7 +184,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if listed is not None:
         result["judge"] = listed.as_dict()
         resources = replace(resources, judge=listed.judge)
-        result["floors"], reasons = blind_scores(protocol, predictions.captions, truths, resources)
+        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, truths, resources)
         result["not_computed"] |= reasons
     elif rater is not None:
         try:

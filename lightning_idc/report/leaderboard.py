@@ -182,7 +182,7 @@ def _pair_scores(row: Row, metric: str) -> Scores | None:
         try:
             predictions = read_predictions(captions_file)
             # files of one data may list its pairs in different orders
-            truths = sorted(predictions.truths, key=lambda truth: truth.id)
+            truths = sorted(predictions.references, key=lambda truth: truth.id)
             captions = {truth.id: predictions.captions[truth.id] for truth in truths}
             if digest(list(map(list, captions.items()))) != result["predictions"]["digest"]:
                 return None

@@ -35,7 +35,7 @@ def table(folder: Path) -> Path:
 def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.json"
     said = [("1", "a", "(a)"), ("1", "b", "B."), ("2", "a", "(a)"), ("2", "b", "who knows")]
-    answers.write_text(json.dumps([dict(zip(("pair", "answer", "said"), row, strict=True)) for row in said]))
+    answers.write_text(json.dumps([dict(zip(("pair", "answer", "response"), row, strict=True)) for row in said]))
     assert main(["questions", "score", str(answers), "--out", str(tmp_path / "result.json")]) == 0
     told = capsys.readouterr()
     assert "pairs with both answers right: 50.0 % of 2" in told.out
@@ -50,7 +50,7 @@ def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.jsonl"
-    text = "".join(json.dumps({"pair": "1", "answer": key, "said": key}) + "\n" for key in "ab")
+    text = "".join(json.dumps({"pair": "1", "answer": key, "response": key}) + "\n" for key in "ab")
     answers.write_text(text)
     assert main(["questions", "score", str(answers), "--out", str(answers)]) == 1
     assert "is what is read, and would be lost" in capsys.readouterr().err
@@ -61,7 +61,7 @@ def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_single_answer_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.jsonl"
-    answers.write_text(json.dumps({"pair": "spatialmap.0", "answer": "a", "said": "(a)"}) + "\n")
+    answers.write_text(json.dumps({"pair": "spatialmap.0", "answer": "a", "response": "(a)"}) + "\n")
     assert main(["questions", "score", str(answers), "--by-task"]) == 0
     assert "all: 100.0 % of 1" in capsys.readouterr().out
     answers.write_text(json.dumps({"1": "a"}))
@@ -144,7 +144,7 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
         "spatialreal.1.0": "who knows",
     }
     lines = [
-        json.dumps({"pair": q.pair, "answer": q.answer, "said": said[q.pair], "words": q.words})
+        json.dumps({"pair": q.pair, "answer": q.answer, "response": said[q.pair], "words": q.words})
         for q in asked
         if q.pair in said
     ]

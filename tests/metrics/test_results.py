@@ -38,7 +38,7 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = score_captions(CAPTIONS, REFERENCES).values
     assert f"{expected['ROUGE-L']:.1f}" in printed and f"{expected['CIDEr-D']:.1f}" in printed
     assert "coco (c96ab79b76d8): 3 pairs, 4 references, x100" in printed
-    assert "METEOR: not computed: not asked for" in printed
+    assert "METEOR: not computed: not requested" in printed
     assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
 
 
@@ -78,7 +78,7 @@ def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.
     assert (result["schema"], result["model"], result["protocol"]["name"]) == (SCHEMA, "M", "coco")
     assert result["scores"]["all"] == pytest.approx(score_captions(CAPTIONS, REFERENCES).values, abs=1e-5)
     assert result["counts"] == {"all": {"pairs": 3, "references": 4}}
-    assert result["not_computed"] == {"METEOR": "not computed: not asked for"}
+    assert result["not_computed"] == {"METEOR": "not computed: not requested"}
     assert result["tokenizer"] == "ptb-1" and set(result["metrics"]) == {"BLEU", "ROUGE-L", "CIDEr-D"}
     assert set(result["files"]) == {"said.json", "truth.json"}
     low, high = result["intervals"]["ROUGE-L"]
@@ -296,7 +296,7 @@ def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytes
         ({**CAPTIONS, "d": "x"}, REFERENCES, "1 of 4 pairs have no reference: 'd'"),
         ({"a": "x"}, REFERENCES, "2 of 3 pairs have no caption: 'b', 'c'"),
         ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "comes again"),
-        (CAPTIONS, {**REFERENCES, "b": []}, "no reference that says anything: 'b'"),
+        (CAPTIONS, {**REFERENCES, "b": []}, "no reference with text: 'b'"),
         (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
     ],
 )

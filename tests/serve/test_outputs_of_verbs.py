@@ -57,7 +57,7 @@ def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_bytes(f"mine: {name}".encode())
     said = [{"id": "a", "caption": "the cube moved", "references": ["the cube moved left"]}]
     (folder / "in/said.json").write_text(json.dumps(said))
-    questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "said": "a"} for n in range(2)]
+    questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "response": "a"} for n in range(2)]
     (folder / "in/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in questions))
     (folder / "in/results").mkdir()
     with zipfile.ZipFile(folder / "in/a.zip", "w") as packed:
