@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_idc.callbacks.unchanged_control import CONTROL
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
-from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table

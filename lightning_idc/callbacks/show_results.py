@@ -46,7 +46,7 @@ class ShowResults(Callback):
         report_pairs: greatest number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
             report.
         protocol: of ``metrics.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
-            words and has its floors, as of ``lightning-idc score``; unchanged pairs count without a reference.
+            words and has its baselines, as of ``lightning-idc score``; unchanged pairs count without a reference.
         overwrite: whether files may be replaced that this callback did not write.
 
     Raises:

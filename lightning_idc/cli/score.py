@@ -126,10 +126,10 @@ def _add(arguments: argparse.ArgumentParser) -> None:
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
     from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
+    from lightning_idc.metrics.baselines import baseline_scores
     from lightning_idc.metrics.captions import References, ScoringResources
     from lightning_idc.metrics.comparison import compare_captions
     from lightning_idc.metrics.difference_list import Recorded
-    from lightning_idc.metrics.floors import blind_scores
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
@@ -184,7 +184,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if listed is not None:
         result["judge"] = listed.as_dict()
         resources = replace(resources, judge=listed.judge)
-        result["floors"], reasons = blind_scores(protocol, predictions.captions, truths, resources)
+        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, truths, resources)
         result["not_computed"] |= reasons
     elif rater is not None:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, Ints, ReferenceCounts, find, pair_keys
+from lightning_idc.metrics.corpus import MAX_ORDER, Corpus, Floats, Ints, ReferenceCounts, find, pair_keys
 
 _SIGMA = 6.0
 
@@ -88,7 +88,7 @@ def _mean_similarity(
         dots = np.bincount(grams.known_caption[shared], weights=products, minlength=len(owner)).astype(np.float64)
         scale = grams.norm[owner] * grams.known_norm
         similarity += np.divide(dots, scale, out=dots.copy(), where=scale != 0) * penalty
-    scores = 10.0 / MOST_WORDS * np.bincount(owner, weights=similarity, minlength=corpus.pairs)
+    scores = 10.0 / MAX_ORDER * np.bincount(owner, weights=similarity, minlength=corpus.pairs)
     scores = scores / corpus.references.per_pair
     return float(scores.mean()), scores
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Tokens = Sequence[str]
-MOST_WORDS = 4
+MAX_ORDER = 4
 # an n-gram is one number, the rank of its first n-1 words times _WORDS plus its last word; with a pair it is that pair
 # times _GRAMS plus the rank of the n-gram
 _WORDS, _GRAMS = 1 << 24, 1 << 36
@@ -80,7 +80,7 @@ class ReferenceCounts:
     def grams(self) -> list[ReferenceGrams]:
         """N-grams for n = 1 to 4."""
         found, ranks = [], np.zeros_like(self._ids)
-        for n in range(1, MOST_WORDS + 1):
+        for n in range(1, MAX_ORDER + 1):
             caption, start = _starts(self.lengths, n)
             table, inverse = np.unique(_numbers(ranks, self._ids, start, n), return_inverse=True)
             ranks[start] = inverse

@@ -98,7 +98,7 @@ def _rates(matches: Matches, there: int, claimed: int) -> tuple[float, float, fl
 
 
 def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], threshold: float = 0.5) -> list[Matches | None]:
-    """A judge that compares words: the floor that a language model must agree with better than by chance.
+    """A judge that compares words: the baseline that a language model must agree with better than by chance.
 
     Args:
         pairs: differences and claims of each pair.

@@ -14,6 +14,7 @@ from helpers.servers import serving
 
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
+from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import (
@@ -24,7 +25,6 @@ from lightning_idc.metrics.difference_list import (
     prompt_of,
     read_matches,
 )
-from lightning_idc.metrics.floors import blind_scores
 from lightning_idc.metrics.grouping import ReferenceRecord, differences, first_differences
 from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
 from lightning_idc.metrics.protocols import protocol_named
@@ -269,13 +269,13 @@ def test_the_verb_scores_with_floors_and_names_its_judge(
     assert found["judge"]["judge"] == "any, difference-list-1, 512 tokens" and found["protocol"]["inputs"][
         "judge"
     ].startswith("any")
-    assert found["floors"]["claims nothing"] == {
+    assert found["baselines"]["claims nothing"] == {
         "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
     }  # fmt: skip
     assert found["not_computed"] == {}
     assert main(given) == 0
     shown = capsys.readouterr().out
-    assert "lexical" in shown and "floor, captions of other pairs" in shown
+    assert "lexical" in shown and "baseline, captions of other pairs" in shown
     assert main([*given, "--judge", endpoint]) == 1 and "--judge-model" in capsys.readouterr().err
 
 
@@ -331,10 +331,10 @@ def test_a_comparison_that_fails_loses_no_scores(
 def test_a_floor_that_fails_loses_no_scores() -> None:
     never = ScoringResources(judge=lambda pairs: [None for _ in pairs])
     truths = [ReferenceRecord(id, tuple(texts)) for id, texts in THERE.items()]
-    found, reasons = blind_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
+    found, reasons = baseline_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
     assert found == {"claims nothing": {"changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}}}
-    assert list(reasons) == ["floor, captions of other pairs"]
-    assert "no answer of the judge" in reasons["floor, captions of other pairs"]
+    assert list(reasons) == ["baseline, captions of other pairs"]
+    assert "no answer of the judge" in reasons["baseline, captions of other pairs"]
 
 
 def test_files_are_checked_before_a_judge_is_asked(
