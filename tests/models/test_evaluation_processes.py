@@ -10,11 +10,9 @@ import pytest
 import torch
 from evaluation_processes import REFERENCES, SIZES
 from helpers.processes import launch
-
-import lightning_idc
+from helpers.sources import PACKAGE, trees
 
 HERE = Path(__file__).parent
-PACKAGE = Path(lightning_idc.__file__).parent
 
 
 def outcome(processes: int, out: Path) -> dict[str, dict[str, Any]]:
@@ -83,7 +81,7 @@ def depends_on_rank(test: ast.expr) -> bool:
     return any(named(node) in OF_ONE for node in ast.walk(test))
 
 
-def conditional_collectives(source: str, evaluation: bool) -> list[str]:
+def conditional_collectives(tree: ast.Module, evaluation: bool) -> list[str]:
     """Collective calls that stand under a condition on the rank; in evaluation, under a condition on the batch, too."""
     found: list[str] = []
 
@@ -106,7 +104,7 @@ def conditional_collectives(source: str, evaluation: bool) -> list[str]:
         conditional = isinstance(node, ast.If) and (of_batch or depends_on_rank(node.test))
         return conditional and isinstance(node.body[-1], ast.Return | ast.Continue | ast.Break)  # type: ignore[attr-defined]
 
-    visit(ast.parse(source), "", False)
+    visit(tree, "", False)
     return found
 
 
@@ -124,13 +122,13 @@ def conditional_collectives(source: str, evaluation: bool) -> list[str]:
     ],
 )
 def test_the_search_finds_them(source: str, evaluation: bool, count: int) -> None:
-    assert len(conditional_collectives(source, evaluation)) == count
+    assert len(conditional_collectives(ast.parse(source), evaluation)) == count
 
 
 def test_no_collective_call_is_conditional() -> None:
     found = {
         path.relative_to(PACKAGE).as_posix(): calls
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if (calls := conditional_collectives(path.read_text(encoding="utf-8"), evaluation=True))
+        for path, tree in trees().items()
+        if (calls := conditional_collectives(tree, evaluation=True))
     }
     assert not found

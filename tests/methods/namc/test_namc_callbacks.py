@@ -476,7 +476,7 @@ def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="either tokens or features"):
         MaskedReconstruction()
     for share in (3.0, 1.01, 0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match=f"share is {share}; expected a share of cells above 0"):
+        with pytest.raises(ConfigError, match=f"share is {share}; expected a number above 0 and at most 1"):
             MaskedReconstruction(tokenizer(), share=share)
     MaskedReconstruction(tokenizer(), share=1.0)
     with pytest.raises(IDCError, match="word_share is 2"):
