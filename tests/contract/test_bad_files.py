@@ -356,7 +356,7 @@ def unpack_below(archive: Path, target: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny_clip")
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_a_bad_file_is_refused_or_read(case: Case, sandbox: Sandbox) -> None:
     case.write(sandbox.folder)
     for name, read in case.readers.items():
