@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ast
-import builtins
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.sources import PACKAGE, trees
-
-from lightning_idc.utils.errors import IDCError
 
 CODE = """
 from pathlib import Path
@@ -70,22 +66,3 @@ def readers(folder: Path) -> dict[str, Callable[[], Any]]:
         "judge": lambda: CausalJudge(str(folder)),
         "slot": lambda: ChatModel(str(folder)).load(),
     }
-
-
-@pytest.mark.parametrize("name", ["model", "skeleton", "language model", "judge", "slot"])
-def test_a_folder_with_code_runs_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(prompt: str = "") -> str:
-        raise AssertionError(f"a terminal was asked: {prompt}")
-
-    monkeypatch.setattr(builtins, "input", asked)
-    trace = tmp_path / "PWNED"
-    auto = {kind: f"evil.{kind}" for kind in ("AutoModelForCausalLM", "AutoProcessor", "AutoModelForImageTextToText")}
-    auto |= {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Config", None]}
-    for file in ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
-        content = {"model_type": "unheard_of", "auto_map": auto, "architectures": ["X"]}
-        (tmp_path / file).write_text(json.dumps(content))
-    (tmp_path / "evil.py").write_text(CODE.format(trace=str(trace)))
-    with pytest.raises(IDCError) as caught:
-        readers(tmp_path)[name]()
-    assert "trust_remote_code" not in str(caught.value), "transformers advises to run the code"
-    assert not trace.exists()
