@@ -21,4 +21,4 @@ def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
         assert all(torch.equal(ranks[0][stage][name], value) for name, value in ranks[1][stage].items()), stage
     made = ProcedureFolder(tmp_path / "procedures")
     assert len(made) == 9 + 5 + 3
-    assert len(list((tmp_path / "procedures").glob("rows-*.arrow"))) > 1, "processes write shards of their own"
+    assert min(len(rank["written"]) for rank in ranks) >= 8, "each process wrote its half"
