@@ -248,7 +248,7 @@ def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Said:
     said = {record["id"]: record["caption"] for record in captioner.predictions}
     facts = {id: data.facts("test", id, text) for id, text in said.items()}
     scores = {name.removeprefix("test/"): float(value) for name, value in found.items()}
-    return Captioned(said, control.said, facts), scores
+    return Captioned(said, control.captions, facts), scores
 
 
 def stamp(given: argparse.Namespace) -> str:

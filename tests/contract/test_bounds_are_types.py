@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+
+from helpers.sources import PACKAGE, trees
 
 from lightning_idc.utils import bounds
 from lightning_idc.utils.lazy import public_names
 
-PACKAGE = Path(bounds.__file__).parents[1]
 BOUNDS = {name for name, kind in vars(bounds).items() if isinstance(kind, type) and issubclass(kind, bounds.Bounded)}
 SEEDS = {"seed", "data_seed", "noise_seed"}
 RESULTS = {"Answer", "Caption", "Difference", "Interval", "Protocol", "Scores", "Table", "TrainingStep"}
@@ -72,7 +72,7 @@ def public_classes() -> Iterator[ast.ClassDef]:
             if (file, name) in seen or not file.exists():
                 continue
             seen.add((file, name))
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for node in trees()[file].body:
                 if isinstance(node, ast.ClassDef) and node.name == name:
                     yield node
 
@@ -128,7 +128,6 @@ def unchecked(tree: ast.Module) -> Iterator[str]:
 
 
 def test_bounds_are_checked_in_python() -> None:
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")}
     assert {
-        str(file.relative_to(PACKAGE)): names for file, tree in trees.items() if (names := [*unchecked(tree)])
+        str(file.relative_to(PACKAGE)): names for file, tree in trees().items() if (names := [*unchecked(tree)])
     } == {}

@@ -308,6 +308,7 @@ def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
     return candidates, references
 
 
+@pytest.mark.slow
 @needs_java
 def test_the_python_backend_equals_the_jar() -> None:
     candidates, references = odd_sets(240)

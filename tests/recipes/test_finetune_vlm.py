@@ -129,6 +129,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_of_memory_is_what_plan_computes(shapes: dict[str, Path]) -> None:
     rows = {}
     for choice in choices(RECIPE, {}):

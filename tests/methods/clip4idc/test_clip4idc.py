@@ -341,7 +341,8 @@ def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
 def test_two_processes_adapt_and_measure_as_one(tmp_path: Path) -> None:
     found = []
     for processes in (1, 2):
-        launch(Path(__file__).parent / "clip4idc_processes.py", str(processes), tmp_path / f"{processes}.pt")
+        script = Path(__file__).with_name("clip4idc_processes.py")
+        launch(script, str(processes), tmp_path / f"{processes}.pt", processes=processes)
         found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
     one, two = found
     assert one["metrics"].keys() == two["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}

@@ -431,7 +431,7 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
 def test_rebuilt_patches_are_measured_alike_in_two_processes(tmp_path: Path) -> None:
     """Of three pairs, one of which is dealt to both; what the tokenizer gives back does not depend on fresh weights."""
     for processes in (1, 2):
-        launch(Path(__file__).parent / "quality_processes.py", str(processes), tmp_path)
+        launch(Path(__file__).with_name("quality_processes.py"), str(processes), tmp_path, processes=processes)
     alone, joined = (json.loads((tmp_path / f"{processes}.json").read_text()) for processes in (1, 2))
     for score in ("psnr", "ssim"):
         assert joined[f"val/vqgan_raw/{score}"] == pytest.approx(alone[f"val/vqgan_raw/{score}"], rel=1e-5)
@@ -476,7 +476,7 @@ def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="either tokens or features"):
         MaskedReconstruction()
     for share in (3.0, 1.01, 0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match=f"share is {share}; expected a share of cells above 0"):
+        with pytest.raises(ConfigError, match=f"share is {share}; expected a number above 0 and at most 1"):
             MaskedReconstruction(tokenizer(), share=share)
     MaskedReconstruction(tokenizer(), share=1.0)
     with pytest.raises(IDCError, match="word_share is 2"):

@@ -15,11 +15,10 @@ HERE = Path(__file__).parent
 
 @pytest.mark.dist
 def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
-    launch(HERE / "procap_two_processes.py", tmp_path)
+    launch(HERE / "procap_two_processes.py", tmp_path, processes=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     for stage in ("tokenizer", "procedure", "caption"):
         assert all(torch.equal(ranks[0][stage][name], value) for name, value in ranks[1][stage].items()), stage
     made = ProcedureFolder(tmp_path / "procedures")
     assert len(made) == 9 + 5 + 3
-    writers = {path.stem.split("-")[1] for path in (tmp_path / "procedures").glob("*-*.json")}
-    assert writers == {"000", "001"}, "each process wrote shards of its own"
+    assert min(len(rank["written"]) for rank in ranks) >= 8, "each process wrote its half"
