@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     seed_everything(3, verbose=False)
     pairs = data(folder, batch_size=2, train_pairs=9)
     tokenizer = TokenizerTraining(
-        codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, fold=4, revive_every=2
+        codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, patch_size=4, revive_every=2
     )
     runs = {"tokenizer": tokenizer}
     first = trainer()
@@ -32,6 +32,8 @@ def main(folder: Path) -> None:
     first.save_checkpoint(folder / "tokenizer.ckpt")
     interpolator = FrameInterpolator(str(folder / "procedures"), 7, CrossFade())
     trainer().predict(interpolator, EveryPair(pairs, batch_size=2), return_predictions=False)
+    parts = {shard.name.part for shard in interpolator.procedures._store.shards}
+    (folder / f"parts{first.global_rank}.txt").write_text("\n".join(sorted(parts)))
     # an odd number of pairs, so that batches are odd too
     for name, model in (("procedure", first_stage(folder)), ("caption", second_stage(folder))):
         run = trainer()

@@ -238,7 +238,7 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
 
 def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
@@ -258,7 +258,7 @@ def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_pat
 
 def test_a_tokenizer_in_bfloat16_tells_frames_apart_as_in_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.images.types import PairBatch, PairSample
+from lightning_idc.methods.procap.losses import discrimination_loss, masked_sequence_loss
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
-from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
 from lightning_idc.nn.image_tokenizer import as_pixels
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -123,7 +123,7 @@ def test_targets_are_the_ids_of_float32_under_autocast(kind: torch.dtype, varian
     frames = model.collate(samples(folder, 8, [["the cube moved"]] * 8)).model_inputs["frames"]
     net, tokenizer = model.built_net, model.built_net.tokenizer
     # many entries near the cells, so that rounding decides
-    cells = tokenizer.to_code(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
+    cells = tokenizer.quant_conv(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
     near = cells[torch.randperm(len(cells))[:512]] + 0.02 * torch.randn(512, cells.shape[1])
     tokenizer.codebook.weight = torch.nn.Parameter(near.detach(), requires_grad=False)
     expected = tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
