@@ -48,7 +48,7 @@ class AddonCallback(Callback):
     def build(self, module: LightningModule) -> Addon:
         """Make the add-on; the module's layers exist when this is called."""
 
-    def adopt(self, module: LightningModule, addon: Addon) -> None:
+    def reuse(self, module: LightningModule, addon: Addon) -> None:
         """Take over parts of an add-on that an earlier run attached; only callbacks that work with them need it."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -61,7 +61,7 @@ class AddonCallback(Callback):
             pl_module.configure_model()
         attached = addons_of(pl_module)
         if self.name in attached:
-            self.adopt(pl_module, attached[self.name])
+            self.reuse(pl_module, attached[self.name])
         else:
             self._register(pl_module)
             if not calls_addons and pl_module.device_mesh is not None:
