@@ -77,7 +77,7 @@ class CachedScores(ReferencePolicy):
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         self._read_once()
         batch: PairBatch = step.batch
-        prompts = [prompt for _, prompt in step.module.asked(batch)]
+        prompts = [prompt for _, prompt in step.module.images_and_prompts(batch)]
         input_checksums = [
             pixels ^ zlib.crc32(prompt.encode())
             for pixels, prompt in zip(checksums(batch.images), prompts, strict=True)

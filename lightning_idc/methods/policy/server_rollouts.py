@@ -145,7 +145,7 @@ class ServerRollouts(Callback):
         captioner = step.module
         contents = [
             [*(image_part(image.cpu()) for image in images), *([{"type": "text", "text": prompt}] if prompt else [])]
-            for images, prompt in captioner.asked(step.batch)
+            for images, prompt in captioner.images_and_prompts(step.batch)
         ]
         max_tokens = captioner.hparams["max_length"]
         options = {**options, "max_tokens": max_tokens}

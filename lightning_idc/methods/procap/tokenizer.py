@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from lightning_idc.models.distributed import is_distributed
 from lightning_idc.models.module import PairModule
-from lightning_idc.models.pretraining.cell_classification import cells_named, naming_loss, refuse_other_labels
+from lightning_idc.models.pretraining.cell_classification import cell_accuracy, check_labels, naming_loss
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import DataError
@@ -203,7 +203,7 @@ class NamingTokenizer(TokenizerTraining):
         return list(self.head(features).split(self.classes, 1))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        refuse_other_labels(batch[1], self.classes)
+        check_labels(batch[1], self.classes)
         return batch
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
@@ -222,5 +222,5 @@ class NamingTokenizer(TokenizerTraining):
         images, cells = batch
         self.measure(images)
         logits = self.names(self.tokenizer.features(self._pixels(images)))
-        right, count = cells_named(logits, cells)
-        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
+        accuracy, count = cell_accuracy(logits, cells)
+        self.log("val/cells_named", accuracy, prog_bar=True, sync_dist=True, batch_size=count)

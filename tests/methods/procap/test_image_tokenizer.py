@@ -169,7 +169,7 @@ def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) ->
 def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> None:
     class Watched(TokenizerTraining):
         def _revive(self, z: torch.Tensor) -> None:
-            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.chosen.sum()))]
+            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.code_counts.sum()))]
             super()._revive(z)
 
     torch.manual_seed(0)
