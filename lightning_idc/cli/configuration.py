@@ -68,39 +68,30 @@ def _reason(error: Exception) -> str:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` merged in; neither is changed.
 
-    A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
-    ``init_args+``, which keeps the arguments of that. ``callbacks+`` and ``logger+`` append to a list.
+    A mapping is merged key by key, unless it names another class: then it replaces the one before. ``callbacks+`` and
+    ``logger+`` append to a list.
 
     Raises:
-        ConfigError: such a key adds to a value that is no list, or no mapping for ``init_args+``.
+        ConfigError: such a key adds to a value that is not a list.
     """
     merged = dict(base)
     for key, value in over.items():
-        name = key.removesuffix("+") if key in ("init_args+", *LISTS) else key
+        name = key.removesuffix("+") if key in LISTS else key
         old = merged.get(name)
-        if key == "init_args+":
-            merged[name] = merge(_extended(key, {} if old is None else old, dict), _extended(key, value, dict))
-        elif name != key:
-            items = value if isinstance(value, list) else [value]
-            merged[name] = [*_extended(key, [] if old is None or old is False else old, list), *items]
-        elif isinstance(value, dict) and isinstance(old, dict):
-            inherited = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
-            same = "class_path" not in value or old.get("class_path") == value["class_path"]
-            merged[name] = merge(old if same else inherited, value)
+        if name != key:
+            if old and not isinstance(old, list):
+                raise ConfigError(f"{key} adds to a list, found {old!r}; {name} without + replaces it")
+            merged[name] = [*(old or []), *(value if isinstance(value, list) else [value])]
+        elif isinstance(value, dict):
+            same = isinstance(old, dict) and value.get("class_path", old.get("class_path")) == old.get("class_path")
+            merged[name] = merge(old if same and old is not None else {}, value)
         else:
-            merged[name] = merge({}, value) if isinstance(value, dict) else value
+            merged[name] = value
     return merged
 
 
 LISTS = ("callbacks+", "logger+")
 """Keys that append to a list."""
-
-
-def _extended(key: str, value: Any, expected: type[dict[str, Any]] | type[list[Any]]) -> Any:
-    if not isinstance(value, expected):
-        kind = "keys with values" if expected is dict else "a list"
-        raise ConfigError(f"{key} adds to {kind}, found {value!r}; {key.removesuffix('+')} without + replaces it")
-    return value
 
 
 def normalised(config: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_n
 
 def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A zero-shot row behind a training of the same class is not that training."""
-    Path("toy.yaml").write_text(RECIPE.replace("{name: test, of: second}", "{name: test, run: test}"))
+    Path("toy.yaml").write_text(RECIPE.replace("test: {of: second}", "test: {run: test}"))
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
     assert "ckpt_path" not in runs[-1][1] and "weights: as built" in capsys.readouterr().out
 
@@ -135,9 +135,7 @@ def test_a_stage_whose_recipe_was_changed_runs_again(
     assert resumed(runs) == []
     assert resumed(runs, "--model.width", "4") == [], "keys of the command are for what is not finished"
     best = json.loads((tmp_path / "out/first" / DONE).read_text())["best"]
-    Path("toy.yaml").write_text(
-        RECIPE.replace("class_path: toy_idc.Other", "class_path: toy_idc.Other, init_args: {width: 5}")
-    )
+    Path("toy.yaml").write_text(RECIPE.replace("class: toy_idc.Other, width: 2", "class: toy_idc.Other, width: 5"))
     capsys.readouterr()
     assert resumed(runs) == ["first"], "the test takes the weights of the second"
     assert "the recipe was changed" in capsys.readouterr().out
@@ -178,16 +176,11 @@ def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
 SHARES = """
 recipe: {title: Hashes}
 stages:
-  - name: hash
+  hash:
     run: predict
-    config:
-      model: {class_path: ImageHashes, init_args: {images: [image]}}
-      data:
-        class_path: Records
-        init_args: {source: {class_path: ImageFolder, init_args: {root: photos}}, target: "${run_dir}/a", shard_size: 1}
-  - name: again
-    like: hash
-    config: {data: {init_args: {source: "${run_dir}/a", target: "${run_dir}/b"}}}
+    model: {class: ImageHashes, images: [image]}
+    data: {class: Records, source: {class: ImageFolder, root: photos}, target: "${run_dir}/a", shard_size: 1}
+  again: {like: hash, data: {source: "${run_dir}/a", target: "${run_dir}/b"}}
 """
 
 
@@ -213,7 +206,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest(runs: Any, capsys: pytest
     assert "did you mean 'quickstart'?" in capsys.readouterr().err
 
 
-FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"
+FIT = RECIPE.split("  first:")[0] + "  second: {run: fit}\n"
 
 
 def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals = signal.SIGINT) -> str:
@@ -281,7 +274,7 @@ def test_only_smoke_sizes_run_in_the_process_of_the_runner(
 
 
 def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: Any, tmp_path: Path) -> None:
-    text = "matrix:\n  width: {small: {}, wide: {base: {model: {init_args: {width: 9}}}}}\n"
+    text = "matrix:\n  width: {small: {}, wide: {base: {model: {width: 9}}}}\n"
     Path("toy.yaml").write_text(RECIPE + text)
     failing = ["--stages.second.model.fail_at", "1"]
     assert main(["run", "toy.yaml", "--run_dir", "out", *failing]) == 1
@@ -297,7 +290,7 @@ def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: A
 @pytest.mark.dist
 def test_stages_in_processes_give_what_they_give_in_this_one(runs: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from toy_idc import Toy as Mine\n")
-    Path("toy.yaml").write_text(RECIPE.replace("class_path: toy_idc.Toy", "class_path: Mine"))
+    Path("toy.yaml").write_text(RECIPE.replace("class: toy_idc.Toy", "class: Mine"))
     command = [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--run_dir"]
     ended = subprocess.run([*command, "apart"], env=environment(), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr

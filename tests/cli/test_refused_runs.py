@@ -13,7 +13,7 @@ RECIPE = """
 recipe: {title: Toy}
 base: {model: PairTransformer, data: SyntheticPairs}
 stages:
-  - {name: train, run: fit}
+  train: {run: fit}
 """
 
 

@@ -21,7 +21,7 @@ from lightning_idc.cli.recipes.run import DONE, _locked
 from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"
+FIT = RECIPE.split("  first:")[0] + "  second: {run: fit}\n"
 MONITORED = """
 recipe: {title: Toy}
 base:
@@ -31,13 +31,12 @@ base:
     logger: false
     enable_model_summary: false
     callbacks:
-      - class_path: lightning.pytorch.callbacks.ModelCheckpoint
-        init_args: {monitor: val/loss, mode: max, filename: best, save_last: true}
-  model: {class_path: toy_idc.Measured}
-  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
+      ModelCheckpoint: {monitor: val/loss, mode: max, filename: best, save_last: true}
+  model: {class: toy_idc.Measured}
+  data: {class: toy_idc.Numbers, items: 8}
 stages:
-  - {name: train, run: fit}
-  - {name: test, of: train}
+  train: {run: fit}
+  test: {of: train}
 """
 
 
@@ -73,9 +72,7 @@ def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, s
     """Four steps are an epoch. A validation that was left out would make another checkpoint the best."""
     Path("toy.yaml").write_text(MONITORED)
     assert main(["run", "toy.yaml", "--run_dir", "whole"]) == 0
-    stopping = MONITORED.replace(
-        "  model:", f"      - {{class_path: toy_idc.InterruptAt, init_args: {{step: {step}}}}}\n  model:"
-    )
+    stopping = MONITORED.replace("  model:", f"      interrupt: {{class: toy_idc.InterruptAt, step: {step}}}\n  model:")
     Path("toy.yaml").write_text(stopping)
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 130
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0

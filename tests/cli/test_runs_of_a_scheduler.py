@@ -20,7 +20,7 @@ from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
 from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN_AND_TEST = RECIPE.replace("  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}\n", "")
+TRAIN_AND_TEST = RECIPE.replace("  first: {run: fit, model: {class: toy_idc.Other, width: 2}}\n", "")
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
 COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", "--run_dir", "out", *TWO]
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")

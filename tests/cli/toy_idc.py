@@ -20,13 +20,12 @@ RECIPE = """
 recipe: {title: Toy, smoke: {data.items: 4}}
 base:
   trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0}
-  model: {class_path: toy_idc.Toy, init_args: {width: 3}}
-  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
+  model: {class: toy_idc.Toy, width: 3}
+  data: {class: toy_idc.Numbers, items: 8}
 stages:
-  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}
-  - name: second
-    run: fit
-  - {name: test, of: second}
+  first: {run: fit, model: {class: toy_idc.Other, width: 2}}
+  second: {run: fit}
+  test: {of: second}
 """
 
 

@@ -297,7 +297,7 @@ def other_cases() -> Iterator[Case]:
         readers = {"unpack": lambda folder, file=file: unpack_below(folder / file, folder / "target")}
         yield Case("archive", name, lambda folder, write=write, file=file: write(folder / file), readers, fails)
     for name, value in archives.YAML_VALUES.items():
-        text = f"recipe: {{title: x}}\nbase: {{x: {value}}}\nstages: [{{name: a, run: fit}}]\n"
+        text = f"recipe: {{title: x}}\nbase: {{x: {value}}}\nstages: {{a: {{run: fit}}}}\n"
         readers = {
             **in_folder(YAML_READERS, "x.yaml"),
             "value": lambda folder, value=value: parse_value(value),
@@ -306,7 +306,7 @@ def other_cases() -> Iterator[Case]:
         fails = () if name == "laughs" else ("image option",)
         yield Case("YAML", name, lambda folder, text=text: (folder / "x.yaml").write_text(text), readers, fails)
     for name in ("../secrets/w", "/etc/passwd", "http://127.0.0.1:9/x", "evil_mod.py", "~/x"):
-        text = f"recipe: {{title: x}}\ndefaults: [{name}]\nstages: [{{name: a, run: fit}}]\n"
+        text = f"recipe: {{title: x}}\ndefaults: [{name}]\nstages: {{a: {{run: fit}}}}\n"
         readers = in_folder({"recipe": load_recipe}, "x.yaml")
         yield Case("defaults", name, lambda folder, text=text: (folder / "x.yaml").write_text(text), readers)
     for name, content in images.IMAGES.items():

@@ -85,8 +85,8 @@ def pictures() -> dict[str, bytes]:
 
 RECIPE = """
 recipe: {title: x}
-base: {model: {class_path: ProCap}}
-stages: [{name: a, run: fit}, {name: b, run: test}]
+base: {model: {class: ProCap}}
+stages: {a: {run: fit}, b: {run: test}}
 """
 
 
@@ -184,7 +184,7 @@ def test_images_of_any_bytes(start: bytes, rest: bytes) -> None:
 # ---- YAML and command lines ------------------------------------------------------------------------------
 
 FRAGMENTS = (
-    *("a", "recipe", "base", "stages", "defaults", "matrix", "name", "run", "fit", "config", "model", "class_path"),
+    *("a", "recipe", "base", "stages", "defaults", "matrix", "callbacks", "run", "fit", "class", "model", "class_path"),
     *(": ", ":", "\n", "\n  ", "\n    ", "- ", "\n- ", "{", "}", "[", "]", ", ", "&x ", "*x", "<<: *x", "? ", "| "),
     *("!!python/object:os.system ", "!!binary ", "!!set ", "!x ", "%YAML 1.1\n", "---\n", "...", "'", '"', "#", "\t"),
     *("${a}", "${", "${env:HOME}", "${run_dir}", "${stages.x.best}", "${base.a}", "1e3", "0x1f", "1_0", "0o7", ".nan"),

@@ -71,7 +71,7 @@ def adapted(folder: Path, dataset: str, keys: dict[str, Any], weights: str = "fl
 
 
 def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, Any]:
-    inner = "stages.frames.data.data.init_args"
+    inner = "stages.frames.data.data"
     return {
         **HERE,
         "data.image_size": [SIDE, SIDE],
@@ -83,8 +83,8 @@ def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, 
         "stages.tokenizer.model.start": str(files["vqgan"]),
         "stages.tokenizer.trainer.max_epochs": 1,
         "stages.frames.model.frames": 3,
-        "stages.frames.model.midpoint.init_args.weights": str(files["vfiformer"]),
-        "stages.frames.model.similarity.init_args.encoder": str(clip4idc),
+        "stages.frames.model.midpoint.weights": str(files["vfiformer"]),
+        "stages.frames.model.similarity.encoder": str(clip4idc),
         "stages.procedure.trainer.max_steps": 2,
         "stages.caption.trainer.max_epochs": 1,
         **{
@@ -176,9 +176,9 @@ def namc_keys(here: Path, files: dict[str, Path], stage: str) -> dict[str, Any]:
     callbacks = f"stages.{stage}.trainer.callbacks"
     clip = {**WIDE, "text_cfg": {**CLIP["text_cfg"], "context_length": 77}}
     return {
-        f"{callbacks}.0.init_args.encoder.init_args.clip": clip,
-        f"{callbacks}.0.init_args.encoder.init_args.pretrained": None,
-        f"{callbacks}.1.init_args.tokenizer": str(files["vqgan"]),
+        f"{callbacks}.NoiseMasking.encoder.clip": clip,
+        f"{callbacks}.NoiseMasking.encoder.pretrained": None,
+        f"{callbacks}.MaskedReconstruction.tokenizer": str(files["vqgan"]),
         "model.vocabulary": str(here / "bert"),
         "model.pretrained_backbone": False,
         **HERE,

@@ -99,10 +99,10 @@ def test_each_command_describes_and_releases_pairs(
     llava = str(make_llava(here / "llava"))
     stages = "stages.describe.model.stages"
     small = {
-        f"{stages}.0.init_args.captioner.init_args.model.init_args.model": llava,
-        f"{stages}.0.init_args.captioner.init_args.model.init_args.dtype": "float32",
-        f"{stages}.0.init_args.captioner.init_args.model.init_args.max_new_tokens": 12,
-        f"{stages}.1.init_args.model": {"class_path": "helpers.describers.InTemplate"},
+        f"{stages}.0.captioner.model.model": llava,
+        f"{stages}.0.captioner.model.dtype": "float32",
+        f"{stages}.0.captioner.model.max_new_tokens": 12,
+        f"{stages}.1.model": {"class": "helpers.describers.InTemplate"},
         "stages.describe.data.num_workers": 0,
         "trainer.accelerator": "cpu",
     }

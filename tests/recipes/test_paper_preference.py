@@ -70,9 +70,9 @@ def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
     """SFT, DPO, ADPO and the table of all, sharing weights or with LoRA; returns the checkpoint of SFT."""
     lora = dataset == "spot_the_diff"
     keys = {name: value for name, value in given.items() if name != "encoder"}
-    callback = f"stages.adpo.trainer.callbacks.{2 + lora}.init_args.encoder"
+    callback = "stages.adpo.trainer.callbacks.AdversarialRetriever.encoder"
     short = {"stages.sft.trainer.max_steps": 2, "trainer.accumulate_grad_batches": 1, "trainer.max_epochs": 1}
-    axes = {"matrix.method": "table", "matrix.gpus": "one_lora" if lora else "two"}
+    axes = {"matrix.method": "table", "matrix.gpus": "one_lora" if lora else "two", "matrix.loss": "paper"}
     out = here / f"table_{dataset}"
     rate = {"model.optimizer.lr": 0.01}
     run("adpo", out, **keys, **axes, **short, **rate, **{callback: given["encoder"]})
@@ -94,8 +94,14 @@ def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
 def alone(here: Path, sft: Path, given: dict[str, Any]) -> None:
     """ADPO from a checkpoint, as the method adpo has it."""
     keys = {name: value for name, value in given.items() if name != "encoder"}
-    start = {"matrix.method": "adpo", "matrix.gpus": "two", "model.init_from": str(sft), "trainer.max_epochs": 1}
-    encoder = {"stages.adpo.trainer.callbacks.2.init_args.encoder": given["encoder"]}
+    start = {
+        "matrix.method": "adpo",
+        "matrix.gpus": "two",
+        "matrix.loss": "held",
+        "model.init_from": str(sft),
+        "trainer.max_epochs": 1,
+    }
+    encoder = {"stages.adpo.trainer.callbacks.AdversarialRetriever.encoder": given["encoder"]}
     run("adpo", here / "adpo", **keys, **start, **encoder)
     trained, before = weights(best(here / "adpo", "adpo")), weights(sft)
     twin = "aux_addons.preference.reference.twin."
@@ -148,10 +154,10 @@ def assert_a_server_draws_the_same(here: Path, own: Path, expected: dict[str, to
 
     server = PolicyServer(opened)
     with serving(server.http) as address:
-        callback = "stages.grpo.trainer.callbacks.3.init_args"
+        callback = "stages.grpo.trainer.callbacks.ServerRollouts"
         urls = {
             f"{callback}.endpoint.url": f"{address}/v1",
-            f"{callback}.weights.init_args.url": f"{address}/load",
+            f"{callback}.weights.url": f"{address}/load",
         }
         out = grpo_vlm(here, "served", "cider", **{"matrix.rollouts": "server", **urls})
     found = weights(best(out, "grpo"))

@@ -1,19 +1,26 @@
-"""Composing a recipe: one YAML of stages, each an ordinary LightningCLI configuration that runs on its own.
+"""Composing a recipe: one YAML of stages, each of which becomes a LightningCLI configuration that runs on its own.
 
     defaults: [cpu, rendered]                        # files of recipes/_base, merged in order; this file wins
     recipe: {title, requirements, expected, minutes, smoke: {dotted key: value}, import: [module]}
-    base: configuration that all stages share
+    base: {data: {class: SyntheticPairs, train_pairs: 3000}}    # what all stages share
     stages:
-      - {name: pretrain_backbone}                    # as a file of `defaults` defines it
-      - {name: train, run: fit, config: {...}}       # merged over base
-      - {name: again, like: train, config: {...}}    # merged over what `train` says
-      - {name: test, of: train}                      # the model and the best checkpoint of `train`
-    matrix: {dataset: {levir_cc: {recipe, base, stages: {train: {config}}}}}    # merged over the file, one at a time
+      pretrain_backbone: {}                          # as a file of `defaults` defines it
+      train: {run: fit, trainer: {...}, model: {class: PairTransformer, width: 96}}    # merged over base
+      again: {like: train, trainer: {...}}           # merged over `train`
+      test: {of: train}                              # the model and the best checkpoint of `train`
+    matrix: {dataset: {levir_cc: {recipe, base, stages}}}    # one entry of each axis is merged over the file
 
-Classes need no module (``class_path: ProCap``). ``callbacks+`` appends to a list; ``init_args+`` beside another class
-keeps the arguments of the class before. A value may name another one, ``${base.data.init_args.root}``, what an earlier
-stage made, ``${stages.train.best}``, and the folder of the run, ``${run_dir}``. A stage that names no weights, by
-``of`` or ``ckpt_path``, begins without any.
+1. `_read` merges a file over its defaults.
+2. `load` merges the chosen entries of the matrix over it.
+3. `_stage` merges each stage over `base` and over the stage that it is `like`.
+4. `resolve` fills in what earlier stages made.
+5. `as_lightning` writes a stage as LightningCLI reads it.
+
+Mappings are merged key by key. A class is given by its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; another
+class keeps those arguments of the one before that it has, too. ``callbacks`` are options by name of the class, or by a
+label with ``class``; null takes one away, as it does a stage in the matrix. A value may name another one,
+``${base.data.root}``, the checkpoint of an earlier stage, ``${stages.train.best}``, and the folder of the run,
+``${run_dir}``. A stage without ``of`` and ``ckpt_path`` begins without weights.
 """
 
 from __future__ import annotations
@@ -23,23 +30,23 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_idc.cli.configuration import merge, normalised, read_yaml
+from lightning_idc.cli.configuration import read_yaml
+from lightning_idc.cli.recipes.classes import as_lightning, merge, with_classes
 from lightning_idc.cli.recipes.shipped import shipped_folder
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import digest
-from lightning_idc.utils.names import nearest, with_full_names
+from lightning_idc.utils.names import nearest
 
 VERBS = ("fit", "validate", "test", "predict")
 SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")
 ABOUT = ("title", "requirements", "expected", "minutes", "smoke", "import")
-_STAGE_KEYS = {"name", "run", "of", "like", "config"}
+_STAGE_KEYS = ("run", "of", "like")
 
 
 @dataclass
@@ -49,14 +56,19 @@ class Stage:
     Args:
         name: unique within the recipe; the name of its folder.
         run: LightningCLI verb.
-        config: of LightningCLI.
-        key: digest of what the recipe says of this stage and of those whose results it reads.
+        options: configuration in the language of recipes.
+        key: digest of the stage and of those whose results it reads.
     """
 
     name: str
     run: str
-    config: dict[str, Any]
+    options: dict[str, Any]
     key: str = ""
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Configuration as LightningCLI reads it."""
+        return as_lightning(self.options)
 
 
 @dataclass
@@ -82,7 +94,7 @@ class _Sections:
 
     Args:
         recipe, base, matrix: as in the file.
-        stages: entry of each stage by name, with a list of configurations, since ``init_args+`` needs those below it.
+        stages: entry of each stage by name.
         order: names of the stages that run.
     """
 
@@ -99,7 +111,7 @@ class _Sections:
             if entry is None:
                 order = [other for other in order if other != name]
             else:
-                stages[name] = _layered(stages.get(name, {}), entry)
+                stages[name] = merge(stages.get(name, {}), entry)
         return _Sections(
             merge(self.recipe, over.get("recipe") or {}),
             merge(self.base, over.get("base") or {}),
@@ -132,7 +144,8 @@ def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
         stages[name] = _stage(f"{path}, stage {name}", sections, name, stages)
     trained: list[str] = []
     for name, stage in stages.items():
-        stage.config = with_full_names(_filled(stage.config, f"{path}, stage {name}", trained, sections.base))
+        where = f"{path}, stage {name}"
+        stage.options = with_classes(_filled(stage.options, where, trained, sections.base), where)
         trained += [name] if stage.run == "fit" else []
     _set_keys(list(stages.values()))
     return Recipe(path, sections.recipe, list(stages.values()), chosen)
@@ -197,7 +210,7 @@ def resolve(config: Any, run_dir: Path, best: Mapping[str, str], where: str = "a
     """Copy of a configuration with its references to the run and to earlier stages filled in.
 
     Args:
-        config: of a stage.
+        config: configuration of a stage.
         run_dir: folder of the run.
         best: checkpoint of each stage that has trained, by name; empty where it left none.
         where: beginning of a message.
@@ -216,43 +229,27 @@ def _read(path: Path) -> _Sections:
     raw = read_yaml(path)
     if unknown := set(raw) - set(SECTIONS):
         raise ConfigError(f"{path}: unknown key {min(unknown)!r}; expected {', '.join(SECTIONS)}")
-    below = _Sections()
-    for name in raw.get("defaults") or []:
-        default = _read(_default(path, str(name)))
-        below = below.merged({**vars(default), "order": None})
-    entries = raw.get("stages") or []
-    if not isinstance(entries, list):
-        raise ConfigError(f"{path}: expected a list under stages, found {entries!r:.200}")
-    for number, entry in enumerate(entries, 1):
-        _check_entry(path, number, entry)
-    order = [entry["name"] for entry in entries]
-    if len(set(order)) != len(order):
-        raise ConfigError(f"{path}: stages must have different names; found {', '.join(order)}")
-    for name in ("recipe", "base", "matrix"):
+    for name in ("recipe", "base", "matrix", "stages"):
         if not isinstance(raw.get(name) or {}, dict):
             raise ConfigError(f"{path}: expected keys with values under {name}, found {raw[name]!r:.200}")
     if extra := set(raw.get("recipe") or {}) - set(ABOUT):
         raise ConfigError(f"{path}: unknown key {min(extra)!r} under recipe; expected {', '.join(ABOUT)}")
-    try:
-        sections = _with_full_names(raw)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    merged = below.merged({**sections, "stages": {entry["name"]: entry for entry in sections.get("stages") or []}})
-    merged.order = order
-    return merged
-
-
-def _with_full_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Sections with full names of classes, and with names of the matrix as text: YAML reads 16 and off otherwise."""
-    sections = with_full_names(raw)
-    sections["base"] = normalised(sections.get("base") or {})
-    for entry in sections.get("stages") or []:
-        entry["config"] = normalised(entry.get("config") or {})
-    sections["matrix"] = {
-        axis: {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else entries
-        for axis, entries in (sections.get("matrix") or {}).items()
+    below = _Sections()
+    for name in raw.get("defaults") or []:
+        default = _read(_default(path, str(name)))
+        below = below.merged({**vars(default), "order": None})
+    stages = {str(name): _checked_entry(path, str(name), entry) for name, entry in (raw.get("stages") or {}).items()}
+    # YAML reads names such as 16 and off as other things than text
+    matrix = {
+        axis: {str(name): with_classes(entry, str(path)) for name, entry in entries.items()}
+        if isinstance(entries, dict)
+        else entries
+        for axis, entries in (raw.get("matrix") or {}).items()
     }
-    return sections
+    sections = {"recipe": raw.get("recipe"), "base": with_classes(raw.get("base") or {}, str(path)), "matrix": matrix}
+    merged = below.merged({**sections, "stages": stages})
+    merged.order = list(stages)
+    return merged
 
 
 def _default(path: Path, name: str) -> Path:
@@ -265,27 +262,16 @@ def _default(path: Path, name: str) -> Path:
     raise ConfigError(f"{path}: defaults name {name!r}, for which there is no file; {nearest(name, known)}")
 
 
-def _check_entry(path: Path, number: int, entry: Any) -> None:
-    if not isinstance(entry, dict) or set(entry) - _STAGE_KEYS or ("run" in entry and entry["run"] not in VERBS):
+def _checked_entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
+    """Entry of a stage, with full names of classes."""
+    if not isinstance(entry, dict) or ("run" in entry and entry["run"] not in VERBS):
         raise ConfigError(
-            f"{path}: stage {number} needs name, run ({', '.join(VERBS)}) and config, or name and of; "
-            f"found {entry!r:.200}"
+            f"{path}: stage {name}: expected run ({', '.join(VERBS)}) or of, and a configuration; found {entry!r:.200}"
         )
-    if not re.fullmatch(r"\w[\w-]*", str(entry.get("name") or "")):
-        raise ConfigError(
-            f"{path}: stage {number} is called {entry.get('name', '')!r}; expected letters, digits, - and _: it names "
-            "a folder"
-        )
-    if not isinstance(entry.get("config") or {}, dict):
-        raise ConfigError(
-            f"{path}: stage {entry['name']}: expected keys with values under config, found {entry['config']!r:.200}"
-        )
-
-
-def _layered(before: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Entry of a stage over another one, with the configurations of both as layers."""
-    layers = over["layers"] if "layers" in over else [over.get("config") or {}]
-    return {**before, **over, "layers": [*before.get("layers", []), *layers]}
+    if not re.fullmatch(r"\w[\w-]*", name):
+        raise ConfigError(f"{path}: stage {name!r}: expected letters, digits, - and _, as it names a folder")
+    checked: dict[str, Any] = with_classes(entry, f"{path}, stage {name}")
+    return checked
 
 
 def _inherited(where: str, entries: Mapping[str, Any], name: str, heirs: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -296,21 +282,22 @@ def _inherited(where: str, entries: Mapping[str, Any], name: str, heirs: tuple[s
         return dict(entry)
     if other not in entries or other in (*heirs, name):
         raise ConfigError(f"{where}: like names {other!r}; {nearest(str(other), set(entries) - {*heirs, name})}")
-    return _layered(_inherited(where, entries, other, (*heirs, name)), entry)
+    return merge(_inherited(where, entries, other, (*heirs, name)), entry)
 
 
 def _stage(where: str, sections: _Sections, name: str, earlier: Mapping[str, Stage]) -> Stage:
     entry = _inherited(where, sections.stages, name)
-    config = sections.base
+    options = sections.base
     if of := entry.get("of"):
         trained = {other: stage for other, stage in earlier.items() if stage.run == "fit"}
         if of not in trained:
             raise ConfigError(f"{where}: of names {of!r}, which no earlier stage trains; {nearest(str(of), trained)}")
-        model = {"class_path": (trained[of].config.get("model") or {}).get("class_path")}
-        config = merge(config, {"model": model, "ckpt_path": f"${{stages.{of}.best}}"})
+        model = {"class": (trained[of].options.get("model") or {}).get("class")}
+        options = merge(options, {"model": model, "ckpt_path": f"${{stages.{of}.best}}"})
     elif "run" not in entry:
         raise ConfigError(f"{where} needs run ({', '.join(VERBS)}), or of and the name of the stage that it tests")
-    return Stage(name, entry.get("run", "test"), reduce(merge, entry["layers"], config))
+    own = {key: value for key, value in entry.items() if key not in _STAGE_KEYS}
+    return Stage(name, entry.get("run", "test"), merge(options, own))
 
 
 def _filled(config: dict[str, Any], where: str, trained: Iterable[str], base: dict[str, Any]) -> dict[str, Any]:
@@ -335,7 +322,7 @@ def _one_line(error: Exception) -> str:
 def _set_keys(stages: list[Stage]) -> None:
     """Give each stage its digest."""
     for number, stage in enumerate(stages):
-        text = json.dumps(stage.config, sort_keys=True, default=str)
+        text = json.dumps(stage.options, sort_keys=True, default=str)
         read = [other for other in stages[:number] if _reads(text, other)]
         stage.key = digest(stage.run, text, *(other.key for other in read))
 

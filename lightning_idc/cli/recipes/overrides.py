@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_idc.cli.configuration import normalised, set_key
 from lightning_idc.cli.data import MODULES
+from lightning_idc.cli.recipes.classes import set_key, with_classes
 from lightning_idc.cli.recipes.compose import Recipe, Stage
 from lightning_idc.cli.signatures import TOP, arguments_of, check_config, unknown_key
 from lightning_idc.utils.errors import ConfigError
@@ -19,8 +19,8 @@ _OF_ONE_DATA_SET = ("root", "annotations")
 def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
     """Set dotted keys in all stages that have them, or in one with ``stages.NAME.``.
 
-    ``model.width`` is short for ``model.init_args.width``. A key of the model or the data goes to the stages whose
-    class has such an argument, or hands on the pairs of other data that has it.
+    A key of the model or the data goes to the stages whose class has such an argument, or hands on the pairs of other
+    data that has it.
 
     Args:
         recipe: changed in place.
@@ -37,9 +37,9 @@ def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
             _set_argument(stages, key, parts, value)
         else:
             for stage in stages:
-                set_key(stage.config, parts, value)
+                set_key(stage.options, parts, value)
     for stage in recipe.stages:
-        stage.config = normalised(stage.config)
+        stage.options = with_classes(stage.options, f"stage {stage.name}")
 
 
 def _target(recipe: Recipe, key: str) -> tuple[list[Stage], list[str]]:
@@ -60,10 +60,10 @@ def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: An
     valid: set[str] = set()
     is_set = False
     for stage in stages:
-        for part in _handed_on(stage.config.get(parts[0])):
-            known = arguments_of(part["class_path"])
+        for part in _handed_on(stage.options.get(parts[0])):
+            known = arguments_of(part["class"])
             valid |= known or set()
-            if known is None or name in known or name == "class_path":
+            if known is None or name in known or name == "class":
                 set_key(part, parts[1:], value)
                 is_set = True
                 break
@@ -73,9 +73,9 @@ def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: An
 
 def _handed_on(part: Any) -> Iterator[dict[str, Any]]:
     """A class with its arguments, and behind it the data whose pairs it hands on, as `EveryPair` does."""
-    while isinstance(part, dict) and "class_path" in part:
+    while isinstance(part, dict) and "class" in part:
         yield part
-        part = (part.get("init_args") or {}).get("data")
+        part = part.get("data")
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -105,14 +105,14 @@ def use_data(recipe: Recipe, name: str) -> None:
         raise ConfigError(f"--data {name}: there is no data of this name; {nearest(name, MODULES)}")
     path = full_name(MODULES.get(name, name))
     known = arguments_of(path)
-    tested = (recipe.stages[-1].config.get("data") or {}).get("class_path")
+    tested = (recipe.stages[-1].options.get("data") or {}).get("class")
     for part in _all_data(recipe.stages):
-        if part["class_path"] == tested != path:
-            options: dict[str, Any] = part.get("init_args") or {}
-            shared = {key: value for key, value in options.items() if known is None or key in known}
-            if known is not None and "image_size" in known and "render_size" in options:
-                shared.setdefault("image_size", options["render_size"])
-            part.update(class_path=path, init_args={k: v for k, v in shared.items() if k not in _OF_ONE_DATA_SET})
+        if part["class"] == tested != path:
+            shared = {key: value for key, value in part.items() if known is None or key in known}
+            if known is not None and "image_size" in known and "render_size" in part:
+                shared.setdefault("image_size", part["render_size"])
+            part.clear()
+            part.update({"class": path} | {k: v for k, v in shared.items() if k not in _OF_ONE_DATA_SET})
     smoke = recipe.about.get("smoke") or {}
     recipe.about["smoke"] = {key: value for key, value in smoke.items() if _fits(recipe, key)}
 
@@ -123,12 +123,12 @@ def _fits(recipe: Recipe, key: str) -> bool:
     arguments = [part for part in parts[1:] if part not in ("init_args", "data")]
     if parts[0] != "data" or not arguments:
         return True
-    known = [arguments_of(part["class_path"]) for part in _all_data(stages)]
+    known = [arguments_of(part["class"]) for part in _all_data(stages)]
     return any(names is None or arguments[0] in names for names in known)
 
 
 def _all_data(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    return [part for stage in stages for part in _handed_on(stage.config.get("data"))]
+    return [part for stage in stages for part in _handed_on(stage.options.get("data"))]
 
 
 def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
@@ -144,4 +144,4 @@ def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
         return rest
     if name not in _ENGINES:
         raise ConfigError(f"--engine is {name!r}; expected one of {', '.join(_ENGINES)}")
-    return {**rest, "data.launcher": {"class_path": _ENGINES[name], "init_args": options}}
+    return {**rest, "data.launcher": {"class": _ENGINES[name], **options}}

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from filelock import FileLock, Timeout
 
+from lightning_idc.cli.recipes.classes import as_lightning
 from lightning_idc.cli.recipes.compose import Recipe, Stage, resolve
 from lightning_idc.cli.recipes.launch import Launch
 from lightning_idc.cli.recipes.plan import INTERRUPTED, REFUSED, Plan
@@ -121,7 +122,7 @@ class Run:
         if changed and rank == 0:
             old = _set_aside(home)
             self._say(f"the recipe was changed, so it runs again; what it left is in {os.path.relpath(old)}")
-        config = resolve(stage.config, self.folder, best, f"stage {stage.name}")
+        config = as_lightning(resolve(stage.options, self.folder, best, f"stage {stage.name}"))
         config["trainer"] = {"default_root_dir": str(home), **(config.get("trainer") or {})}
         if stage.run != "fit":
             weights = config.get("ckpt_path")

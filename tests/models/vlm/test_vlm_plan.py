@@ -101,11 +101,11 @@ def test_an_adapter_of_a_users_own_is_planned(stock: Path) -> None:
 
 @pytest.mark.slow
 def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = {"class_path": "lightning_idc.data.synthetic.SyntheticPairs"}
+    data = {"class": "lightning_idc.data.synthetic.SyntheticPairs"}
     recipe = {
         "recipe": {"title": "t", "requirements": "n", "minutes": 1},
         "base": {"data": data, **stage(stock, "bf16-mixed")},
-        "stages": [{"name": "tune", "run": "fit", "config": {}}],
+        "stages": {"tune": {"run": "fit"}},
         "matrix": {"gpus": {"one": {}, "two": {"base": {"trainer": {"devices": 2}}}}},
     }
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
