@@ -81,7 +81,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     size = 224 if options.full else 64
     callbacks: list[Callback] = []
     if way in ("NoiseMasking", "both"):
-        callbacks.append(NoiseMasking(encoder, paint=False))
+        callbacks.append(NoiseMasking(encoder, fill_masked=False))
     if way in ("MaskedReconstruction", "both"):
         callbacks.append(MaskedReconstruction(tokenizer, encoder="net.encoder"))
     generator = torch.Generator().manual_seed(1)

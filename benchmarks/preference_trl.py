@@ -254,7 +254,7 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
 
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
-    from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
+    from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions
     from lightning_idc.methods.adpo.preference import PreferenceOptimization
     from lightning_idc.methods.policy.cached_scores import CachedScores
     from lightning_idc.methods.policy.references import AdaptersOff, FrozenCopy, ReferencePolicy
@@ -267,8 +267,8 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     data = MadeUpPairs(size.side, [[chosen] for chosen, _ in told], batch_size=batch)
 
     class Rejected(NegativeSource):
-        def draw(self, step: Any, count: int, generator: torch.Generator) -> Draw:
-            return Draw([[told[int(id)][1]] for id in step.batch.ids])
+        def draw(self, step: Any, count: int, generator: torch.Generator) -> RejectedCaptions:
+            return RejectedCaptions([[told[int(id)][1]] for id in step.batch.ids])
 
     class Captioner(VLMCaptioner):
         seen: Any = None

@@ -79,7 +79,7 @@ def ours(net: OfficialNet, memory: Tensor) -> list[list[int]]:
 @torch.no_grad()
 def encoded(net: OfficialNet, features: Tensor) -> Tensor:
     """Memory of pairs from the features of the tokenizer ``(B, 2, latent, h, w)``."""
-    return net.bridge(net.encoder(net.encoder.queries(net.encoder.embed(features))))
+    return net.projector(net.encoder(net.encoder.queries(net.encoder.embed(features))))
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def main() -> None:
     parts = with_features(net, images, options.runs)
     encoding = parts["tokenizer_s"] + parts["transformer_s"]
     # captions of untrained networks hardly depend on the image; a memory of its own for each pair does it
-    memory = 4 * torch.randn(options.pairs, 4 * 196, net.bridge[-1].normalized_shape[0], generator=generator)
+    memory = 4 * torch.randn(options.pairs, 4 * 196, net.projector[-1].normalized_shape[0], generator=generator)
     set_mean_length(net, memory, options.length)
     cached, uncached = ours(net, memory), official_loop(net, memory)
     said, padded = sum(map(len, cached)), SLOTS * options.pairs

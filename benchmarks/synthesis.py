@@ -63,8 +63,8 @@ def scenes(count: int, size: int, light: bool, jitter: float, seed: int) -> list
 
 
 def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lightning_idc.methods.img_diff.areas import DifferenceAreas, found_and_true
-    from lightning_idc.methods.img_diff.presets import filters_named
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, box_scores
+    from lightning_idc.methods.img_diff.presets import load_filters
     from lightning_idc.synthesis.models.contours import DifferenceContours
     from lightning_idc.synthesis.records import Record
 
@@ -79,7 +79,7 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
         for which in ("fitted", "tested again"):
             for detail in ("areas", "recall by kind"):
                 del found[name][which][detail]
-    usual = filters_named("embedded")
+    usual = load_filters("embedded")
     off = {
         "nothing": {},
         "crop similarity": {"crop_similarity": 2.0},
@@ -93,20 +93,20 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
         stage = DifferenceAreas(DifferenceContours(min_area=1 / 2000), filters="embedded")
         stage.filters = replace(usual, **values)
         again = [Record(r.id, dict(r.facts), decoded=r.decoded) for r in records]
-        without[name] = found_and_true(stage.transform(again))
+        without[name] = box_scores(stage.transform(again))
     # small regions are let through by the segmenter, so that the filters have something to do
     return {**found, "filter left out, same light and camera": without}
 
 
 def _boxes_of(count: int, light: bool, jitter: float, seed: int) -> dict[str, Any]:
-    from lightning_idc.methods.img_diff.areas import DifferenceAreas, found_and_true
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, box_scores
 
     records = DifferenceAreas(filters="embedded").transform(scenes(count, 128, light, jitter, seed))
     kinds = sorted({record.facts["edit"] for record in records})
-    of_kind = {kind: found_and_true([r for r in records if r.facts["edit"] == kind])["recall"] for kind in kinds}
+    of_kind = {kind: box_scores([r for r in records if r.facts["edit"] == kind])["recall"] for kind in kinds}
     areas = [area for record in records for area in record.facts["areas"]]
     reasons = Counter("kept" if area["dropped"] is None else area["dropped"]["reason"] for area in areas)
-    return {**found_and_true(records), "areas": dict(reasons), "recall by kind": of_kind}
+    return {**box_scores(records), "areas": dict(reasons), "recall by kind": of_kind}
 
 
 def own_cutouts(folder: Path) -> Path:
@@ -152,11 +152,11 @@ def pasted_and_described(library: str | None, known: str | None, seed: int = 0) 
 
 def rightly_named(records: Any) -> tuple[int, int]:
     """Kept boxes whose captions of both pictures are word for word right, and all kept boxes."""
-    from lightning_idc.methods.img_diff.filtering import kept
+    from lightning_idc.methods.img_diff.filtering import accepted
 
     right = total = 0
     for record in records:
-        for area in kept(record.facts.get("areas") or []) if record.dropped is None else []:
+        for area in accepted(record.facts.get("areas") or []) if record.dropped is None else []:
             expected = ["plain background" if noun is None else f"a {noun}" for noun in record.facts["nouns"]]
             right, total = right + (area["captions"] == expected), total + 1
     return right, total

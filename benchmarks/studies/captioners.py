@@ -50,7 +50,7 @@ PROCEDURES: dict[str, Any] = {
     "width": 96,
     "layers": 3,
     "heads": 4,
-    "relative_places": True,
+    "relative_position_bias": True,
     "decoder_width": 96,
     "decoder_heads": 4,
 }

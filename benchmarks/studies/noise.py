@@ -199,16 +199,19 @@ class Runs:
             callbacks.append(
                 NoiseMasking(
                     str(self.relevance(seed)),
-                    image_share=shares[0],
-                    word_share=shares[1],
+                    image_mask_ratio=shares[0],
+                    word_mask_ratio=shares[1],
                     probabilities=random_probabilities,
-                    paint=self.paint,
+                    fill_masked=self.paint,
                 )
             )
         elif arm in MASKING:
             callbacks.append(
                 NoiseMasking(
-                    str(self.relevance(seed)), image_share=IMAGE_SHARE, word_share=WORD_SHARE, paint=self.paint
+                    str(self.relevance(seed)),
+                    image_mask_ratio=IMAGE_SHARE,
+                    word_mask_ratio=WORD_SHARE,
+                    fill_masked=self.paint,
                 )
             )
         elif arm == "oracle":

@@ -36,7 +36,7 @@ from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.data.transforms.robustness import VagueCaptions
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
-from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
+from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ObjectNaming
@@ -161,16 +161,16 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
             beta=given.beta, caption_weight=given.caption_weight, anchor=given.anchor, **options
         )
 
-    def dpo(weighting: Any, share: float = given.no_change_share) -> Callable[[], list[Callback]]:
-        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_share=share))]
+    def dpo(weighting: Any, share: float = given.no_change_fraction) -> Callable[[], list[Callback]]:
+        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=share))]
 
     def adpo(
-        weighting: Any = given.weighting, no_change: float = given.no_change_share, **options: Any
+        weighting: Any = given.weighting, no_change: float = given.no_change_fraction, **options: Any
     ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
         return lambda: [
             preference(),
-            AdversarialRetriever(weighting=weighting, no_change_share=no_change, **settings),
+            AdversarialRetriever(weighting=weighting, no_change_fraction=no_change, **settings),
         ]
 
     weightings: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
@@ -186,7 +186,7 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
         "harder": {
             "DPO, planted": lambda: [preference(negatives=Counterfactual())],
             "DPO, self-sampled": lambda: [preference(negatives=SelfSampled(verify=True))],
-            "ADPO, half retrieved": adpo(share=0.5),
+            "ADPO, half retrieved": adpo(fraction=0.5),
         },
         "sweep": {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
         | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--caption_weight", type=float, default=0.0)
     parser.add_argument("--weighting", default="stratified")
     parser.add_argument("--anchor", type=float, default=3.0, help="of PreferenceOptimization; 0 compares all alike")
-    parser.add_argument("--no_change_share", type=float, default=NO_CHANGE_SHARE)
+    parser.add_argument("--no_change_fraction", type=float, default=NO_CHANGE_FRACTION)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
     arguments(parser, (1, 2, 3, 4, 5))
     given = parser.parse_args()

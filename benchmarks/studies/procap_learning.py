@@ -84,7 +84,7 @@ ARMS = {
 }
 """By row; where rows follow each other in Table 4 they do here, as each is compared with the one before it."""
 CONTROL = "none"
-SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
+SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_position_bias": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
 FIRST_SEED = 1
@@ -187,7 +187,7 @@ class Runs:
             self.tokenizer,
             keyframes,
             loss_weights=arm.losses,
-            trunk=self.trunk,
+            encoder_init=self.trunk,
             **SIZES,
             **learning(3e-3),
         )
@@ -231,7 +231,7 @@ class Runs:
             first,
             self.queries(arm),
             self.procedures if name == FRAMES else None,
-            trunk=self.trunk,
+            encoder_init=self.trunk,
             encoder_schedule=WarmupCosine(0.1),
             **SIZES,
             **DECODER,

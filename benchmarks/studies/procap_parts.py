@@ -26,7 +26,7 @@ TOKENIZER: dict[str, Any] = {
     "width": 32,
     "multipliers": [1, 2, 2],
     "blocks": 1,
-    "fold": 4,
+    "patch_size": 4,
     "squared": 20.0,
     "naming": 10.0,
 }

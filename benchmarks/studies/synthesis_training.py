@@ -42,7 +42,7 @@ from lightning_idc.data.mixture import Mixture  # noqa: E402
 from lightning_idc.data.source import PairSource, View  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.images.types import PairSample  # noqa: E402
-from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, found_and_true  # noqa: E402
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, box_scores  # noqa: E402
 from lightning_idc.methods.img_diff.edits import PasteEdits  # noqa: E402
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions  # noqa: E402
 from lightning_idc.models.pair_transformer.module import PairTransformer  # noqa: E402
@@ -144,7 +144,7 @@ class Run:
         run(edits, source, target / "edits", limit=count)
         store = run(chain, str(target / "edits"), target / "made")
         data = FolderPairs(target / "release", shares=(1.0, 0.0, 0.0))
-        return data, {"produced": store.counts(), "boxes": found_and_true(list(store)), **right(store)}
+        return data, {"produced": store.counts(), "boxes": box_scores(list(store)), **right(store)}
 
     def fitted(self, model: LightningModule, data: Any, **length: int) -> Trainer:
         trainer = quiet_trainer(limit_val_batches=0, gradient_clip_val=1.0, **length)

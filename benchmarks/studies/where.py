@@ -27,7 +27,7 @@ from lightning_idc import load
 from lightning_idc.data import DeepPCB, SyntheticPairs
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.images.types import PairSample
-from lightning_idc.models.where import CELLS, Box, Where, locate, placed
+from lightning_idc.models.where import CELLS, Box, Where, locate, refine
 
 IOU = 0.3
 
@@ -50,7 +50,7 @@ def interval(hits: int, count: int) -> list[float]:
 
 def pixels(sample: PairSample) -> Where:
     """The control: all cells matter alike, so that only the pixels decide."""
-    return placed(torch.ones(CELLS, CELLS), sample)
+    return refine(torch.ones(CELLS, CELLS), sample)
 
 
 def main() -> None:

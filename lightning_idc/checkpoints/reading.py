@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 from lightning_idc.utils.names import exported, public_name
 
 TRAINING_ONLY = frozenset(
-    {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "undecayed"}
+    {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "no_decay"}
 )
 """Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
 

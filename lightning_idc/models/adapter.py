@@ -1,4 +1,4 @@
-"""Parts that are put onto a finished network and that inference needs too, such as LoRA or MDP."""
+"""Adapter: a part that is added to a finished network and that inference needs too, such as LoRA or MDP."""
 
 from __future__ import annotations
 
@@ -16,56 +16,56 @@ WEIGHTS = "adapter.safetensors"
 
 
 class Adapter(nn.Module):
-    """Changes a network from outside; built from plain values, which a checkpoint keeps to build it again.
+    """Changes a network from outside. Its arguments are plain values, so that a checkpoint can store and rebuild it.
 
-    Freshly installed it must leave the network's output as it was.
+    A newly installed adapter must not change the output of the network.
     """
 
     merged: bool = False
-    """Part of the network for good: neither switched off nor trained any more."""
+    """Whether the adapter has become part of the network: it is then neither disabled nor trained."""
 
     @abstractmethod
     def install(self, net: nn.Module) -> None:
-        """Make the parameters and connect them with the network, whose layers exist.
+        """Create the parameters and insert them into the network, whose layers exist.
 
         Raises:
-            ConfigError: the network offers no place for this adapter.
+            ConfigError: the network has no layer that this adapter fits.
         """
 
     @abstractmethod
     def disabled(self) -> AbstractContextManager[None]:
-        """While it is open the network computes what it would without this adapter."""
+        """Context manager in which the network computes what it would without this adapter."""
 
     def keep_copy(self) -> None:
-        """Keep the parameters as they are now, beside those that train.
+        """Store a frozen copy of the current parameters; :meth:`copied` computes with it.
 
         Raises:
-            ConfigError: this kind of adapter cannot.
+            ConfigError: this class of adapter does not support it.
         """
         raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
 
     def copied(self) -> AbstractContextManager[None]:
-        """While it is open the network computes with what :meth:`keep_copy` kept."""
+        """Context manager in which the network computes with the copy that :meth:`keep_copy` stored."""
         raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
 
     def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
-        """Parameters that :meth:`disabled` takes out of play, wherever they are kept."""
+        """Parameters that have no effect within :meth:`disabled`, in this module or in the network."""
         return self.parameters()
 
     def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
-        """What the adapter's own layers behind a vision tower cost per pair; nothing where it has none.
+        """Cost per pair of the adapter's layers after the vision tower; zeros if it has none.
 
         Args:
-            num_patches: of both images together.
-            bytes_per_value: of an activation.
+            num_patches: number of patches of both images together.
+            bytes_per_value: size of an activation.
 
         Returns:
-            floating-point operations of a forward pass, and bytes that it saves for the backward pass.
+            floating-point operations of a forward pass, and bytes saved for the backward pass.
         """
         return 0.0, 0
 
     def save(self, net: nn.Module, folder: Path) -> None:
-        """Write the weights into a new folder of their own; all processes must call this, the first one writes."""
+        """Write the weights to a new folder. All processes must call this; rank 0 writes."""
         from safetensors.torch import save_file
 
         state = full_state_dict(self.state_dict())
@@ -87,10 +87,10 @@ class Adapter(nn.Module):
             raise CheckpointError(f"{str(folder)!r} holds another adapter: {error}") from error
 
     def merge(self, net: nn.Module) -> bool:
-        """Become part of the network for good.
+        """Become a permanent part of the network.
 
         Returns:
-            True when the network now holds all of it, so that nothing is left to install again.
+            True if the weights of the network now contain the adapter, so that a checkpoint need not install it again.
         """
         self.requires_grad_(False)
         self.merged = True

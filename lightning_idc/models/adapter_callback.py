@@ -1,4 +1,4 @@
-"""AdapterCallback: puts an adapter onto the module that is trained or tested."""
+"""AdapterCallback: adds an adapter to the module that is trained or tested."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, ClassVar
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.models.adapter import Adapter
-from lightning_idc.models.addon_callback import check_place, check_processes
+from lightning_idc.models.addon_callback import check_order, check_processes
 from lightning_idc.models.module import PairModule
 from lightning_idc.utils.errors import ConfigError
 
 
 class AdapterCallback(Callback):
-    """Puts an adapter onto the module that is trained or tested.
+    """Adds an adapter to the module that is trained or tested.
 
     Args:
-        name: of the adapter; two of one class need two names.
+        name: name of the adapter; two adapters of one class need different names.
         kind: class of the adapter.
-        options: plain values that it is made from.
+        options: its arguments, plain values.
     """
 
     options_class: ClassVar[type[Any] | None] = None
@@ -37,7 +37,7 @@ class AdapterCallback(Callback):
                 f"{type(self).__name__} goes onto a PairCaptioner or another PairModule; "
                 f"{type(pl_module).__name__} is neither"
             )
-        check_place(trainer, self, "adapter")
+        check_order(trainer, self, "adapter")
         if stage == "fit":
             check_processes(trainer, self)
         pl_module.add_adapter(self.name, self.kind, **self.options)

@@ -26,8 +26,8 @@ class AdapterSet(nn.ModuleDict):
     """Adapters that are installed on a network, by name.
 
     Args:
-        hparams: hyper-parameters of the module that holds this set; ``hparams["adapters"]`` says what each adapter is
-            made from (``class_path``, ``init_args`` and, once it is part of the network, ``merged``).
+        hparams: hyper-parameters of the module that holds this set; ``hparams["adapters"]`` has the record of each
+            adapter (``class_path``, ``init_args`` and, once it is part of the network, ``merged``).
     """
 
     def __init__(self, hparams: MutableMapping[str, Any]) -> None:
@@ -36,35 +36,35 @@ class AdapterSet(nn.ModuleDict):
 
     @property
     def recorded(self) -> dict[str, dict[str, Any]]:
-        """What the adapters are made from, by name."""
+        """Record (``class_path``, ``init_args``) of each adapter by name."""
         return dict(self._hparams.get("adapters") or {})
 
     def record(self, records: dict[str, dict[str, Any]] | None) -> None:
-        """Add to what the adapters are made from; one that is recorded already stays as it is.
+        """Add records; an adapter that is recorded already keeps its record.
 
         Raises:
             ConfigError: an adapter is recorded under this name with other options.
         """
-        known = self.recorded
+        merged = self.recorded
         for name, record in (records or {}).items():
             if not {"class_path", "init_args"} <= set(record):
-                raise ConfigError(f"the adapter {name!r} is made from {record}; expected class_path and init_args")
-            if any(known.get(name, record)[key] != record[key] for key in ("class_path", "init_args")):
+                raise ConfigError(f"the record of the adapter {name!r} is {record}; expected class_path and init_args")
+            if any(merged.get(name, record)[key] != record[key] for key in ("class_path", "init_args")):
                 raise ConfigError(
-                    f"the captioner has an adapter {name!r} made from {known[name]}, which does not go with {record}; "
-                    "give the new one another name"
+                    f"the captioner has an adapter {name!r} with the record {merged[name]}, which differs from "
+                    f"{record}; give the new one another name"
                 )
-            known.setdefault(name, record)
-        self.replace_records(known)
+            merged.setdefault(name, record)
+        self.replace_records(merged)
 
     def forget(self) -> dict[str, dict[str, Any]]:
-        """Take all records out, and return them."""
-        known = self.recorded
+        """Remove all records and return them."""
+        records = self.recorded
         self.replace_records({})
-        return known
+        return records
 
     def replace_records(self, records: dict[str, dict[str, Any]]) -> None:
-        """Store what the adapters are made from, in place of what was stored."""
+        """Replace all records."""
         self._hparams["adapters"] = records or None
 
     def installed(self) -> dict[str, Adapter]:
@@ -91,7 +91,7 @@ class AdapterSet(nn.ModuleDict):
             self[name] = adapter.to(device)
 
     def merge(self, net: nn.Module) -> None:
-        """Make all adapters part of the network, so that what is added later can be disabled to get back here."""
+        """Make all adapters part of the network, so that disabling later adapters gives back the current network."""
         records = self.recorded
         for name, adapter in self.installed().items():
             if adapter.merge(net):
@@ -109,13 +109,13 @@ class AdapterSet(nn.ModuleDict):
                 adapter.save(net, draft / name)
             if is_rank_zero():
                 fill(draft / RECORDS, json.dumps({name: self.recorded[name] for name in loose}, indent=2))
-        all_gather_object(None)  # no process goes on to read what is not written yet
+        all_gather_object(None)  # a barrier: no process reads the files before they are written
 
     def load(self, net: nn.Module, folder: Path, device: torch.device) -> None:
         """Install the adapters that :meth:`save` wrote, with their weights.
 
         Raises:
-            CheckpointError: the folder is not one of those, or does not fit the network.
+            CheckpointError: the folder was not written by :meth:`save`, or does not fit the network.
         """
         if not (folder / RECORDS).is_file():
             raise CheckpointError(f"{str(folder)!r} has no {RECORDS}; expected a folder that save_adapters wrote")
@@ -130,7 +130,7 @@ class AdapterSet(nn.ModuleDict):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Switch off all adapters that are not merged: within, the network is what it was before they came."""
+        """Context manager in which the adapters that are not merged have no effect."""
         with ExitStack() as stack:
             for adapter in self.installed().values():
                 if not adapter.merged:
@@ -138,5 +138,5 @@ class AdapterSet(nn.ModuleDict):
             yield
 
     def trained(self, net: nn.Module) -> set[int]:
-        """Identities of the parameters that :meth:`disabled` takes out of play."""
+        """``id()`` of the parameters that have no effect within :meth:`disabled`."""
         return {id(p) for adapter in self.installed().values() for p in adapter.trained(net)}

@@ -1,12 +1,17 @@
-"""How a callback joins a training step.
+"""Addon: how a callback takes part in a training step.
 
-Lightning callbacks have no say in the loss. An :class:`Addon` is a plain torch module that may change the
-batch, change the features, replace the training loss and add losses of its own; an ``AddonCallback``
-(``models/addon_callback.py``) registers it under ``module.aux_addons.<name>``.
+A Lightning callback cannot change the loss. An :class:`Addon` is a torch module that may change the batch, change the
+features, replace the training loss and add losses; an ``AddonCallback`` (``models/addon_callback.py``) registers it as
+``module.aux_addons.<name>``. Each training step calls, in this order:
 
-A :class:`~lightning_idc.models.module.PairModule` calls its add-ons in ``training_step``. Any other
-LightningModule gets the same calls from a wrapper around its ``training_step`` (``models/foreign.py``), with the
-features of each add-on read by a forward hook at the module path ``at``.
+1. :meth:`Addon.batch` of every add-on: the batch that the module encodes;
+2. :meth:`Addon.features` of every add-on: the features that the loss reads;
+3. :meth:`Addon.objective` of at most one add-on: a loss in place of the training loss;
+4. :meth:`Addon.losses` of every add-on: losses that are added, times ``weight``.
+
+A :class:`~lightning_idc.models.module.PairModule` makes these calls in ``training_step``. For any other LightningModule
+a wrapper around its ``training_step`` makes them (``models/foreign.py``), and a forward hook at the module path ``at``
+reads the features.
 """
 
 from __future__ import annotations
@@ -32,16 +37,16 @@ M = TypeVar("M", bound=LightningModule)
 
 @dataclass(slots=True)
 class TrainingStep(Generic[M]):
-    """One training step as one add-on sees it; an add-on names the class of module that it is for.
+    """One training step as one add-on sees it; ``M`` is the class of module that the add-on supports.
 
     Args:
-        module: the module that trains.
-        batch: what the data loader gave, after the add-ons before this one; after encoding, what was encoded.
+        module: the module in training.
+        batch: batch of the data loader as the earlier add-ons changed it; after encoding, the batch that was encoded.
         index: number of the batch within the epoch.
-        features: what the module made of the batch, or, on a foreign module, the output at this add-on's own ``at``;
-            None before it is known.
-        loss: the loss so far; None before it is known.
-        name: of the add-on.
+        features: output of ``module.encode``, or, for another LightningModule, the output of the sub-module ``at``;
+            None before it is computed.
+        loss: training loss; None before it is computed.
+        name: name of the add-on.
     """
 
     module: M
@@ -61,7 +66,7 @@ class TrainingStep(Generic[M]):
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Random numbers of the add-on's own, which run on from hook to hook; the global ones stay as they were."""
+        """Context manager with the random stream of the add-on, continued from call to call."""
         device = self.module.device
         cuda = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if cuda else []):
@@ -78,19 +83,19 @@ class TrainingStep(Generic[M]):
 
 
 class Addon(nn.Module):
-    """A part that only training needs. Override any of the four methods; the others do nothing.
+    """A part that only training needs. Override any of the four methods; the defaults do nothing.
 
-    Random numbers drawn in any of them come from a stream of the add-on's own, which runs on from one method to the
-    next, so that an add-on never shifts the module's dropout and never repeats a draw within a step.
+    Their random numbers come from a separate stream for each add-on, which continues from one method to the next: an
+    add-on never changes the dropout of the module and never repeats random numbers within a step.
 
     Args:
-        weight: factor of its losses. 0 equals absent: nothing but its losses is asked, and they count 0.
+        weight: factor of its losses. With 0 only :meth:`losses` is called, for logging, and adds 0 to the loss.
     """
 
     sharded_methods: tuple[str, ...] = ADDON_METHODS
     """Methods that gather the weights of a sharded add-on when they are called."""
     clip_separately: bool = False
-    """Whether ``gradient_clip_val`` limits this add-on's gradient by itself, as for one with a goal of its own."""
+    """Whether ``gradient_clip_val`` limits the gradient of this add-on separately, as with an optimizer of its own."""
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -114,7 +119,7 @@ class Addon(nn.Module):
 
     @property
     def replaces_objective(self) -> bool:
-        """Whether this add-on brings an objective of its own."""
+        """Whether this add-on overrides :meth:`objective`."""
         return type(self).objective is not Addon.objective
 
 
@@ -136,7 +141,7 @@ class AddonSteps:
         self.batch = batch
 
     def active(self) -> Iterator[tuple[Addon, TrainingStep[Any]]]:
-        """Add-ons with a weight, each with its context."""
+        """Add-ons whose weight is not 0, each with its context."""
         yield from ((addon, self.contexts[name]) for name, addon in self.addons.items() if addon.weight)
 
     def change_batch(self) -> Any:
@@ -144,7 +149,7 @@ class AddonSteps:
         for addon, step in self.active():
             step.batch = self.batch
             with step.stream():
-                self.batch = _returned(addon, "batch", addon.batch(step))
+                self.batch = _not_none(addon, "batch", addon.batch(step))
         for step in self.contexts.values():
             step.batch = self.batch
         return self.batch
@@ -154,14 +159,14 @@ class AddonSteps:
         for addon, step in self.active():
             step.features = features
             with step.stream():
-                found = addon.features(step)
-            features = found if features is None else _returned(addon, "features", found)
+                changed = addon.features(step)
+            features = changed if features is None else _not_none(addon, "features", changed)
         for step in self.contexts.values():
             step.features = features
         return features
 
     def objective(self) -> Tensor | None:
-        """Objective of the one add-on that brings its own, or None."""
+        """Objective of the add-on that overrides it, or None."""
         for addon, step in self.active():
             if addon.replaces_objective:
                 with step.stream():
@@ -191,19 +196,19 @@ class AddonSteps:
         return total
 
 
-def _returned(addon: Addon, method: str, found: Any) -> Any:
-    """What a method gave, refused where it gave nothing."""
-    if found is None:
+def _not_none(addon: Addon, method: str, result: Any) -> Any:
+    """The result of a method of an add-on; raises if it is None."""
+    if result is None:
         raise ConfigError(f"{type(addon).__name__}.{method} returned None; return step.{method}, changed or as it is")
-    return found
+    return result
 
 
-def _scalars(addon: Addon, found: Any) -> dict[str, Tensor]:
-    """Losses, refused where they are not scalars by name."""
-    if isinstance(found, dict) and all(isinstance(value, Tensor) and value.numel() == 1 for value in found.values()):
-        return found
+def _scalars(addon: Addon, losses: Any) -> dict[str, Tensor]:
+    """Losses by name; raises if they are anything but scalars."""
+    if isinstance(losses, dict) and all(isinstance(value, Tensor) and value.numel() == 1 for value in losses.values()):
+        return losses
     raise ConfigError(
-        f"{type(addon).__name__}.losses returned {found!r:.80}; expected a dict of scalar tensors by name, such as "
+        f"{type(addon).__name__}.losses returned {losses!r:.80}; expected a dict of scalar tensors by name, such as "
         '{"loss": loss.mean()}'
     )
 
@@ -216,8 +221,8 @@ def remove_addons(module: LightningModule) -> None:
 def reconcile_addons(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
     """Make a state dict fit the add-ons that are attached: a ``load_state_dict`` pre-hook.
 
-    Weights of an add-on that is not attached are dropped; one that the checkpoint has never seen keeps its
-    fresh weights. Everything else stays strict.
+    Weights of an add-on that is not attached are dropped; an add-on without weights in the checkpoint keeps its initial
+    ones. All other keys are still checked strictly.
     """
     assert isinstance(module, LightningModule)
     attached = addons_of(module)

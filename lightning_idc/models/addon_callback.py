@@ -1,7 +1,7 @@
-"""AddonCallback: attaches an add-on to whatever module is trained.
+"""AddonCallback: attaches an add-on to the module that is trained.
 
-It registers the add-on in ``Callback.setup``, which is before the strategy wraps the model and before optimizers exist,
-so DDP, FSDP and checkpoints see its parameters.
+It registers the add-on in ``Callback.setup``, before the strategy wraps the model and before optimizers exist, so that
+DDP, FSDP and checkpoints include its parameters.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class AddonCallback(Callback):
-    """Attaches an :class:`Addon` to whatever module is trained; subclasses write :meth:`build`.
+    """Attaches an :class:`Addon` to the module that is trained; subclasses implement :meth:`build`.
 
     Args:
-        name: key under ``aux_addons``; two add-ons of one class need two names.
-        weight: factor of the add-on's losses; 0 equals absent.
+        name: key under ``aux_addons``; two add-ons of one class need different names.
+        weight: factor of the losses of the add-on; 0 turns it off.
         at: path of the sub-module whose output is ``step.features``, for modules that are not a PairModule.
     """
 
@@ -46,10 +46,10 @@ class AddonCallback(Callback):
 
     @abstractmethod
     def build(self, module: LightningModule) -> Addon:
-        """Make the add-on; the module's layers exist when this is called."""
+        """Create the add-on; the layers of the module exist when this is called."""
 
-    def adopt(self, module: LightningModule, addon: Addon) -> None:
-        """Take over parts of an add-on that an earlier run attached; only callbacks that work with them need it."""
+    def reuse(self, module: LightningModule, addon: Addon) -> None:
+        """Use parts of an add-on that an earlier run attached; overridden by callbacks that refer to such parts."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._check(trainer, pl_module, stage)
@@ -61,7 +61,7 @@ class AddonCallback(Callback):
             pl_module.configure_model()
         attached = addons_of(pl_module)
         if self.name in attached:
-            self.adopt(pl_module, attached[self.name])
+            self.reuse(pl_module, attached[self.name])
         else:
             self._register(pl_module)
             if not calls_addons and pl_module.device_mesh is not None:
@@ -99,42 +99,42 @@ class AddonCallback(Callback):
         callbacks: list[Callback] = cast(Any, trainer).callbacks
         names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
         if names.count(self.name) > 1:
-            raise ConfigError(f"two add-ons are called {self.name!r}; give each a `name` of its own")
-        check_place(trainer, self, "add-on")
+            raise ConfigError(f"two add-ons are called {self.name!r}; give them different `name`s")
+        check_order(trainer, self, "add-on")
         if stage != "fit":
             return
         if not module.automatic_optimization:
             raise ConfigError(
-                f"{type(self).__name__} adds a loss, which needs automatic optimization; this module has none"
+                f"{type(self).__name__} adds a loss, which needs automatic optimization; this module optimizes manually"
             )
         check_processes(trainer, self)
 
 
-def check_place(trainer: Trainer, callback: Callback, brings: str) -> None:
-    """Refuse a callback that brings weights after one that has copied the model.
+def check_order(trainer: Trainer, callback: Callback, part: str) -> None:
+    """Check that a callback that adds weights is listed before callbacks that copy the model.
 
     Args:
-        trainer: with all callbacks.
-        callback: whose place among them counts.
-        brings: what the weights belong to, for the message.
+        trainer: the trainer with all callbacks.
+        callback: the callback to check.
+        part: what it adds, "adapter" or "add-on", for the message.
 
     Raises:
-        ConfigError: a WeightAveraging callback stands before it.
+        ConfigError: a WeightAveraging callback is listed before it.
     """
     callbacks: list[Callback] = cast(Any, trainer).callbacks
     earlier = callbacks[: callbacks.index(callback)] if callback in callbacks else []
     if any(isinstance(other, WeightAveraging) for other in earlier):
         raise ConfigError(
-            f"{type(callback).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
-            f"the {brings}'s weights; list the {brings} first"
+            f"{type(callback).__name__} is listed after a WeightAveraging callback, whose copy of the model would lack "
+            f"the weights of the {part}; list the {part} first"
         )
 
 
 def check_processes(trainer: Trainer, callback: Callback) -> None:
-    """Refuse processes that are spawned or forked, in which weights that a callback brings would get lost.
+    """Check that the strategy does not spawn or fork processes: weights that a callback adds would be lost there.
 
     Raises:
-        ConfigError: the strategy starts such processes.
+        ConfigError: it does.
     """
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise ConfigError(

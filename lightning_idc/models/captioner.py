@@ -1,9 +1,14 @@
-"""PairCaptioner: the base class of everything that says what changed between two images.
+"""PairCaptioner: base class of all captioners of image pairs.
 
-A training step is :meth:`PairModule.training_step`: add-ons change the batch, :meth:`PairCaptioner.encode` reads the
-images once, add-ons change the features, :meth:`PairCaptioner.caption_loss` scores K captions per pair. The other jobs
-are parts, each in a file of its own: :class:`CaptionCodec` (captions and token ids), :class:`CaptionDecoder` (features
-to captions) and :class:`Evaluator` (captions to scores).
+A training step (:meth:`PairModule.training_step`):
+
+1. add-ons change the batch;
+2. :meth:`PairCaptioner.encode`: images (B, 2, 3, H, W) -> features, once per pair;
+3. add-ons change the features;
+4. :meth:`PairCaptioner.caption_loss`: log-probabilities (B, K, T) of K captions per pair -> a scalar.
+
+Three parts have files of their own: :class:`CaptionCodec` (captions to token ids), :class:`CaptionDecoder` (features to
+captions) and :class:`Evaluator` (captions to scores).
 
 Shapes: B pairs, K captions per pair, T tokens per caption.
 """
@@ -36,30 +41,30 @@ if TYPE_CHECKING:
 
 
 AS_TRAINED = ("no_change_captions", "image_size", "input_spec", "max_length")
-"""Hyper-parameters that a checkpoint brings along with the weights, unless an argument sets them."""
+"""Hyper-parameters that are read from a checkpoint together with the weights, unless an argument sets them."""
 
 
 class PairCaptioner(PairModule):
     """Trains, decodes and scores a captioner of image pairs.
 
-    A small captioner writes :meth:`build_net`; one with a tokenizer or processor of its own writes
+    A small captioner implements :meth:`build_net`; one with its own tokenizer or processor implements
     :meth:`make_net` and overrides :meth:`encode` and :meth:`collate`.
 
     After an evaluation ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``, ``references``,
     ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the corpus scores.
 
     Args:
-        captions_per_pair: captions drawn per pair and step; all of them share one encoding of the pair.
+        captions_per_pair: captions sampled per pair and step; they share one encoding of the pair.
         max_length: maximum number of tokens of a generated caption; the longest training caption when None.
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
-        vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or the folder that holds it; made
-            from the training captions when None.
-        min_word_count: how often a word must be said in the training captions to be in a vocabulary made from them.
-        no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
+        vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or its folder; built from the
+            training captions when None.
+        min_word_count: minimum number of occurrences of a word in a vocabulary built from the training captions.
+        no_change_captions: sentences that mean "nothing changed", for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
-        input_spec: what the images of the training were like, as of
-            :class:`~lightning_idc.images.input_spec.InputSpec`; written by training, kept by
-            checkpoints, and applied to whatever is described or predicted.
+        input_spec: properties of the training images, see
+            :class:`~lightning_idc.images.input_spec.InputSpec`; set by training, stored in
+            checkpoints, and applied to images that are described or predicted.
         options: of :class:`~lightning_idc.models.module.PairModule`.
 
     Raises:
@@ -68,7 +73,7 @@ class PairCaptioner(PairModule):
 
     word_hparams: tuple[str, ...] = ("vocabulary",)
     takes_prompt: ClassVar[bool] = False
-    """Whether ``prompt`` of :meth:`describe` can ask for something else than usual."""
+    """Whether :meth:`describe` accepts a ``prompt``."""
     max_caption_tokens: ClassVar[int | None] = None
     """Maximum length of a training caption, begin and end token included; longer ones are cut. None keeps all."""
     # once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead
@@ -99,35 +104,36 @@ class PairCaptioner(PairModule):
         self._has_seen_input = False
         self._defaults = [name for name in AS_TRAINED if self.hparams.get(name) is None]
 
-    # ---- what a subclass writes -------------------------------------------------------------------------
+    # ---- to be implemented by subclasses ----------------------------------------------------------------
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
-        """Make the network of a small captioner; ``nn/decoding/decoding.py`` says what it must offer (CaptionNet)."""
+        """Build the network of a small captioner, a ``CaptionNet`` of ``nn/decoding/decoding.py``."""
         raise ConfigError(
-            f"{type(self).__name__} has no build_net; write it, or override make_net, encode, log_probs and generate"
+            f"{type(self).__name__} has no build_net; implement it, or override make_net, encode, log_probs and "
+            f"generate"
         )
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Everything that reads pixels, once per pair."""
+        """Features of the pairs: all computation on pixels, once per pair."""
         features: PairFeatures = self.built_net.encode(batch.images)
         return features
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
-        """Batch whose pairs show other images, for add-ons and controls that put some in place of the batch's own.
+        """A copy of a batch with other images, for add-ons and controls that replace them.
 
-        Overridden by captioners that also read something that was made of the images beforehand.
+        Overridden by captioners whose batches hold more that was computed from the images.
 
         Args:
             batch: as :meth:`collate` made it.
             images: uint8 ``(B, 2, C, H, W)``.
 
         Raises:
-            ConfigError: what the captioner reads cannot be made of other images.
+            ConfigError: the other parts of the batch cannot be computed from the new images.
         """
         return replace(batch, images=images)
 
     def encode_repeated(self, batch: PairBatch) -> PairFeatures:
-        """:meth:`encode` of pairs that share images, for a captioner that can read each of them once."""
+        """:meth:`encode` for pairs that share images; overridden by captioners that can encode each image once."""
         return self.encode(batch)
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -136,7 +142,7 @@ class PairCaptioner(PairModule):
         Args:
             features: B pairs.
             tokens: ``(B, K, T)``.
-            mask: bool ``(B, K, T)``, tokens that are asked for; a captioner may leave out the others and give them 0.
+            mask: bool ``(B, K, T)``, the tokens to score; a captioner may skip the others and return 0 for them.
 
         Returns:
             ``(B, K, T)``; 0 at position 0, the begin token.
@@ -158,27 +164,34 @@ class PairCaptioner(PairModule):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> list[Caption]:
-        """Say what changed: one caption per pair, or ``samples`` random ones, those of a pair together.
+        """Captions of the pairs: one per pair, or ``samples`` random ones, those of a pair in a row.
 
         Args:
             features: B pairs.
-            max_length: most tokens, the end token included.
+            max_length: maximum number of tokens, the end token included.
             num_beams: 1 decodes greedily.
-            change_scores: also score the known no-change sentences.
-            samples: captions drawn at random per pair; None searches for the likeliest one.
-            temperature: of samples, as of :meth:`CaptionDecoder.sample`.
-            top_p: of samples.
-            generator: of samples.
+            change_scores: also compute the change scores from the no-change sentences.
+            samples: captions sampled per pair; None decodes greedily or by beam search.
+            temperature: see :meth:`CaptionDecoder.sample`.
+            top_p: see :meth:`CaptionDecoder.sample`.
+            generator: see :meth:`CaptionDecoder.sample`.
 
         Raises:
-            ConfigError: samples are drawn and ``num_beams`` is given too.
+            ConfigError: both ``samples`` and ``num_beams`` are given.
         """
         if samples is None:
             decoded = self.decoder.search(features, max_length, num_beams)
         elif num_beams is not None:
             raise ConfigError(f"samples is {samples} and num_beams {num_beams}; give one of them")
         else:
-            decoded = self.decoder.sample(features, samples, temperature, top_p, generator, max_length)
+            decoded = self.decoder.sample(
+                features,
+                samples,
+                temperature=temperature,
+                top_p=top_p,
+                generator=generator,
+                max_length=max_length,
+            )
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         scores = [score for score in scores for _ in range(samples or 1)]
         return [
@@ -186,8 +199,8 @@ class PairCaptioner(PairModule):
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
 
-    def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
-        """Images of each pair, uint8 ``(C, H, W)`` each, and what is asked about them: what a server is sent."""
+    def images_and_prompts(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
+        """Images of each pair, uint8 ``(C, H, W)`` each, and the prompt: the contents of a request to a server."""
         return [(list(pair), "") for pair in batch.images]
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
@@ -202,7 +215,7 @@ class PairCaptioner(PairModule):
         """
         return self.built_codec.collate(self.at_trained_size(samples))
 
-    # ---- what follows from it ---------------------------------------------------------------------------
+    # ---- computed from these ----------------------------------------------------------------------------
 
     def score(self, features: PairFeatures, tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability of K captions per pair, ``(B, K)``."""
@@ -210,29 +223,29 @@ class PairCaptioner(PairModule):
 
     @torch.no_grad()
     def change_scores(self, features: PairFeatures) -> list[float | None]:
-        """1 minus the probability of the known no-change sentences, per pair."""
-        known = self.built_codec.no_change_batch(len(features), self.device)
-        return [None] * len(features) if known is None else change_probability(self.score(features, *known))
+        """1 minus the probability of the no-change sentences, per pair; None if there are none."""
+        no_change = self.built_codec.no_change_batch(len(features), self.device)
+        return [None] * len(features) if no_change is None else change_probability(self.score(features, *no_change))
 
     @torch.no_grad()
     def losses_and_change_scores(self, features: PairFeatures, batch: PairBatch) -> tuple[Tensor, list[float | None]]:
         """:meth:`caption_losses` and :meth:`change_scores` from one call of :meth:`log_probs`.
 
-        The no-change sentences follow the captions of each pair, so that a test scores every pair once.
+        The no-change sentences are appended to the captions of each pair, so that a test scores every pair once.
         """
-        known = self.built_codec.no_change_batch(len(features), self.device)
-        if known is None:
+        no_change = self.built_codec.no_change_batch(len(features), self.device)
+        if no_change is None:
             return self.caption_losses(features, batch), [None] * len(features)
-        tokens, mask = join_captions((batch.tokens, batch.caption_mask), known)
+        tokens, mask = join_captions((batch.tokens, batch.caption_mask), no_change)  # (B, K + no-change, T)
         sums, num_captions = self.score(features, tokens, mask), batch.tokens.shape[1]
         return pair_losses(sums[:, :num_captions], batch.caption_mask), change_probability(sums[:, num_captions:])
 
     def changed_cells(self, batch: PairBatch) -> Tensor | None:
-        """Expected number of changes in each cell of a grid, ``(B, h, w)``; None where there is no such map."""
+        """Expected number of changes in each cell of a grid, ``(B, h, w)``; None if the captioner has no such map."""
         return None
 
     def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
-        """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
+        """Loss of each pair, ``(B,)``: mean over captions of the mean over tokens; 0 for a pair without captions."""
         return pair_losses(self.score(features, batch.tokens, batch.caption_mask), batch.caption_mask)
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
@@ -240,7 +253,7 @@ class PairCaptioner(PairModule):
 
         ProCap Eq. 10
 
-        A mean of means, so that accumulated and distributed steps equal one big step.
+        A mean of means, so that accumulated and distributed steps equal one large step.
 
         Raises:
             DataError: a pair has no caption.
@@ -261,39 +274,39 @@ class PairCaptioner(PairModule):
         self._has_seen_input = False
 
     def check_batch(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Check the kind of a batch: a loader whose data module no trainer knows makes others.
+        """Check the class of a batch: a loader that was passed without its data module yields other batches.
 
         Raises:
             ConfigError: the batch is not a :class:`PairBatch`.
         """
         if not isinstance(batch, PairBatch):
             raise ConfigError(
-                f"{type(self).__name__} got a batch that is a {type(batch).__name__}; expected what its `collate` "
-                "makes: hand over the data module itself, as in trainer.fit(model, data), or loaders with "
+                f"{type(self).__name__} got a batch that is a {type(batch).__name__}; expected the result of "
+                "its `collate`: pass the data module itself, as in trainer.fit(model, data), or loaders with "
                 "collate_fn=model.collate"
             )
 
     on_validation_batch_start = on_test_batch_start = on_predict_batch_start = check_batch
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        """Store what the images that the network is trained on are like."""
+        """Store the properties of the training images."""
         self.check_batch(batch)
-        # what a start from other weights brought was of other images
-        seen = self.hparams["input_spec"] if self._has_seen_input else None
-        self.store_hparams(input_spec=noted(seen, self.batch_image_size(batch), self.data))
+        # an input_spec that came with the weights of init_from describes other images
+        previous = self.hparams["input_spec"] if self._has_seen_input else None
+        self.store_hparams(input_spec=noted(previous, self.batch_image_size(batch), self.data))
         self._has_seen_input = True
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:
-        """Height and width of the images of a batch; None where they differ."""
+        """Height and width of the images of a batch; None if they differ."""
         return [int(side) for side in batch.images.shape[-2:]]
 
     @property
     def input_spec(self) -> InputSpec:
-        """What the images of the training were like, and so how others are prepared."""
+        """Properties of the training images, which decide how other images are prepared."""
         return InputSpec.of(self.hparams)
 
     def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
-        """Pairs of a test or prediction at the size that the network was trained on, unless the data names a size."""
+        """Pairs of a test or prediction, resized to the training size unless the data module sets a size."""
         if self._trainer is None or self.fitting or getattr(self.data, "image_size", None) is not None:
             return samples
         spec = self.input_spec
@@ -312,29 +325,29 @@ class PairCaptioner(PairModule):
         after: str | Path | Image | Tensor,
         prompt: str | None = None,
     ) -> Caption:
-        """Say what changed between two images, without a Trainer; images are prepared as those of the training.
+        """Describe the change between two images, without a Trainer; images are prepared as in training.
 
         Args:
             before: path, PIL image or uint8 tensor ``(3, H, W)``.
             after: the same.
-            prompt: question about the pair; the usual one when None.
+            prompt: question about the pair; the default prompt when None.
 
         Raises:
             DataError: an image cannot be read.
-            ConfigError: there is a prompt, and the captioner reads none.
+            ConfigError: there is a prompt, and the captioner accepts none.
         """
         return self.describe_all([self.input_spec.read(before, after)], prompt)[0]
 
     @torch.no_grad()
     def describe_all(self, samples: Sequence[PairSample], prompt: str | None = None) -> list[Caption]:
-        """Say what changed in pairs of one batch, without a Trainer.
+        """Describe the change in each pair of one batch, without a Trainer.
 
         Args:
-            samples: pairs as ``input_spec.read`` prepares them.
-            prompt: question about each pair; the usual one when None.
+            samples: pairs prepared by ``input_spec.read``.
+            prompt: question about each pair; the default prompt when None.
 
         Raises:
-            ConfigError: there is a prompt, and the captioner reads none.
+            ConfigError: there is a prompt, and the captioner accepts none.
         """
         if prompt is not None:
             samples = self.with_prompt(samples, prompt)
@@ -349,10 +362,10 @@ class PairCaptioner(PairModule):
             self.train(was_training)
 
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> list[PairSample]:
-        """Pairs with a question of their own, which wins over the captioner's.
+        """Pairs with this prompt, which replaces the prompt of the captioner.
 
         Raises:
-            ConfigError: the captioner reads none.
+            ConfigError: the captioner accepts no prompt.
         """
         if not self.takes_prompt:
             raise ConfigError(f"a {type(self).__name__} is not asked in words; leave the prompt out")
@@ -367,7 +380,7 @@ class PairCaptioner(PairModule):
 
     @property
     def scores(self) -> Scores | None:
-        """Corpus scores of the last evaluation; None where no pair had a reference."""
+        """Corpus scores of the last evaluation; None if no pair had a reference."""
         return self.evaluator.scores
 
     def on_validation_epoch_start(self) -> None:
@@ -378,7 +391,7 @@ class PairCaptioner(PairModule):
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
-        # computed for all batches alike: sharded weights are gathered by every process or by none
+        # for every batch, even one without references: all processes must gather sharded weights together
         losses = self.caption_losses(features, batch)
         self.evaluator.update(batch, self.generate(features), losses)
 
@@ -395,10 +408,10 @@ class PairCaptioner(PairModule):
 
     def _log_evaluation(self, split: str) -> None:
         for name, value in self.evaluator.finish().items():
-            # equal on all processes, which all scored the whole corpus; Lightning warns if it need not average them
+            # every process scored all pairs, so the values are equal; without sync_dist Lightning warns
             self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D", sync_dist=True)
 
-    # ---- making it --------------------------------------------------------------------------------------
+    # ---- building the network ---------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
         vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.fitting)
@@ -409,35 +422,35 @@ class PairCaptioner(PairModule):
         return self.build_net(vocabulary)
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
-        """Turn captions into ids of this vocabulary; called by :meth:`make_net`."""
+        """Use this vocabulary to turn captions into ids; called by :meth:`make_net`."""
         self.codec = CaptionCodec(vocabulary, self.hparams, self.max_caption_tokens)
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The words; None as long as there is no network."""
+        """The vocabulary; None before the network is built."""
         return None if self.codec is None else self.codec.vocabulary
 
     @property
     def built_codec(self) -> CaptionCodec:
-        """The codec; an error says how to get its words where there is no network yet."""
+        """The codec; before the network is built, an error that says how to build it."""
         assert self.built_net is not None and self.codec is not None
         return self.codec
 
     @property
     def built_vocabulary(self) -> Vocabulary:
-        """The words; an error as of :attr:`built_codec`."""
+        """The vocabulary; raises like :attr:`built_codec`."""
         return self.built_codec.vocabulary
 
     @property
     def decoder(self) -> CaptionDecoder:
-        """Decoder of the network as it is now."""
+        """Decoder of the current network."""
         return CaptionDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
 
     def load_start(self) -> dict[str, Tensor] | None:
         max_length = self.hparams["max_length"]
         state = super().load_start()
         if max_length is not None:
-            # descriptions of a pre-training may be longer than the captions to come
+            # pre-training on descriptions may have stored a longer one
             self.store_hparams(max_length=max_length)
         return state
 
@@ -448,6 +461,6 @@ class PairCaptioner(PairModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
-            return  # a run that goes on has them of its data
+            return  # a resumed run takes them from its data
         stored = plain_hparams(checkpoint, "the checkpoint")
         self.store_hparams(**{name: stored[name] for name in self._defaults if stored.get(name) is not None})

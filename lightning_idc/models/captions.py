@@ -1,4 +1,4 @@
-"""Captions of a step: which ones, as padded tensors, and their losses."""
+"""Captions of a training step: sampling, padding, losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_idc.utils.errors import DataError
 
 
 def chosen_captions(sample: PairSample, count: int) -> list[str]:
-    """Captions of a pair for one step: ``count`` of them drawn by ``meta["seed"]``, the first ones without a seed."""
+    """Captions of a pair for one step: ``count`` sampled with ``meta["seed"]``, the first ones without a seed."""
     seed = sample.meta.get("seed")
     if seed is None or len(sample.captions) <= count:
         return sample.captions[:count]
@@ -24,9 +24,9 @@ def pad_captions(rows: Iterable[Sequence[Sequence[int]]], captions: int, pad: in
     """Pad token ids of B pairs into ``(B, K, T)`` with the mask of the tokens to be predicted.
 
     Args:
-        rows: per pair at most K lists of ids, begin and end tokens included.
+        rows: at most K lists of ids per pair, begin and end tokens included.
         captions: K.
-        pad: id of padding.
+        pad: id of the padding token.
     """
     rows = list(rows)
     length = max((len(ids) for row in rows for ids in row), default=2)

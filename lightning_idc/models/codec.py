@@ -1,4 +1,4 @@
-"""CaptionCodec: captions as token ids, in batches and one by one."""
+"""CaptionCodec: captions to token ids, one by one or as a batch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class CaptionCodec:
     Args:
         vocabulary: words with their special tokens.
         hparams: hyper-parameters of the captioner; ``captions_per_pair`` and ``no_change_captions`` are read.
-        max_tokens: maximum length of a caption, begin and end token included; longer ones lose words before the end
-            token. None keeps all.
+        max_tokens: maximum length of a caption, begin and end token included; longer ones are cut before the end token.
+            None keeps all.
     """
 
     def __init__(self, vocabulary: Vocabulary, hparams: Mapping[str, Any], max_tokens: int | None = None) -> None:
@@ -58,12 +58,12 @@ class CaptionCodec:
         )
 
     def no_change_tokens(self) -> list[list[int]]:
-        """Token ids of the known no-change sentences, each once: other capitals or unknown words make no other one."""
+        """Token ids of the no-change sentences; sentences with equal ids count once."""
         rows = self.tokenize(self._hparams["no_change_captions"] or [])
         return [list(row) for row in dict.fromkeys(map(tuple, rows))]
 
     def no_change_batch(self, num_pairs: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
+        """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None if there are none."""
         rows = self.no_change_tokens()
         if not rows:
             return None
@@ -73,29 +73,29 @@ class CaptionCodec:
 
 
 def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tuple[Vocabulary | None, dict[str, Any]]:
-    """Words of a captioner, named by its hyper-parameters or learned from the training captions.
+    """Vocabulary of a captioner, from its hyper-parameters or built from the training captions.
 
     Args:
         hparams: hyper-parameters of the captioner.
-        data: data module of the run, None without one.
+        data: data module of the run, or None.
         fitting: whether a Trainer is fitting.
 
     Returns:
-        The vocabulary, None where neither names it, and the hyper-parameters that the data decides, by name.
+        The vocabulary, None if neither defines it, and the hyper-parameters that come from the data, by name.
 
     Raises:
-        DataError: there are neither words nor captions.
+        DataError: there are neither a vocabulary nor captions.
     """
     words = hparams["vocabulary"]
     vocabulary = None if words is None else load_vocabulary(words)
-    # fitting learns what no argument says; a test needs the words alone, and its data may have no captions for it
+    # fitting also takes the other hyper-parameters from the data; a test needs the vocabulary only
     if not isinstance(data, ProvidesCaptions) or not (fitting or words is None):
         return vocabulary, {}
     learned: dict[str, Any] = {"image_size": hparams["image_size"] or data.image_size}
     if words is None or None in (hparams["max_length"], hparams["no_change_captions"]):
         captions = data.train_captions()
         if not captions and vocabulary is None:
-            raise DataError("the training split has no captions; a captioner needs some to learn its words from")
+            raise DataError("the training split has no captions to build the vocabulary from; set `vocabulary`")
         vocabulary = vocabulary or Vocabulary.build(captions, hparams["min_word_count"])
         learned["no_change_captions"] = hparams["no_change_captions"] or data.no_change_captions()
         if hparams["max_length"] is None:

@@ -1,4 +1,4 @@
-"""CaptionDecoder: token ids of captions that a network writes, by search or at random."""
+"""CaptionDecoder: generates token ids of captions, by search or by sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class CaptionDecoder:
-    """Writes captions with a network.
+    """Generates captions with a network.
 
     Args:
         net: network of a captioner, a :class:`~lightning_idc.nn.decoding.decoding.CaptionNet`.
@@ -30,7 +30,7 @@ class CaptionDecoder:
         self.net, self.special, self._hparams = net, special, hparams
 
     def search(self, features: PairFeatures, max_length: int | None = None, num_beams: int | None = None) -> Decoded:
-        """The likeliest caption of each pair.
+        """One caption per pair, by greedy decoding or beam search.
 
         Args:
             features: B pairs.
@@ -38,7 +38,7 @@ class CaptionDecoder:
             num_beams: 1 decodes greedily.
         """
         length, beams = self._max_length(max_length), num_beams or self._hparams["num_beams"]
-        with gathered(self.net):  # captions of different length would make processes wait for each other
+        with gathered(self.net):  # processes stop after different numbers of steps, so none may wait for weights
             if beams == 1:
                 return greedy(self.net, features, length, self.special)
             return beam_search(self.net, features, length, beams, special=self.special)
@@ -53,27 +53,27 @@ class CaptionDecoder:
         max_length: int | None = None,
         uniforms: Tensor | None = None,
     ) -> Decoded:
-        """Captions drawn at random, ``samples`` per pair, those of a pair together.
+        """Sampled captions, ``samples`` per pair, those of a pair in a row.
 
         Args:
             features: B pairs.
             samples: captions per pair.
-            temperature: divisor of log-probabilities.
-            top_p: probability of the likely tokens that are drawn from.
-            generator: source of all chance; torch's global one when None.
+            temperature: divisor of the logits.
+            top_p: total probability of the most probable tokens that are sampled from (nucleus sampling).
+            generator: random number generator; torch's global one when None.
             max_length: maximum number of tokens, the end token included.
-            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
+            uniforms: numbers in [0, 1) to use in place of the generator, ``(B * samples, max_length)``.
         """
         length = self._max_length(max_length)
         with gathered(self.net):  # as above
             return sample(self.net, features, length, samples, temperature, top_p, generator, self.special, uniforms)
 
     def _max_length(self, max_length: int | None) -> int:
-        """Maximum number of tokens: the argument, or that of the captioner."""
+        """Maximum number of tokens: the argument, or that of the hyper-parameters."""
         length: int | None = max_length or self._hparams["max_length"]
         if length is None:
             raise ConfigError(
-                "max_length is not known: the captioner has seen no training captions of a data module; set "
-                "max_length, such as 32"
+                "max_length is not set, and the captioner has had no training captions to derive it from; set it, for "
+                "example to 32"
             )
         return length

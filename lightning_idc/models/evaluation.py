@@ -1,4 +1,4 @@
-"""Evaluation of a captioner: collect captions and losses by pair id over processes, score the corpus once."""
+"""Evaluator: collects captions and losses of all processes by pair id and scores them once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 
 class Evaluator(nn.Module):
-    """Measures what a captioner says of a split.
+    """Scores the captions of a split.
 
-    After :meth:`finish`, ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``,
-    ``change_score`` of a test,
-    ``references``, ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the corpus
-    scores. All collectives are in :meth:`finish`, once per evaluation, whatever the batches of a process held.
+    After :meth:`finish`, ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``, ``change_score``
+    in a test, ``references``, ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the
+    corpus scores. Processes communicate only in :meth:`finish`, so that their numbers of batches may differ.
     """
 
     def __init__(self) -> None:
@@ -33,10 +32,10 @@ class Evaluator(nn.Module):
         self.scores: Scores | None = None
 
     def start(self, test: bool) -> None:
-        """Forget what an interrupted evaluation left.
+        """Begin an evaluation; drops the captions of an interrupted one.
 
         Args:
-            test: compute all usual scores, not only the fast ones.
+            test: compute all usual scores instead of the fast ones only.
         """
         self.caption_scores.reset()
         self.caption_scores.metrics = USUAL if test else FAST
@@ -48,13 +47,13 @@ class Evaluator(nn.Module):
 
         Args:
             batch: B pairs.
-            captions: generated, one per pair.
-            losses: ``(B,)``; not counted where a pair has no reference.
-            change_scores: of the pairs, where they are known.
+            captions: generated captions, one per pair.
+            losses: ``(B,)``; ignored for a pair without references.
+            change_scores: change score of each pair; empty in validation.
         """
-        known = batch.caption_mask.flatten(1).any(-1).tolist()
+        has_reference = batch.caption_mask.flatten(1).any(-1).tolist()
         scores = change_scores or [None] * len(captions)
-        of_pairs = batch.ids, captions, scores, batch.references, batch.change_types, losses.tolist(), known
+        columns = batch.ids, captions, scores, batch.references, batch.change_types, losses.tolist(), has_reference
         self.caption_scores.update(
             [
                 {
@@ -64,17 +63,17 @@ class Evaluator(nn.Module):
                     "change_score": score,
                     "references": texts,
                     "change_type": kind,
-                    "loss": loss if counted else None,
+                    "loss": loss if referenced else None,
                 }
-                for id, caption, score, texts, kind, loss, counted in zip(*of_pairs, strict=True)
+                for id, caption, score, texts, kind, loss, referenced in zip(*columns, strict=True)
             ]
         )
 
     def finish(self) -> dict[str, float]:
-        """Gather, drop pairs that a sampler dealt twice, score; all processes must call this.
+        """Gather the records, drop pairs that a sampler repeated, and score; all processes must call this.
 
         Returns:
-            scores by name, ``loss``, the mean over pairs with a reference, and :func:`no_change_rates`; equal on all
+            scores by name, ``loss`` (the mean over pairs with a reference) and :func:`no_change_rates`; equal on all
             processes.
         """
         self.predictions, self.scores = self.caption_scores.compute()
@@ -85,19 +84,19 @@ class Evaluator(nn.Module):
 
 
 def mean_loss(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Mean of the losses of the records that have one, as ``{"loss": mean}``; empty where none has."""
+    """Mean of the losses of the records that have one, as ``{"loss": mean}``; empty if none has."""
     losses = [record["loss"] for record in records if record["loss"] is not None]
     return {"loss": torch.tensor(losses, dtype=torch.float64).mean().item()} if losses else {}
 
 
 def no_change_rates(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Percent of changed pairs said to be unchanged, and of unchanged ones said to have changed.
+    """Percentage of changed pairs described as unchanged, and of unchanged pairs described as changed.
 
     Args:
         records: with ``caption``, ``references`` and ``change_type``.
 
     Returns:
-        ``missed_change`` and ``invented_change``; empty where the split has no unchanged or no changed pair.
+        ``missed_change`` and ``invented_change``; empty if the split has no unchanged or no changed pair.
     """
     counts = confusion(records)
     if counts is None or not counts.changed_same + counts.changed_changed:

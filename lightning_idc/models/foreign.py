@@ -1,7 +1,7 @@
 """Add-ons on LightningModules of other libraries: a wrapped ``training_step`` and one forward hook per add-on.
 
-Each add-on reads the output of its own tap, in its own context, so that add-ons at two places do not see each other's
-features and each draws from its own random stream.
+Each add-on has its own hook and its own context, so that add-ons at two sub-modules do not see each other's features,
+and each has its own random stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTACHED = "_foreign_addons"
 
 @dataclass
 class _Attached:
-    """What this module put onto a module, and the step that is under way."""
+    """State of the add-ons of a foreign module: its original step, the hooks, and the current step."""
 
     previous: Callable[..., Any] | None
     handles: dict[str, RemovableHandle] = field(default_factory=dict)
@@ -31,17 +31,17 @@ class _Attached:
 
 
 def attach(module: LightningModule, name: str, at: str | None) -> None:
-    """Let an attached add-on take part in the training steps of a module that does not call add-ons itself.
+    """Call an add-on in the training steps of a module that does not call add-ons itself.
 
     Args:
         module: any LightningModule.
-        name: of the add-on.
-        at: path of the sub-module whose output is its features; None for an add-on that needs none.
+        name: name of the add-on.
+        at: path of the sub-module whose output is its features; None for an add-on that reads no features.
 
     Raises:
         ConfigError: the module has no such sub-module.
     """
-    own = _wrap(module)
+    state = _wrap(module)
     if at is None:
         return
     try:
@@ -51,48 +51,48 @@ def attach(module: LightningModule, name: str, at: str | None) -> None:
         raise ConfigError(f"{type(module).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
 
     def read(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        if own.steps is None:
+        if state.steps is None:
             return None
-        addon, step = addons_of(module)[name], own.steps.contexts[name]
+        addon, step = addons_of(module)[name], state.steps.contexts[name]
         step.features = output
         if addon.weight:
             with step.stream():
                 step.features = addon.features(step)
         return step.features
 
-    if name in own.handles:
-        own.handles[name].remove()
-    own.handles[name] = tapped.register_forward_hook(read)
+    if name in state.handles:
+        state.handles[name].remove()
+    state.handles[name] = tapped.register_forward_hook(read)
 
 
 def detach(module: LightningModule) -> None:
-    """Take all hooks and the wrapper off a module."""
-    own: _Attached | None = module.__dict__.pop(_ATTACHED, None)
-    if own is None:
+    """Remove all hooks and the wrapper from a module."""
+    state: _Attached | None = module.__dict__.pop(_ATTACHED, None)
+    if state is None:
         return
-    for handle in own.handles.values():
+    for handle in state.handles.values():
         handle.remove()
-    if own.previous is None:
+    if state.previous is None:
         module.__dict__.pop("training_step", None)
     else:
-        module.__dict__["training_step"] = own.previous
+        module.__dict__["training_step"] = state.previous
 
 
 def _wrap(module: LightningModule) -> _Attached:
-    """Surround the ``training_step`` of a module with its add-ons' calls, once."""
-    known: _Attached | None = module.__dict__.get(_ATTACHED)
-    if known is not None:
-        return known
-    own = module.__dict__[_ATTACHED] = _Attached(module.__dict__.get("training_step"))
+    """Wrap the ``training_step`` of a module with the calls of its add-ons, once."""
+    existing: _Attached | None = module.__dict__.get(_ATTACHED)
+    if existing is not None:
+        return existing
+    state = module.__dict__[_ATTACHED] = _Attached(module.__dict__.get("training_step"))
     original: Callable[..., Any] = module.training_step
 
     @functools.wraps(original)
     def training_step(batch: Any, batch_idx: int = 0, *args: Any, **kwargs: Any) -> Any:
-        own.steps = steps = AddonSteps(module, batch, batch_idx)
+        state.steps = steps = AddonSteps(module, batch, batch_idx)
         try:
             output = original(steps.change_batch(), batch_idx, *args, **kwargs)
         finally:
-            own.steps = None
+            state.steps = None
         if output is None:
             return None
         loss = output["loss"] if isinstance(output, dict) else output
@@ -101,4 +101,4 @@ def _wrap(module: LightningModule) -> _Attached:
         return {**output, "loss": total} if isinstance(output, dict) else total
 
     module.__dict__["training_step"] = training_step
-    return own
+    return state

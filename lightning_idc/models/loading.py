@@ -20,21 +20,21 @@ M = TypeVar("M", bound=LightningModule)
 
 @reads_file("path")
 def load_module(kind: type[M], path: str | Path) -> M:
-    """Module of a known class from a ``.ckpt`` file, in eval mode; nothing in the file can name what is run.
+    """Module of a given class from a ``.ckpt`` file, in eval mode; the file cannot name code to run.
 
-    ``load_from_checkpoint`` is not used: it hands hyper-parameters to jsonargparse, which builds any class that a
-    value names.
+    ``load_from_checkpoint`` is not used: it passes hyper-parameters to jsonargparse, which instantiates any class that
+    a value names.
 
     Raises:
         CheckpointError: the file cannot be read, or does not hold a module of this class.
     """
     checkpoint = read_checkpoint(path)
     plain = plain_hparams(checkpoint, path)
-    # the file may hold a subclass; one that is not known here is read as the class that was asked for
+    # the file may hold a subclass; one that cannot be imported is loaded as ``kind``
     with suppress(CheckpointError):
         kind = class_named(str(checkpoint.get("class_path")), kind)
-    known = accepted_arguments(kind)
-    module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
+    accepted = accepted_arguments(kind)
+    module = kind(**{k: v for k, v in plain.items() if accepted is None or k in accepted})
     module.on_load_checkpoint(checkpoint)
     module.load_state_dict(checkpoint["state_dict"])
     return module.eval()
@@ -45,7 +45,7 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     """Captioner of this library from a ``.ckpt`` file or a folder of ``save_pretrained``, ready to describe pairs.
 
     Raises:
-        CheckpointError: there is nothing to load, or it names a class of somebody else.
+        CheckpointError: there is nothing to load, or it names a class outside this library.
     """
     if Path(path).is_dir() and not Path(path, PIECES).is_file():
         return PairCaptioner.from_pretrained(path)

@@ -1,4 +1,4 @@
-"""Stop a training whose loss or weights are not finite, before a checkpoint of them takes the place of a good one."""
+"""Checks that stop a training whose loss or weights are not finite before a checkpoint replaces a good one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LossCheck:
         self._last: tuple[Tensor, Sequence[str]] | None = None
 
     def update(self, loss: Tensor, ids: Sequence[str]) -> None:
-        """Take over the loss of a step.
+        """Check the loss of a step, on an accelerator that of the step before.
 
         Args:
             loss: a scalar.

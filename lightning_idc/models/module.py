@@ -1,7 +1,11 @@
-"""PairModule: the base of everything trainable in this library, captioners and what is not a captioner alike.
+"""PairModule: base class of everything trainable in this library, captioners and pre-training tasks.
 
-A subclass makes its network in :meth:`PairModule.make_net`, says what its loss is in :meth:`PairModule.training_loss`,
-and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoints of plain types from here.
+A subclass builds its network in :meth:`PairModule.make_net` and computes its loss in :meth:`PairModule.training_loss`.
+This class provides add-ons, adapters, parameter groups, schedules, sharding and checkpoints of plain types.
+
+A training step (:meth:`PairModule.training_step`): add-ons change the batch -> :meth:`PairModule.encode` -> add-ons
+change the features -> the objective of an add-on, or :meth:`PairModule.training_loss` -> plus the losses of the
+add-ons.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_add
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
 from lightning_idc.models.loss_check import LossCheck, check_weights
 from lightning_idc.models.parameter_groups import (
-    UNDECAYED,
+    NO_DECAY,
     check_groups,
     clip_separately,
     group_parameters,
@@ -58,26 +62,26 @@ class PairModule(LightningModule):
     Args:
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
             ``adapters.<name>``, ``addons.<name>``.
-        adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
+        adapters: record (``class_path``, ``init_args``) of each adapter by name; set by callbacks and checkpoints.
         init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
-        merge_adapters: make the adapters of ``init_from`` part of the network, so that disabling those that
-            come later gives back what training started from.
-        optimizer: makes the optimizer from parameter groups.
+        merge_adapters: make the adapters of ``init_from`` part of the network, so that disabling later adapters
+            gives back the weights that training started from.
+        optimizer: creates the optimizer from parameter groups.
         schedule: multiplier of the learning rate over the run.
-        schedules: other ones, by parameter group.
-        undecayed: endings of the names of parameters that weight decay spares, such as ``bias``.
+        schedules: schedules of single parameter groups, which override ``schedule``.
+        no_decay: suffixes of the names of parameters without weight decay, such as ``bias``.
     """
 
     vision_modules: tuple[str, ...] = ("net.backbone",)
     """Paths of the sub-modules whose parameters form the group ``vision``."""
     word_hparams: tuple[str, ...] = ()
-    """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    """Hyper-parameters that define the token ids; those of loaded weights override the arguments."""
     computation_hparams: tuple[str, ...] = ()
-    """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
+    """Hyper-parameters that change the computation but not the shapes of weights, such as the number of heads."""
     not_stored: tuple[str, ...] = ()
-    """Arguments that no checkpoint stores, such as files of weights to start from: a checkpoint brings all weights."""
+    """Arguments that no checkpoint stores, such as files of initial weights: a checkpoint has all weights."""
     sharded_methods: tuple[str, ...] = ()
-    """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
+    """Methods of ``net`` that every process calls equally often in a step; they gather sharded weights."""
 
     def __init__(
         self,
@@ -88,7 +92,7 @@ class PairModule(LightningModule):
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
         schedules: dict[str, Schedule] | None = None,
-        undecayed: Sequence[str] = (),
+        no_decay: Sequence[str] = (),
     ) -> None:
         super().__init__()
         for group, factor in (learning_rates or {}).items():
@@ -96,9 +100,9 @@ class PairModule(LightningModule):
         # the arguments of the outermost subclass, which a checkpoint stores
         self.save_hyperparameters(ignore=[*TRAINING_ONLY, *self.not_stored])
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
-        if isinstance(undecayed, str):
-            raise ConfigError(f"undecayed is {undecayed!r}; expected a list of endings, such as [{undecayed!r}]")
-        self.undecayed = tuple(undecayed)
+        if isinstance(no_decay, str):
+            raise ConfigError(f"no_decay is {no_decay!r}; expected a list of suffixes, such as [{no_decay!r}]")
+        self.no_decay = tuple(no_decay)
         self.init_from: str | None = init_from
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
@@ -107,28 +111,28 @@ class PairModule(LightningModule):
         self._rng: list[dict[str, Tensor]] | None = None
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
-    # ---- what a subclass writes -------------------------------------------------------------------------
+    # ---- to be implemented by subclasses ----------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        """Make the network; None while it cannot be known, as a checkpoint may still bring what it needs."""
-        raise ConfigError(f"{type(self).__name__} has no make_net; write it")
+        """Build the network; None if information is missing that a checkpoint may still bring."""
+        raise ConfigError(f"{type(self).__name__} has no make_net; implement it")
 
     def encode(self, batch: Any) -> Any:
-        """Features that add-ons see and the loss reads; the batch itself unless a subclass has some."""
+        """Features that add-ons and the loss read; the batch itself by default."""
         return batch
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
-        """Loss of a batch; add-ons may replace it and add to it."""
-        raise ConfigError(f"{type(self).__name__} has no training_loss; write it")
+        """Loss of a batch, a scalar; add-ons may replace it and add to it."""
+        raise ConfigError(f"{type(self).__name__} has no training_loss; implement it")
 
     def batch_ids(self, batch: Any) -> list[str]:
-        """Names of the pairs of a batch, for messages."""
+        """Ids of the pairs of a batch, for messages."""
         return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
 
     def store_hparams(self, **values: Any) -> None:
-        """Store, for checkpoints, what was learned from the data or read from other weights.
+        """Store in ``hparams``, for checkpoints, what comes from the data or from other weights.
 
-        Nothing else writes to ``hparams``; options of a call are its arguments.
+        Only this method writes to ``hparams``.
         """
         self.hparams.update(values)
 
@@ -147,11 +151,11 @@ class PairModule(LightningModule):
         self.loss_check.update(loss, ids)
         return loss
 
-    # ---- making, sharding, optimising -------------------------------------------------------------------
+    # ---- building, sharding, optimising -----------------------------------------------------------------
 
     @property
     def data(self) -> Any:
-        """Data module of the run, None without one."""
+        """Data module of the run, or None."""
         trainer = self._trainer
         return None if trainer is None else cast(Any, trainer).datamodule
 
@@ -165,7 +169,7 @@ class PairModule(LightningModule):
         """The network.
 
         Raises:
-            ConfigError: it is not made yet.
+            ConfigError: it is not built yet.
         """
         if self.net is None:
             raise ConfigError(
@@ -175,22 +179,22 @@ class PairModule(LightningModule):
         return self.net
 
     def build(self) -> None:
-        """Make the network with its adapters, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        """Build the network with its adapters, once, from hyper-parameters, ``init_from`` or the data."""
         if self.net is None:
-            wanted = self.adapters.forget()
-            start = self.load_start()
+            requested = self.adapters.forget()
+            initial_weights = self.load_start()
             self.net = self.make_net()
-            if self.net is not None and start is not None:
-                self.adapters.install(self.net, self.device)  # those that the weights belong to
-                self.load_state_dict(start)
+            if self.net is not None and initial_weights is not None:
+                self.adapters.install(self.net, self.device)  # adapters of the checkpoint
+                self.load_state_dict(initial_weights)
                 if self._merges_adapters:
                     self.merge_adapters()
-            self.adapters.record(wanted)
+            self.adapters.record(requested)
         if self.net is not None:
             self.adapters.install(self.net, self.device)
 
     def load_start(self) -> dict[str, Tensor] | None:
-        """Weights that ``init_from`` names, taking over what they were trained with; None without it.
+        """Weights of ``init_from``, after taking over the hyper-parameters they were trained with; None without it.
 
         Raises:
             CheckpointError: the file cannot be used, or its weights are for another computation.
@@ -208,19 +212,19 @@ class PairModule(LightningModule):
 
     @classmethod
     def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
-        """What of hyper-parameters says how weights are used, which their shapes need not show, by name."""
+        """The hyper-parameters that change the computation but not the shapes of weights, by name."""
         return {name: hparams[name] for name in cls.computation_hparams if name in hparams}
 
     def refuse_other_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
-        """Refuse a checkpoint whose weights fit in shape and would compute something else here.
+        """Refuse a checkpoint whose weights fit in shape but would compute something else here.
 
         Raises:
-            CheckpointError: its hyper-parameters differ in :meth:`computation`; what it does not say is not compared.
+            CheckpointError: its hyper-parameters differ in :meth:`computation`; missing ones are not compared.
         """
         refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
-        """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
+        """Take over the hyper-parameters of a checkpoint that belong to its weights."""
         self.store_hparams(**{name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None})
         self.adapters.record(hparams.get("adapters"))
 
@@ -239,27 +243,27 @@ class PairModule(LightningModule):
                 shard(addon, self.device_mesh, addon.sharded_methods)
 
     def _copy_for_averages(self) -> None:
-        """Let Lightning copy this module again: its copy of before the network was made would average nothing."""
+        """Let weight averaging copy this module again: its first copy was made before the network was built."""
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, StochasticWeightAveraging):
                 callback.setup(self.trainer, self, "fit")
 
     def _shard_copy(self, part: PairModule) -> None:
-        """Shard a copy of this module, such as a frozen reference, unit by unit as this module is."""
+        """Shard a copy of this module, such as a frozen reference, in the same units as this module."""
         part._device_mesh, part._trainer = self.device_mesh, self._trainer
         part.configure_model()
         part._trainer = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
+        """Parameter groups of the optimizer: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
         groups = group_parameters(self.named_parameters(), self.group_of)
         check_groups("learning_rates", self.hparams["learning_rates"] or {}, groups)
         check_groups("schedules", self.schedules, groups)
-        undecayed = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
-        return [part for name, parameters in groups.items() for part in split_by_decay(name, parameters, undecayed)]
+        no_decay = {id(p) for path, p in self.named_parameters() if path.endswith(self.no_decay)}
+        return [part for name, parameters in groups.items() for part in split_by_decay(name, parameters, no_decay)]
 
     def group_of(self, path: str) -> str:
-        """Group of a parameter."""
+        """Name of the group of a parameter."""
         if path.startswith(f"{AUX}."):
             return f"addons.{path.split('.')[1]}"
         if path.startswith("adapters."):
@@ -270,8 +274,8 @@ class PairModule(LightningModule):
         assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         for group in optimizer.param_groups:
-            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(UNDECAYED), 1.0)
-        schedules = [self.schedule_of(group["name"].removesuffix(UNDECAYED)) for group in optimizer.param_groups]
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(NO_DECAY), 1.0)
+        schedules = [self.schedule_of(group["name"].removesuffix(NO_DECAY)) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
 
     def configure_gradient_clipping(
@@ -280,7 +284,7 @@ class PairModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients; those of an add-on with ``clip_separately`` by themselves, as with two optimizers."""
+        """Clip gradients; those of an add-on with ``clip_separately`` separately, as with two optimizers."""
         separate = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clip_separately}
         by_value = gradient_clip_algorithm == "value"
         if gradient_clip_val and clip_separately(optimizer, gradient_clip_val, by_value, separate):
@@ -288,21 +292,21 @@ class PairModule(LightningModule):
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def schedule_of(self, group: str) -> Schedule:
-        """Schedule of a group of parameters."""
+        """Schedule of a parameter group."""
         return self.schedules.get(group, self.schedule)
 
     # ---- adapters ---------------------------------------------------------------------------------------
 
     def add_adapter(self, name: str, kind: type[Adapter], **options: Any) -> None:
-        """Put an adapter onto the network, or, before there is one, have it put on when there is. Twice is once.
+        """Add an adapter to the network, or record it until the network is built. Adding it twice has no effect.
 
         Args:
-            name: of the adapter, under which checkpoints keep it.
+            name: name of the adapter, also in checkpoints.
             kind: its class.
-            options: plain values that it is made from.
+            options: its arguments, plain values.
 
         Raises:
-            ConfigError: another adapter has this name, or the network has no place for this one.
+            ConfigError: another adapter has this name, or the network has no layer that this one fits.
         """
         self.build()
         before = self.adapters.recorded
@@ -315,25 +319,25 @@ class PairModule(LightningModule):
                 raise
 
     def merge_adapters(self) -> None:
-        """Make all adapters part of the network, so that what is added later can be disabled to get back here."""
+        """Make all adapters part of the network, so that disabling later adapters gives back the current network."""
         self.adapters.merge(self.built_net)
 
     @contextmanager
     def disable_adapters(self) -> Iterator[None]:
-        """Switch off all adapters that are not merged: within, the module is what it was before they came."""
+        """Context manager in which the adapters that are not merged have no effect."""
         with self.adapters.disabled():
             yield
 
     def trainable_non_adapter_parameters(self) -> list[str]:
-        """Paths of trainable parameters of the network that :meth:`disable_adapters` does not undo."""
-        own = self.adapters.trained(self.built_net)
-        return [path for path, p in self.built_net.named_parameters() if p.requires_grad and id(p) not in own]
+        """Paths of the trainable parameters of the network that do not belong to an adapter."""
+        adapter_ids = self.adapters.trained(self.built_net)
+        return [path for path, p in self.built_net.named_parameters() if p.requires_grad and id(p) not in adapter_ids]
 
     def save_adapters(self, folder: str | Path) -> Path:
-        """Write what the adapters are made from and their weights, each in a folder of its name, and nothing else.
+        """Write records and weights of the adapters, each in a folder with its name.
 
-        A LoRA's folder has the layout of peft. Merged adapters belong to the network and are not written. In a
-        distributed run all processes must call this; sharded weights are put together and the first process writes.
+        The folder of a LoRA has the layout of peft. Merged adapters belong to the network and are not written. In a
+        distributed run all processes must call this; sharded weights are gathered and rank 0 writes.
         """
         self.adapters.save(self.built_net, Path(folder))
         return Path(folder)
@@ -343,7 +347,7 @@ class PairModule(LightningModule):
         """Install the adapters that :meth:`save_adapters` wrote, with their weights.
 
         Raises:
-            CheckpointError: the folder is not one of those, or does not fit the network.
+            CheckpointError: the folder was not written by :meth:`save_adapters`, or does not fit the network.
         """
         self.adapters.load(self.built_net, Path(folder), self.device)
 
@@ -370,7 +374,7 @@ class PairModule(LightningModule):
         self._rng = checkpoint.get("rng")
 
     def rebuild(self) -> None:
-        """Make the network again for a checkpoint that brings all of its weights."""
+        """Build the network again for a checkpoint that has all of its weights."""
         self.net, self.init_from = None, None
         self.adapters.clear()
         self.build()
@@ -378,14 +382,14 @@ class PairModule(LightningModule):
             self.net.to(self.device)
 
     def on_fit_start(self) -> None:
-        """Train what was loaded to be asked: Lightning trains a module in the mode that it finds it in."""
+        """Switch a loaded module to training mode: Lightning leaves modules in eval mode as they are."""
         if self.trainer.checkpoint_callback is not None:
-            refuse_unreadable(self.hparams, type(self).__name__)  # before hours of training, not after them
+            refuse_unreadable(self.hparams, type(self).__name__)  # now rather than after hours of training
         if not self.training:
             self.train()
 
     def on_train_start(self) -> None:
-        """Continue the random numbers where the checkpoint left them, one stream per rank."""
+        """Restore the random state of the checkpoint, one per rank."""
         states, self._rng = self._rng, None
         if states is None or len(states) != self.trainer.world_size:
             return
@@ -396,7 +400,7 @@ class PairModule(LightningModule):
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
 
-        In a distributed run all processes must call this; sharded weights are put together and the first one writes.
+        In a distributed run all processes must call this; sharded weights are gathered and rank 0 writes.
         """
         folder = Path(folder)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
@@ -404,7 +408,7 @@ class PairModule(LightningModule):
         state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
         if is_rank_zero():
             write_folder(folder, config, state)
-        all_gather_object(None)  # no process goes on to read what is not written yet
+        all_gather_object(None)  # a barrier: no process reads the files before they are written
         return folder
 
     @classmethod
@@ -424,5 +428,5 @@ class PairModule(LightningModule):
         return model.eval()
 
     def build_from(self, folder: Path) -> None:
-        """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
+        """Build the network for a folder of :meth:`save_pretrained`; overridden by classes whose folder holds more."""
         self.build()

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from lightning_idc.utils.errors import ConfigError
 
-UNDECAYED = ".undecayed"
-"""Ending of the name of a group of parameters without weight decay."""
+NO_DECAY = ".no_decay"
+"""Suffix of the name of a parameter group without weight decay."""
 
 
 def group_parameters(
@@ -40,34 +40,34 @@ def check_groups(argument: str, names: Iterable[str], groups: Collection[str]) -
         raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
 
 
-def split_by_decay(name: str, parameters: list[nn.Parameter], undecayed: Collection[int]) -> list[dict[str, Any]]:
-    """A group of parameters, as one with and one without weight decay.
+def split_by_decay(name: str, parameters: list[nn.Parameter], no_decay: Collection[int]) -> list[dict[str, Any]]:
+    """Split a group of parameters into one with and one without weight decay.
 
     Args:
         name: name of the group.
         parameters: its parameters.
-        undecayed: ids of the parameters, of any group, that do not decay.
+        no_decay: ids of the parameters, of any group, that do not decay.
     """
     groups: list[dict[str, Any]] = [
-        {"name": name, "params": [p for p in parameters if id(p) not in undecayed]},
-        {"name": name + UNDECAYED, "params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
+        {"name": name, "params": [p for p in parameters if id(p) not in no_decay]},
+        {"name": name + NO_DECAY, "params": [p for p in parameters if id(p) in no_decay], "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
 
 
 def clip_separately(optimizer: Optimizer, limit: float, by_value: bool, names: Collection[str]) -> bool:
-    """Clip the gradients of some groups one by one and those of the rest together; False where there are no such.
+    """Clip the gradients of some groups one by one and all others together; False if there are no such groups.
 
     Args:
         optimizer: optimizer with named groups.
-        limit: maximum of the norm, or of each value.
+        limit: maximum norm, or maximum absolute value.
         by_value: clip values instead of the norm.
         names: groups that are clipped separately.
     """
     separate: list[list[nn.Parameter]] = []
     rest: list[nn.Parameter] = []
     for group in optimizer.param_groups:
-        if group.get("name", "").removesuffix(UNDECAYED) in names:
+        if group.get("name", "").removesuffix(NO_DECAY) in names:
             separate.append(group["params"])
         else:
             rest += group["params"]

@@ -32,13 +32,13 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Schedule that begins with a rise.
+    """Base class of schedules that begin with a linear rise.
 
     Args:
-        warmup: share of the run spent rising.
+        warmup: fraction of the run with a rising rate.
 
     Raises:
-        ConfigError: it is no share, such as a number of steps, by which nearly no rate would be left.
+        ConfigError: it is not between 0 and 1, for example a number of steps.
     """
 
     warmup: float = 0.0
@@ -46,13 +46,13 @@ class Warmup(Schedule):
     def __post_init__(self) -> None:
         if not 0 <= self.warmup <= 1:
             raise ConfigError(
-                f"warmup is {self.warmup}; expected a share of the run, from 0 to 1: divide a number of steps by those "
-                "of the whole run"
+                f"warmup is {self.warmup}; expected a fraction of the run, from 0 to 1: divide the number of "
+                "warm-up steps by the number of all steps"
             )
 
 
 def _rise(progress: float, warmup: float) -> float:
-    """Linear; the first step must not be wasted on a rate of exactly zero."""
+    """Linear rise, never exactly 0, which would waste the first step."""
     return max(progress / warmup, 1e-3)
 
 
@@ -61,7 +61,7 @@ class WarmupCosine(Warmup):
     """Linear rise, then half a cosine down.
 
     Args:
-        warmup: share of the run spent rising.
+        warmup: fraction of the run with a rising rate.
         floor: multiplier at the end.
     """
 
@@ -77,12 +77,12 @@ class WarmupCosine(Warmup):
 
 @dataclass(frozen=True)
 class BertWarmupCosine(Warmup):
-    """Linear rise, then down a half cosine that began with the run: ``warmup_cosine`` of BertAdam.
+    """Linear rise, then a half cosine over the run from its first step: ``warmup_cosine`` of BertAdam.
 
-    Where the rise ends, the cosine is below 1 already: 0.976 after a tenth of the run.
+    At the end of the rise the cosine is below 1 already: 0.976 after a tenth of the run.
 
     Args:
-        warmup: share of the run spent rising.
+        warmup: fraction of the run with a rising rate.
     """
 
     warmup: float = 0.1
@@ -98,7 +98,7 @@ class WarmupLinear(Warmup):
     """Linear rise, then linear fall.
 
     Args:
-        warmup: share of the run spent rising.
+        warmup: fraction of the run with a rising rate.
         floor: multiplier at the end.
     """
 
@@ -113,40 +113,40 @@ class WarmupLinear(Warmup):
 
 
 def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], trainer: Trainer) -> Any:
-    """What ``configure_optimizers`` returns: the optimizer, with its learning rates over the run unless constant.
+    """Return value of ``configure_optimizers``: the optimizer, with a scheduler unless all schedules are constant.
 
     Args:
-        optimizer: of the run.
-        schedules: one for all groups of parameters, or one for each.
-        trainer: knows how many steps the run has; not asked where nothing moves, since it would load the data.
+        optimizer: the optimizer of the run.
+        schedules: one for all parameter groups, or one for each.
+        trainer: gives the number of steps; not used if all schedules are constant, since it would load the data.
 
     Raises:
-        ConfigError: a schedule needs an end, and the run has none.
+        ConfigError: a schedule needs the number of steps, and the run is unlimited.
     """
     from torch.optim.lr_scheduler import LambdaLR
 
     _allow_clipping(optimizer, trainer)
-    rules = [schedules] * len(optimizer.param_groups) if isinstance(schedules, Schedule) else list(schedules)
-    moving = [rule for rule in rules if not isinstance(rule, Constant)]
-    if not moving:
+    group_schedules = [schedules] * len(optimizer.param_groups) if isinstance(schedules, Schedule) else list(schedules)
+    changing = [schedule for schedule in group_schedules if not isinstance(schedule, Constant)]
+    if not changing:
         return optimizer
     steps = trainer.estimated_stepping_batches
     if steps == float("inf"):
-        raise ConfigError(f"{type(moving[0]).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
+        raise ConfigError(f"{type(changing[0]).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
 
-    def over_the_run(rule: Schedule) -> Callable[[int], float]:
-        return lambda step: rule(step / max(1.0, float(steps)))
+    def multiplier_of(schedule: Schedule) -> Callable[[int], float]:
+        return lambda step: schedule(step / max(1.0, float(steps)))
 
-    scheduler = LambdaLR(optimizer, [over_the_run(rule) for rule in rules])
+    scheduler = LambdaLR(optimizer, [multiplier_of(schedule) for schedule in group_schedules])
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def _allow_clipping(optimizer: Optimizer, trainer: Trainer) -> None:
-    """Let gradients be clipped under mixed precision where the optimizer is fused.
+    """Allow gradient clipping under mixed precision with a fused optimizer.
 
-    A fused optimizer would undo the scaling of 16-bit gradients by itself, after they were clipped; Lightning refuses
-    to clip then, also for bfloat16, which is not scaled. Without the mark the gradients are unscaled before clipping
-    and the fused kernel is used as it is.
+    A fused optimizer unscales 16-bit gradients itself, after clipping; Lightning therefore refuses to clip, also for
+    bfloat16, which is not scaled. Without ``_step_supports_amp_scaling`` the gradients are unscaled before clipping,
+    and the fused kernel is still used.
     """
     from lightning.pytorch.plugins import MixedPrecision
 

@@ -1,4 +1,4 @@
-"""ShardedStrategy: weights, gradients and optimizer state in equal shares on all processes (FSDP2)."""
+"""ShardedStrategy: weights, gradients and optimizer state sharded over all processes (FSDP2)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lightning_idc.utils.errors import check_positive
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """FSDP2 over all processes of a run, however many there are.
+    """FSDP2 over all processes of a run.
 
-    Lightning's ``ModelParallelStrategy`` on "auto" splits layers over the processes of a node, for which a module needs
-    a plan; without one each process trains unsharded weights of its own on other data. Here the data-parallel size is
-    the number of processes, on all nodes together.
+    Lightning's ``ModelParallelStrategy`` with "auto" uses tensor parallelism over the processes of a node, for which a
+    module needs a plan; without one each process trains its own unsharded weights. Here the data-parallel size is the
+    number of processes of all nodes.
 
     Args:
-        save_distributed_checkpoint: each process writes its share, which gives a folder instead of one file.
+        save_distributed_checkpoint: each process writes its shard, which gives a folder instead of one file.
         process_group_backend: ``nccl`` or ``gloo``; chosen by the device when None.
-        timeout_minutes: longest wait of a process for the others.
+        timeout_minutes: maximum time that a process waits for the others.
 
     Raises:
         ConfigError: the timeout is not positive.
@@ -41,6 +41,6 @@ class ShardedStrategy(ModelParallelStrategy):
         )
 
     def setup_environment(self) -> None:
-        # known only now: the number of devices and nodes is the trainer's
+        # the trainer sets the number of devices and nodes after __init__
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()

@@ -1,4 +1,4 @@
-"""Features of a pair before training, to learn what shapes a captioner makes."""
+"""trial_features: features of a batch before training, to find out their shapes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lightning_idc.models.captioner import PairCaptioner
 
 @torch.no_grad()
 def trial_features(captioner: PairCaptioner, batch: PairBatch) -> PairFeatures:
-    """Features of a batch as at evaluation; running statistics, and the mode of every module, stay as they are.
+    """Features of a batch in eval mode; running statistics and the mode of every module are unchanged.
 
     Args:
-        captioner: with its network.
+        captioner: a captioner whose network is built.
         batch: on any device.
     """
     modes = {module: module.training for module in captioner.modules()}

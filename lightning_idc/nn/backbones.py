@@ -1,4 +1,4 @@
-"""Networks that turn one image, or a pair of them, into a grid of features."""
+"""Backbones: networks that map an image, or a pair, to a grid of features."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SmallCNN(ConvolutionalBackbone):
 
     Args:
         width: channels of the features.
-        in_channels: of the images.
+        in_channels: channels of the images.
     """
 
     def __init__(self, width: PositiveInt = 96, in_channels: PositiveInt = 3) -> None:
@@ -35,13 +35,13 @@ class SmallCNN(ConvolutionalBackbone):
 
 
 class ResidualCNN(ConvolutionalBackbone):
-    """:class:`SmallCNN` with residual layers, stride 8: each cell sees 87 pixels of the image's sides, not 31.
+    """:class:`SmallCNN` with residual layers, stride 8: a receptive field of 87 pixels instead of 31.
 
     A training step takes about twice as long. 0.36 M parameters at the default width.
 
     Args:
         width: channels of the features.
-        in_channels: of the images.
+        in_channels: channels of the images.
 
     Example:
         >>> ResidualCNN()(torch.zeros(1, 3, 64, 96, dtype=torch.uint8)).shape
@@ -66,10 +66,10 @@ class TimmGrid(GridBackbone):
     """Any timm model as a grid of features; layers after the chosen feature map are left out.
 
     Args:
-        name: of the timm model.
-        pretrained: load timm's weights.
-        stage: which feature map, counted as timm does; -1 is the last.
-        in_channels: of the images; timm adapts pretrained weights to other numbers than three.
+        name: name of the timm model.
+        pretrained: whether timm's pretrained weights are loaded.
+        stage: index of the feature map; -1 is the last.
+        in_channels: channels of the images; timm adapts pretrained weights to other numbers than three.
 
     Raises:
         ConfigError: timm knows no such model, or it has no grid of features.
@@ -92,11 +92,11 @@ class TimmGrid(GridBackbone):
             if not pretrained:
                 raise
             raise CheckpointError(
-                f"the weights of {name!r} cannot be had ({error}); put them in the Hugging Face cache, or set "
+                f"the weights of {name!r} are not available ({error}); put them in the Hugging Face cache, or set "
                 "pretrained_backbone to false"
             ) from error
         try:
-            # a layer that never runs would get no gradient, which distributed training refuses
+            # distributed training raises an error for layers that never run
             index = model.prune_intermediate_layers([stage], prune_norm=True, prune_head=True)[-1]
         except (AttributeError, NotImplementedError) as error:
             raise ConfigError(f"timm's {name!r} gives no grid of features; choose another model") from error
@@ -108,52 +108,56 @@ class TimmGrid(GridBackbone):
     def grid(self, images: Tensor) -> Tensor:
         try:
             return self.model.forward_intermediates(images, indices=[self.index], intermediates_only=True)[0]
-        except AssertionError as error:  # timm's way to refuse a size
+        except AssertionError as error:  # raised by timm for an unsupported size
             height, width = images.shape[-2:]
             raise DataError(
                 f"{self.name!r} does not take images of {height}x{width} ({error}); set the data module's `image_size`"
             ) from error
 
 
-OWN: dict[str, type[SmallCNN] | type[ResidualCNN] | type[DifferenceCNN]] = {
+BACKBONES: dict[str, type[SmallCNN] | type[ResidualCNN] | type[DifferenceCNN]] = {
     "cnn": SmallCNN,
     "residual": ResidualCNN,
     "difference": DifferenceCNN,
 }
-"""Backbones that are no timm models, by name."""
+"""Backbones of this library by name; other names are timm models."""
 
 
 def build_backbone(
     name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3, pairs: bool = False
 ) -> GridBackbone:
-    """The backbone of a name.
+    """Build a backbone by name.
 
     Args:
         name: ``cnn`` for :class:`SmallCNN`, ``residual`` for :class:`ResidualCNN`, ``difference`` for the one that
-            reads pairs, :class:`~nn.differencing.DifferenceCNN`; otherwise of a timm model.
-        pretrained: load timm's weights.
-        stage: which feature map of timm's.
-        in_channels: of the images.
-        pairs: a network that reads pairs will do.
+            reads pairs, :class:`~nn.differencing.DifferenceCNN`; otherwise a timm model.
+        pretrained: whether timm's pretrained weights are loaded.
+        stage: index of the feature map of a timm model.
+        in_channels: channels of the images.
+        pairs: whether a backbone that reads pairs is allowed.
 
     Raises:
         ConfigError: timm knows no such model, or a backbone that reads pairs is named where images are read one by
             one.
     """
-    kind = OWN.get(name)
-    found = TimmGrid(name, pretrained, stage, in_channels) if kind is None else kind(in_channels=in_channels)
-    if found.reads_pairs and not pairs:
+    backbone_class = BACKBONES.get(name)
+    backbone: GridBackbone
+    if backbone_class is None:
+        backbone = TimmGrid(name, pretrained, stage, in_channels)
+    else:
+        backbone = backbone_class(in_channels=in_channels)
+    if backbone.reads_pairs and not pairs:
         raise ConfigError(f"backbone is {name!r}, which reads pairs; here images are read one by one: name another")
-    return found
+    return backbone
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of the grid that a backbone gives for images of a height and width, in pixels."""
     with torch.no_grad():
         images = torch.zeros(1, *([2] if backbone.reads_pairs else []), backbone.in_channels, *size, dtype=torch.uint8)
-        found = backbone.eval()(images).shape[-2:]
+        grid = backbone.eval()(images).shape[-2:]
     backbone.train()
-    return int(found[0]), int(found[1])
+    return int(grid[0]), int(grid[1])
 
 
 @reads_file("checkpoint")

@@ -1,4 +1,4 @@
-"""CLIP as open_clip builds it, opened up: its configuration, its words, and all its text tokens."""
+"""CLIP of open_clip with access to its parts: configuration, vocabulary, and all text tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 TEXT_HEADS = "clip.text_cfg.heads"
-"""Where the text tower's number of heads stands in a configuration."""
+"""Key of the text tower's number of heads in :func:`clip_computation`."""
 _ARCHIVED = ("input_resolution", "context_length", "vocab_size")
 """Buffers of OpenAI's archives that are not weights."""
 
@@ -26,7 +26,7 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
     """A CLIP of open_clip with a vision transformer, and with a text tower for a vocabulary.
 
     Args:
-        config: name of a configuration of open_clip, or one such configuration written out.
+        config: name of a configuration of open_clip, or a configuration.
         vocabulary: words of the text tower; replaces the configuration's ``vocab_size``.
         pretrained: tag or file of weights for the named configuration, as open_clip knows them, or a TorchScript file
             of OpenAI, such as ``ViT-B-32.pt``, of which no code is run; random when None.
@@ -52,11 +52,11 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
 def _random(config: str | dict[str, Any], vocabulary: Vocabulary) -> Any:
     import open_clip
 
-    found: dict[str, Any] | None = open_clip.get_model_config(config) if isinstance(config, str) else config
-    if found is None:
+    options: dict[str, Any] | None = open_clip.get_model_config(config) if isinstance(config, str) else config
+    if options is None:
         raise ConfigError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
     try:
-        return open_clip.CLIP(**{**found, "text_cfg": {**found["text_cfg"], "vocab_size": len(vocabulary)}})
+        return open_clip.CLIP(**{**options, "text_cfg": {**options["text_cfg"], "vocab_size": len(vocabulary)}})
     except (KeyError, TypeError) as error:
         raise ConfigError(f"this is not a configuration of open_clip's CLIP: {error}") from error
 
@@ -70,25 +70,25 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
         raise ConfigError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
     try:
         if Path(weights).is_file() and is_torchscript(weights):
-            _has_quick_gelu(config, weights)
+            _check_quick_gelu(config, weights)
             clip = open_clip.create_model(config, pretrained=None)
             state = {name: value.float() for name, value in read_torchscript(weights).items()}
             clip.load_state_dict({name: value for name, value in state.items() if name not in _ARCHIVED})
             return clip
         if Path(weights).is_file() and Path(weights).suffix != ".safetensors":
-            read_checkpoint(weights)  # what torch says of a file with code advises to run it
+            read_checkpoint(weights)  # torch's message about a file with code advises to run it
         return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
     except (CheckpointError, ConfigError):
         raise
     except Exception as error:
         raise CheckpointError(
-            f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
-            "cache, or leave `pretrained` out"
+            f"the weights {weights!r} of {config!r} are not available ({error}); give a file, put them in the Hugging "
+            f"Face cache, or leave `pretrained` out"
         ) from error
 
 
-def _has_quick_gelu(config: str, weights: str) -> None:
-    """Refuse a configuration with another GELU than OpenAI's CLIPs have, with which a checkpoint would be rebuilt."""
+def _check_quick_gelu(config: str, weights: str) -> None:
+    """Check that a configuration has the GELU of OpenAI's CLIPs; a checkpoint would be rebuilt with it."""
     if not clip_computation(config)["clip.quick_gelu"]:
         raise ConfigError(
             f"{Path(weights).name!r} is of OpenAI, whose CLIPs are trained with a quick GELU, and {config!r} has the "
@@ -97,17 +97,17 @@ def _has_quick_gelu(config: str, weights: str) -> None:
 
 
 def clip_computation(config: str | dict[str, Any]) -> dict[str, Any]:
-    """What a configuration of open_clip says that shows in no shape of the weights, by name.
+    """Options of a configuration of open_clip that the shapes of weights do not show, by name.
 
     Args:
-        config: name of a configuration, or one written out.
+        config: name of a configuration, or a configuration.
     """
     import open_clip
 
-    found: dict[str, Any] = (open_clip.get_model_config(config) if isinstance(config, str) else config) or {}
-    vision, text = found.get("vision_cfg") or {}, found.get("text_cfg") or {}
+    options: dict[str, Any] = (open_clip.get_model_config(config) if isinstance(config, str) else config) or {}
+    vision, text = options.get("vision_cfg") or {}, options.get("text_cfg") or {}
     return {
-        "clip.quick_gelu": bool(found.get("quick_gelu", False)),
+        "clip.quick_gelu": bool(options.get("quick_gelu", False)),
         "clip.vision_cfg.head_width": vision.get("head_width", 64),
         TEXT_HEADS: text.get("heads", 8),
     }
@@ -121,11 +121,11 @@ def text_tokens(clip: Any, tokens: Tensor) -> Tensor:
     return clip.ln_final(x) @ clip.text_projection
 
 
-def pad_texts(captions: Sequence[str], vocabulary: Vocabulary, longest: int) -> Tensor:
-    """Token ids of captions ``(N, T)``; those longer than ``longest`` are cut and end as all do, as CLIP cuts them."""
+def pad_texts(captions: Sequence[str], vocabulary: Vocabulary, max_tokens: int) -> Tensor:
+    """Token ids of captions ``(N, T)``, truncated to ``max_tokens`` with an end token, as in CLIP."""
     special = vocabulary.special
     rows = [vocabulary.encode(caption) for caption in captions]
-    rows = [ids if len(ids) <= longest else [*ids[: longest - 1], special.eos] for ids in rows]
+    rows = [ids if len(ids) <= max_tokens else [*ids[: max_tokens - 1], special.eos] for ids in rows]
     padded = torch.full((len(rows), max(map(len, rows), default=2)), special.pad)
     for row, ids in zip(padded, rows, strict=True):
         row[: len(ids)] = torch.tensor(ids)
@@ -133,5 +133,5 @@ def pad_texts(captions: Sequence[str], vocabulary: Vocabulary, longest: int) -> 
 
 
 def eot_pooling(x: Tensor, tokens: Tensor, end: int) -> Tensor:
-    """What stands at the first end token: ``(N, T, D)`` to ``(N, D)``."""
+    """Features of the first end token: ``(N, T, D)`` to ``(N, D)``."""
     return x[torch.arange(len(x), device=x.device), (tokens == end).int().argmax(1)]

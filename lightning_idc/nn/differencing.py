@@ -1,4 +1,4 @@
-"""Reading a pair as one image: a backbone of differences, and how often each kind of change occurs where."""
+"""DifferenceCNN, a backbone that reads a pair as one image, and CellCounts, which counts changes by kind and region."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lightning_idc.utils.errors import CheckpointError
 class DifferenceCNN(ConvolutionalBackbone):
     """Reads both images of a pair at once, stride 8: a 640-pixel pair becomes an 80 x 80 grid.
 
-    The first layer sees how bright the second image is, and by how much each pixel is brighter and darker than in the
-    first one in any channel, so small changes are found at full resolution at the cost of one grey image. In evaluation
-    the first image is laid onto the second one before (:func:`~lightning_idc.nn.registration.registered`), so the
-    camera may move by a few pixels; by more it must not. Colours are not told apart. 0.24 M parameters.
+    The input of the first layer is the brightness of the second image, and the maximum rise and fall of any channel at
+    each pixel, so that small changes are visible at full resolution at the cost of one grey image. In evaluation the
+    first image is registered to the second one before (:func:`~lightning_idc.nn.registration.registered`), so that the
+    camera may move by a few pixels. Colours are not distinguished. 0.24 M parameters.
 
     Args:
         width: channels of the features.
-        in_channels: of the images.
+        in_channels: channels of the images.
 
     Example:
         >>> DifferenceCNN()(torch.zeros(1, 2, 3, 64, 96, dtype=torch.uint8)).shape
@@ -47,30 +47,30 @@ class DifferenceCNN(ConvolutionalBackbone):
         )
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Brightness, and greatest rise and fall of any channel, ``(N, 3, H, W)`` in [0, 1]."""
-        # in training it stays where it is: windows of a board fit better than whole boards, of which parts are left a
-        # pixel apart, and what never saw that in training takes such edges for changes
+        """Brightness, and maximum rise and fall of any channel, ``(N, 3, H, W)`` in [0, 1]."""
+        # not registered in training: crops of a board align better than full boards, parts of which stay a pixel apart,
+        # and a network that never saw such edges in training takes them for changes
         images = images if self.training else registered(images)
         before, after = images.unbind(1)
-        # in bytes: wider integers would need more memory, and onnxruntime finds no extremes of sixteen bits
+        # in uint8: wider integers need more memory, and onnxruntime has no maximum of int16
         brighter = torch.maximum(before, after)
-        seen = torch.stack([after.amax(1), (brighter - before).amax(1), (brighter - after).amax(1)], 1)
-        return seen.to(self.mean.dtype) / 255
+        channels = torch.stack([after.amax(1), (brighter - before).amax(1), (brighter - after).amax(1)], 1)
+        return channels.to(self.mean.dtype) / 255
 
 
 class CellCounts(nn.Module):
-    """Counts the kinds of change that cells of a grid are named with, as tokens for a decoder.
+    """Counts changes by kind, as tokens for a decoder.
 
-    Single changes are found as peaks of the probability that a cell has changed, and each is of the kind that is
-    likeliest there. Their numbers, in the image and in its regions, are exact integers that are looked up in an
-    embedding; each kind becomes a token. The layer that names cells stays what the pre-training made of it.
+    Changes are peaks of the change probability of cells; each has the most likely kind of its cell. Their numbers in
+    the image and in its regions are integers with an embedding; each kind is a token. The classifier of cells is that
+    of the pre-training and stays frozen.
 
     Args:
-        channels: of the grid's features.
-        classes: that cells are named with, "nothing changed" as the first one included.
-        width: of the tokens.
-        regions: along each side.
-        max_count: larger counts are read as this one.
+        channels: channels of the grid's features.
+        classes: number of classes of cells, the first of which is "nothing changed".
+        width: width of the tokens.
+        regions: number of regions along each side.
+        max_count: maximum count; larger counts are equal to it.
     """
 
     def __init__(
@@ -82,27 +82,27 @@ class CellCounts(nn.Module):
         self.head = nn.Conv2d(channels, classes, 1).requires_grad_(False)
         self.embed = nn.Linear((1 + regions**2) * (max_count + 1), width)
         self.kind = nn.Parameter(torch.empty(classes - 1, width))
-        nn.init.normal_(self.kind, std=0.2)  # zeros would make all kinds alike at first
+        nn.init.normal_(self.kind, std=0.2)  # with zeros all kinds would start equal
 
     def load_head(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Take the layer that names cells from the weights of a pre-training.
+        """Load the classifier of cells from the weights of a pre-training.
 
         Args:
             state: weights by name.
-            source: of the weights, for messages.
+            source: path of the weights, for messages.
 
         Raises:
-            CheckpointError: they hold none, or one of other classes.
+            CheckpointError: the classifier is missing or has other classes.
         """
-        found = {name: state[f"net.head.{name}"] for name in ("weight", "bias") if f"net.head.{name}" in state}
-        own = {name: tuple(value.shape) for name, value in self.head.state_dict().items()}
-        if {name: tuple(value.shape) for name, value in found.items()} != own:
-            kinds = len(found["bias"]) if "bias" in found else "no"
+        weights = {name: state[f"net.head.{name}"] for name in ("weight", "bias") if f"net.head.{name}" in state}
+        shapes = {name: tuple(value.shape) for name, value in self.head.state_dict().items()}
+        if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
+            kinds = len(weights["bias"]) if "bias" in weights else "no"
             raise CheckpointError(
                 f"{source!r} names {kinds} classes of cells; counts is {len(self.kind) + 1}. Expected a checkpoint of "
                 "ChangeNaming on the same backbone with as many classes"
             )
-        self.head.load_state_dict(found)
+        self.head.load_state_dict(weights)
 
     def cells(self, maps: Tensor) -> Tensor:
         """Probability of each kind of change ``(B, kinds, h, w)`` in the cells of maps ``(B, channels, h, w)``."""
@@ -110,16 +110,16 @@ class CellCounts(nn.Module):
 
     def counts(self, cells: Tensor) -> Tensor:
         """Numbers of changes of each kind, in the image and in its regions row by row, int64 ``(B, kinds, 1 + R)``."""
-        places, centres, _ = peaks(cells.sum(1))
-        image, rows, columns = places[:, :, None].unbind(1)
-        near = torch.arange(9, device=cells.device)
-        # of each peak and its neighbours (peaks, 9, kinds)
-        around = F.pad(cells, [1] * 4)[image, :, rows + near // 3, columns + near % 3]
+        positions, centres, _ = peaks(cells.sum(1))
+        image, rows, columns = positions[:, :, None].unbind(1)
+        neighbours = torch.arange(9, device=cells.device)
+        # each peak and its neighbours, (peaks, 9, kinds)
+        windows = F.pad(cells, [1] * 4)[image, :, rows + neighbours // 3, columns + neighbours % 3]
         sides = torch.tensor(cells.shape[-2:], device=cells.device)
         down, across = (centres / sides * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
-        where = places[:, 0], around.sum(1).argmax(1), down * self.regions + across
+        index = positions[:, 0], windows.sum(1).argmax(1), down * self.regions + across
         parts = torch.zeros(*cells.shape[:2], self.regions**2, dtype=torch.long, device=cells.device)
-        parts.index_put_(where, torch.ones_like(down), accumulate=True)
+        parts.index_put_(index, torch.ones_like(down), accumulate=True)
         return torch.cat([parts.sum(-1, keepdim=True), parts], -1)
 
     def forward(self, cells: Tensor) -> Tensor:

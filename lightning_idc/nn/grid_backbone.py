@@ -1,4 +1,4 @@
-"""What networks that turn images into grids of features share."""
+"""GridBackbone: base of networks that map images to grids of features."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class GridBackbone(nn.Module, ABC):
-    """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
+    """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses implement :meth:`grid`.
 
     One that ``reads_pairs`` maps pairs ``(N, 2, C, H, W)`` to features of the pair.
 
     Args:
         width: channels of the features.
-        mean: per channel, of images in [0, 1]; as many as images have channels.
-        std: per channel.
+        mean: mean of each channel of images in [0, 1].
+        std: standard deviation of each channel.
     """
 
     mean: Tensor
@@ -52,19 +52,19 @@ class GridBackbone(nn.Module, ABC):
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-3] != self.in_channels:
             raise DataError(
-                f"images have {images.shape[-3]} channels and the backbone takes {self.in_channels}; choose the data "
-                f"module's `bands`, or set in_channels: {images.shape[-3]}"
+                f"images have {images.shape[-3]} channels; expected {self.in_channels}, those of the backbone; choose "
+                f"the data module's `bands`, or set in_channels: {images.shape[-3]}"
             )
         if not self._once or self.reads_pairs:
             return self.grid(self.normalised(images))
-        places: dict[bytes, int] = {}
-        rows = [places.setdefault(image.numpy().tobytes(), len(places)) for image in images.cpu()]
-        first = [rows.index(row) for row in range(len(places))]
+        index_of: dict[bytes, int] = {}
+        rows = [index_of.setdefault(image.numpy().tobytes(), len(index_of)) for image in images.cpu()]
+        first = [rows.index(row) for row in range(len(index_of))]
         return self.grid(self.normalised(images[first]))[rows]
 
     @contextmanager
     def each_image_once(self) -> Iterator[None]:
-        """Read equal images of a batch once, where pairs share many."""
+        """Context in which equal images of a batch are read once."""
         self._once = True
         try:
             yield
@@ -72,12 +72,12 @@ class GridBackbone(nn.Module, ABC):
             self._once = False
 
     def normalised(self, images: Tensor) -> Tensor:
-        """What :meth:`grid` reads of uint8 images."""
+        """Normalised images, the input of :meth:`grid`, from uint8 images."""
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
 
 class ConvolutionalBackbone(GridBackbone):
-    """One whose ``layers``, which subclasses make, are convolutions; channels last is what these are fastest with."""
+    """A backbone of convolutional ``layers``, in channels-last format, which is fastest."""
 
     layers: nn.Sequential
 
@@ -86,17 +86,17 @@ class ConvolutionalBackbone(GridBackbone):
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
-    """A convolution that keeps the size of images, or divides it by its stride, and what follows it."""
+    """A convolution that keeps the size of images, or divides it by its stride, with batch norm and ReLU."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2 if kernel % 2 else 0, bias=False)
     return [layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
 class Residual(nn.Module):
-    """What a convolution adds to features of one size.
+    """A residual block of one convolution.
 
     Args:
-        channels: of the features.
-        dilation: of the convolution.
+        channels: channels of the features.
+        dilation: dilation of the convolution.
     """
 
     def __init__(self, channels: int, dilation: int = 1) -> None:
@@ -111,10 +111,10 @@ class Residual(nn.Module):
 def statistics(
     channels: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of so many channels: those of colours for three, one half and one quarter for others.
+    """Mean and standard deviation of images: ImageNet's for three channels, 0.5 and 0.25 for others.
 
     Raises:
-        ConfigError: there is not a single channel.
+        ConfigError: the number of channels is below 1.
     """
     if channels < 1:
         raise ConfigError(f"in_channels is {channels}; expected at least 1")

@@ -1,4 +1,4 @@
-"""GridCaptionNet: what networks share that read grids of features of both images and write with a causal decoder."""
+"""GridCaptionNet: base of networks with a grid backbone of both images and a causal decoder."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Net = TypeVar("Net", bound="GridCaptionNet")
 
 
 class GridCaptionNet(nn.Module):
-    """Holds the backbone; subclasses make :attr:`decoder` and write ``encode``.
+    """Backbone and decoding; subclasses create :attr:`decoder` and implement ``encode``.
 
     Args:
-        backbone: gives the grid features of one image.
+        backbone: network of the grid features of one image.
         grid: height and width of the grid for images of the training size; other sizes are pooled to it.
-        freeze_backbone: train everything but the backbone, which then builds no graph.
+        freeze_backbone: whether the backbone is frozen.
     """
 
     decoder: Decoder
@@ -35,16 +35,16 @@ class GridCaptionNet(nn.Module):
     def train(self: Net, mode: bool = True) -> Net:
         super().train(mode)
         if self.frozen:
-            self.backbone.eval()  # its batch statistics must stay what they were
+            self.backbone.eval()  # its running statistics must not change
         return self
 
     def maps(self, images: Tensor) -> Tensor:
-        """What the backbone makes of uint8 pairs ``(B, 2, 3, H, W)``.
+        """Feature maps of uint8 pairs ``(B, 2, 3, H, W)``.
 
         Returns:
             ``(2 B, C, h, w)``, before and after of each pair; ``(B, C, h, w)`` by a backbone that reads pairs.
         """
-        # without no_grad for a frozen one, which makes no graph anyway: an adapter behind it must be able to learn
+        # no torch.no_grad() even if frozen: an adapter after the backbone may be trained
         return self.backbone(images if self.backbone.reads_pairs else images.flatten(0, 1))
 
     def grids(self, images: Tensor) -> Tensor:

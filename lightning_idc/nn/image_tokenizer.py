@@ -1,8 +1,8 @@
 """VQGAN's image tokenizer: a grid of codebook ids per image, and an image per grid (Esser et al. 2021).
 
 The layers are those of the public 16-fold model, so its weights load (``methods/procap/official/convert.py``). Two
-things are added for small machines: pixels may be folded into channels before the first convolution, and an entry of
-the codebook that nothing uses may be moved to where something is.
+additions for small machines: patches of pixels may be merged into channels before the first convolution, and unused
+entries of the codebook may be moved to features.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised 3 x 3 convolutions beside a shortcut."""
+    """Two normalised 3 x 3 convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -138,14 +138,14 @@ class ConvDecoder(nn.Sequential):
 
 
 @dataclass
-class Coded:
-    """What the codebook makes of features.
+class Quantized:
+    """Quantised features.
 
     Args:
-        ids: nearest entries, int64 ``(N, h, w)``.
-        vectors: these entries ``(N, latent, h, w)``, with the gradient passed straight through to the features.
-        codebook_loss: pulls entries to the features that chose them.
-        commitment_loss: pulls features to the entry they chose.
+        ids: ids of the nearest entries, int64 ``(N, h, w)``.
+        vectors: these entries ``(N, latent, h, w)``, with a straight-through gradient to the features.
+        codebook_loss: squared distance that moves entries to their features.
+        commitment_loss: squared distance that moves features to their entries.
     """
 
     ids: Tensor
@@ -163,12 +163,13 @@ class ImageTokenizer(nn.Module):
         width: channels of the finest level.
         multipliers: channels of each level as multiples of ``width``; each further level halves the resolution.
         blocks: residual blocks per level of the encoder; the decoder has one more.
-        attention: attention among the cells of the coarsest level, as the public 16-fold model of 256 pixels has it.
-        fold: pixels per side folded into channels before the first convolution; 1 in the paper. Folding by 4 makes
-            an image of 64 x 64 about twenty times cheaper.
+        attention: whether the coarsest level has attention among its cells, as in the public 16-fold model of 256
+            pixels.
+        patch_size: side of the patches of pixels that are merged into channels before the first convolution; 1 in the
+            paper. With 4, an image of 64 x 64 is about twenty times cheaper.
 
     Raises:
-        ConfigError: a number that no such network has.
+        ConfigError: an argument is out of range.
     """
 
     def __init__(
@@ -178,23 +179,28 @@ class ImageTokenizer(nn.Module):
         width: PositiveInt = 128,
         multipliers: Sequence[PositiveInt] = (1, 1, 2, 2, 4),
         blocks: PositiveInt = 2,
-        fold: PositiveInt = 1,
+        patch_size: PositiveInt = 1,
         attention: bool = False,
     ) -> None:
         check_arguments(ImageTokenizer.__init__, locals())
         super().__init__()
-        numbers = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks, "fold": fold}
+        sizes = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks}
         if not multipliers:
             raise ConfigError("multipliers is empty; expected one number per level")
-        self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers), "attention": attention}
-        self.codebook_size, self.latent, self.fold = codebook_size, latent, fold
-        self.stride = fold * 2 ** (len(multipliers) - 1)
+        self.config: dict[str, Any] = {
+            **sizes,
+            "patch_size": patch_size,
+            "multipliers": list(multipliers),
+            "attention": attention,
+        }
+        self.codebook_size, self.latent, self.patch_size = codebook_size, latent, patch_size
+        self.stride = patch_size * 2 ** (len(multipliers) - 1)
         widths = [width * factor for factor in multipliers]
-        self.encoder = ConvEncoder(3 * fold**2, latent, widths, blocks, attention)
-        self.to_code = nn.Conv2d(latent, latent, 1)
+        self.encoder = ConvEncoder(3 * patch_size**2, latent, widths, blocks, attention)
+        self.quant_conv = nn.Conv2d(latent, latent, 1)
         self.codebook = nn.Embedding(codebook_size, latent)
-        self.from_code = nn.Conv2d(latent, latent, 1)
-        self.decoder = ConvDecoder(3 * fold**2, latent, widths, blocks, attention)
+        self.post_quant_conv = nn.Conv2d(latent, latent, 1)
+        self.decoder = ConvDecoder(3 * patch_size**2, latent, widths, blocks, attention)
         nn.init.uniform_(self.codebook.weight, -1.0 / codebook_size, 1.0 / codebook_size)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
@@ -213,19 +219,24 @@ class ImageTokenizer(nn.Module):
     def features(self, pixels: Tensor) -> Tensor:
         """Encoder output ``(N, latent, h, w)``, before the codebook, of float pixels ``(N, 3, H, W)`` in [-1, 1]."""
         self.grid(*pixels.shape[-2:])
-        return self.encoder(F.pixel_unshuffle(pixels, self.fold))
+        return self.encoder(F.pixel_unshuffle(pixels, self.patch_size))
 
-    def code(self, features: Tensor) -> Coded:
+    def code(self, features: Tensor) -> Quantized:
         """Replace each cell of ``(N, latent, h, w)`` by its nearest entry, with the losses that train both."""
-        z = self.to_code(features)
+        z = self.quant_conv(features)
         ids = self.nearest(z)
         entries = self.codebook(ids).movedim(-1, 1)
-        return Coded(ids, z + (entries - z).detach(), F.mse_loss(entries, z.detach()), F.mse_loss(z, entries.detach()))
+        return Quantized(
+            ids=ids,
+            vectors=z + (entries - z).detach(),
+            codebook_loss=F.mse_loss(entries, z.detach()),
+            commitment_loss=F.mse_loss(z, entries.detach()),
+        )
 
     def nearest(self, z: Tensor) -> Tensor:
         """Ids ``(N, h, w)`` of the entries nearest to ``(N, latent, h, w)`` in Euclidean distance.
 
-        As in :meth:`ids_of` and :meth:`encode`, autocast has no say: rounded to bfloat16, one id in twelve is another.
+        Without autocast, as in :meth:`ids_of` and :meth:`encode`: rounded to bfloat16, one id in twelve would differ.
         """
         entries = self.codebook.weight
         cells = z.movedim(1, -1).to(entries.dtype)
@@ -236,11 +247,11 @@ class ImageTokenizer(nn.Module):
     def ids_of(self, features: Tensor) -> Tensor:
         """Ids ``(N, h, w)`` of encoder features ``(N, latent, h, w)``."""
         with torch.autocast(features.device.type, enabled=False):
-            return self.nearest(self.to_code(features.to(self.codebook.weight.dtype)))
+            return self.nearest(self.quant_conv(features.to(self.codebook.weight.dtype)))
 
     def pixels_of(self, vectors: Tensor) -> Tensor:
         """Pixels ``(N, 3, H, W)``, around [-1, 1], of codebook entries ``(N, latent, h, w)``."""
-        return F.pixel_shuffle(self.decoder(self.from_code(vectors)), self.fold)
+        return F.pixel_shuffle(self.decoder(self.post_quant_conv(vectors)), self.patch_size)
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
@@ -255,10 +266,10 @@ class ImageTokenizer(nn.Module):
 
 
 def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 images to floats in [-1, 1].
+    """Convert uint8 images to floats in [-1, 1].
 
     Raises:
-        DataError: they are not uint8.
+        DataError: the images are not uint8.
     """
     if images.dtype != torch.uint8:
         raise DataError(f"images are {images.dtype}; expected uint8 with values 0 to 255")
@@ -290,6 +301,6 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
         tokenizer.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(
-            f"the image tokenizer in {str(path)!r} does not fit its own description: {error}"
+            f"the image tokenizer in {str(path)!r} does not fit its configuration: {error}"
         ) from error
     return tokenizer.requires_grad_(False).eval()

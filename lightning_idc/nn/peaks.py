@@ -1,4 +1,4 @@
-"""Single changes in a map of how likely each cell of a grid has changed."""
+"""Peaks in a map of change probabilities of the cells of a grid."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 THRESHOLD = 0.4
-"""Mean probability around a change; on the validation split of DeepPCB .3 to .5 do nearly the same."""
+"""Minimum mean probability around a change; .3 to .5 are nearly equal on the validation split of DeepPCB."""
 
 
 def peaks(cells: Tensor, threshold: float = THRESHOLD) -> tuple[Tensor, Tensor, Tensor]:
-    """Cells in which a change lies, where its centre is, and how sure it is.
+    """Positions, centres and mean probabilities of changes.
 
-    A change is three cells a side. It is found once: where the mean over a cell and its eight neighbours is at least
-    ``threshold`` and no greater one is within two cells. Of equal ones the first one is it.
+    A change is a cell whose mean with its eight neighbours is at least ``threshold`` and the maximum within two cells;
+    the first among equals.
 
     Args:
         cells: probability that each cell has changed, ``(B, h, w)``.
-        threshold: mean over a cell and its neighbours from which on they are a change.
+        threshold: minimum mean over a cell and its neighbours.
 
     Returns:
         Image, row and column of each peak, int64 ``(P, 3)`` in that order; the centre of mass of the cells within two
@@ -27,12 +27,12 @@ def peaks(cells: Tensor, threshold: float = THRESHOLD) -> tuple[Tensor, Tensor, 
     Example:
         >>> cells = torch.zeros(1, 5, 6)
         >>> cells[0, 1:4, 1:4], cells[0, 1:4, 4] = 1.0, 0.3
-        >>> places, centres, means = peaks(cells)
-        >>> places.tolist(), [round(value, 2) for value in centres[0].tolist()], means.tolist()
+        >>> cells_of_peaks, centres, means = peaks(cells)
+        >>> cells_of_peaks.tolist(), [round(value, 2) for value in centres[0].tolist()], means.tolist()
         ([[0, 2, 2]], [2.5, 2.68], [1.0])
     """
     mean = F.avg_pool2d(cells, 3, 1, 1)
-    # few cells reach the threshold: what costs 25 numbers a cell is asked of these alone
+    # few cells reach the threshold, so that windows of 25 cells are read for these only
     candidates = ((mean >= threshold) & (mean >= F.max_pool2d(mean, 5, 1, 2))).nonzero()
     image, rows, columns = candidates[:, :, None].unbind(1)
     step = torch.arange(25, device=cells.device)

@@ -1,4 +1,4 @@
-"""Relative places in attention: a learned bias by where two cells of a grid stand to each other."""
+"""Relative position bias: a learned attention bias by the offset of two cells of a grid."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 DIRECTED = 4.0
-"""How much more a head attends, at first, to what lies in its own direction, as a logit."""
+"""Initial attention logit of cells in the direction of a head."""
 
 
 class RelativePositionBias(nn.Module):
     """Learned attention bias by relative position of two cells of a grid, per head.
 
-    Saying where one object stands to another needs relative places; a table of offsets gives them to the first
-    layer, where absolute coordinates must first learn to be subtracted. Each head begins with a direction of its own
-    and looks at near cells first (`directions`); with several groups, every other head begins with the same cell of
-    the other groups (`elsewhere`).
+    Relations between objects need relative positions; a table of offsets provides them to the first layer, which would
+    have to learn the subtraction of absolute coordinates. Each head starts with a direction and near cells
+    (`directions`); with several groups, every other head starts with the same cell of the other groups
+    (`same_cell_bias`).
 
     Args:
-        heads: of the attention.
+        heads: attention heads.
         grid: height and width of the grid.
         groups: tokens per cell; the bias also depends on the two groups.
     """
@@ -32,30 +32,30 @@ class RelativePositionBias(nn.Module):
         cells = torch.stack([y.flatten(), x.flatten()], 1)
         offset = cells[:, None] - cells[None]
         index = (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
-        places = (2 * height - 1) * (2 * width - 1)
+        num_offsets = (2 * height - 1) * (2 * width - 1)
         group = torch.arange(groups)
-        pair = (group[:, None] * groups + group[None]) * places
+        pair = (group[:, None] * groups + group[None]) * num_offsets
         # token order: group 0 of all cells, then group 1 of all cells
-        whole = pair[:, None, :, None] + index[None, :, None, :]
-        self.register_buffer("index", whole.reshape(groups * len(cells), groups * len(cells)), persistent=False)
+        full_index = pair[:, None, :, None] + index[None, :, None, :]
+        self.register_buffer("index", full_index.reshape(groups * len(cells), groups * len(cells)), persistent=False)
         table = directions(heads, grid).repeat(groups, groups, 1, 1)
         if groups > 1:
-            table[..., 1::2] = elsewhere(groups, grid)[..., None]
+            table[..., 1::2] = same_cell_bias(groups, grid)[..., None]
         self.table = nn.Parameter(table.flatten(0, 2))
 
     def forward(self) -> Tensor:
-        """``(heads, N, N)``."""
+        """Bias ``(heads, N, N)``."""
         return self.table[self.index].permute(2, 0, 1)  # type: ignore[index]
 
 
 def directions(heads: int, grid: tuple[int, int]) -> Tensor:
-    """Attention biases that begin with a direction per head, the first one to the right and the others clockwise.
+    """Initial attention bias with a direction per head, the first to the right and the others clockwise.
 
-    As ConViT does (d'Ascoli et al. 2021), which begins with one offset per head. Distances are in eighths of the
-    longer side, so that grids of the same picture begin alike.
+    As in ConViT (d'Ascoli et al. 2021), which starts with one offset per head. Distances are in eighths of the longer
+    side, so that the bias does not depend on the resolution of the grid.
 
     Args:
-        heads: of the attention.
+        heads: attention heads.
         grid: height and width of the grid.
 
     Returns:
@@ -69,11 +69,11 @@ def directions(heads: int, grid: tuple[int, int]) -> Tensor:
     return DIRECTED * along - 8 / max(grid) * distance
 
 
-def elsewhere(groups: int, grid: tuple[int, int]) -> Tensor:
-    """Attention bias that begins with the same cell of the other groups.
+def same_cell_bias(groups: int, grid: tuple[int, int]) -> Tensor:
+    """Initial attention bias to the same cell of the other groups.
 
-    What changed in a cell, and what a masked cell holds, stands in the same cell of another frame. An encoder from
-    scratch finds it from absolute places only after thousands of steps.
+    A change, or the content of a masked cell, is visible in the same cell of another frame. An encoder from scratch
+    learns this from absolute positions only after thousands of steps.
 
     Args:
         groups: tokens per cell.
@@ -83,8 +83,8 @@ def elsewhere(groups: int, grid: tuple[int, int]) -> Tensor:
         ``(groups, groups, (2 height - 1) (2 width - 1))``, by the two groups and the offset of their cells.
     """
     height, width = grid
-    places = (2 * height - 1) * (2 * width - 1)
-    bias = torch.full((groups, groups, places), -DIRECTED / 2)
-    # the middle of the offsets is no offset
-    bias[~torch.eye(groups, dtype=torch.bool), places // 2] = DIRECTED / 2
+    num_offsets = (2 * height - 1) * (2 * width - 1)
+    bias = torch.full((groups, groups, num_offsets), -DIRECTED / 2)
+    # the middle of the offsets is offset 0
+    bias[~torch.eye(groups, dtype=torch.bool), num_offsets // 2] = DIRECTED / 2
     return bias

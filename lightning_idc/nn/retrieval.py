@@ -1,4 +1,4 @@
-"""Retrieval between image pairs and captions: what an encoder of both offers, its loss, and recall at k."""
+"""Retrieval between image pairs and captions: interface of encoders, contrastive loss, and recall at k."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from lightning_idc.utils.errors import ConfigError, DataError
 
-PLACES = (1, 5, 10)
+RECALL_RANKS = (1, 5, 10)
 
 
 @runtime_checkable
 class PairTextEncoder(Protocol):
-    """Maps pairs of images and captions into one space, where the cosine says how well they fit."""
+    """Maps pairs of images and captions into one space, in which the cosine is their similarity."""
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
@@ -48,56 +48,60 @@ def symmetric_cross_entropy(logits: Tensor) -> Tensor:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
-def also_right(references: Sequence[Sequence[str]], captions: Sequence[str]) -> Tensor:
-    """Which captions of other pairs are references of a pair as well: bool ``(N, N)``, pairs by captions.
+def is_reference_of_other(references: Sequence[Sequence[str]], captions: Sequence[str]) -> Tensor:
+    """Which captions of other pairs are also references of a pair: bool ``(N, N)``, pairs by captions.
 
     Args:
-        references: of each of N pairs.
-        captions: one of each pair.
+        references: references of each of N pairs.
+        captions: one caption of each pair.
 
     Example:
-        >>> also_right([["same"], ["a cube moved"], ["same", "no change"]], ["same", "a cube moved", "no change"])
-        tensor([[False, False, False],
+        >>> is_reference_of_other([["same"], ["a cube moved"], ["same", "no change"]], ["same", "a cube moved", "no
+        change"]) tensor([[False, False, False],
                 [False, False, False],
                 [ True, False, False]])
     """
-    own = [{" ".join(text.lower().split()) for text in texts} for texts in references]
-    said = [" ".join(caption.lower().split()) for caption in captions]
-    rows = [[place != other and text in texts for other, text in enumerate(said)] for place, texts in enumerate(own)]
-    return torch.tensor(rows)
+    reference_sets = [{" ".join(text.lower().split()) for text in texts} for texts in references]
+    normalised = [" ".join(caption.lower().split()) for caption in captions]
+    return torch.tensor(
+        [
+            [pair != other and text in texts for other, text in enumerate(normalised)]
+            for pair, texts in enumerate(reference_sets)
+        ]
+    )
 
 
 def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
-    """Place of the best relevant candidate of every query, counted from 1, ``(Q,)``.
+    """Rank of the best relevant candidate of every query, from 1, ``(Q,)``.
 
-    An irrelevant candidate of the same similarity stands before it, so that a constant similarity finds nothing.
+    Irrelevant candidates of the same similarity rank before it, so that a constant similarity has the worst rank.
 
     Args:
-        similarity: of queries to candidates, ``(Q, N)``.
-        relevant: bool ``(Q, N)``, True where the candidate answers the query.
+        similarity: similarity of queries and candidates, ``(Q, N)``.
+        relevant: bool ``(Q, N)``, True where the candidate is correct.
 
     Raises:
         DataError: a query has no relevant candidate.
     """
     if not bool(relevant.any(1).all()):
-        lost = (~relevant.any(1)).nonzero()[:5, 0].tolist()
-        raise DataError(f"the queries {lost} have no relevant candidate; leave pairs without captions out")
+        unanswered = (~relevant.any(1)).nonzero()[:5, 0].tolist()
+        raise DataError(f"the queries {unanswered} have no relevant candidate; leave pairs without captions out")
     best = similarity.masked_fill(~relevant, float("-inf")).amax(1, keepdim=True)
     return 1 + ((similarity >= best) & ~relevant).sum(1)
 
 
-def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = PLACES) -> dict[str, float]:
+def recall_at(similarity: Tensor, relevant: Tensor, ks: Sequence[int] = RECALL_RANKS) -> dict[str, float]:
     """Percentage of queries with a relevant candidate among the first k: ``{"R@1": ..., "R@5": ..., "R@10": ...}``.
 
     Args:
-        similarity: of queries to candidates, ``(Q, N)``; give both transposed for the other direction.
-        relevant: bool ``(Q, N)``, True where the candidate answers the query.
-        places: the k.
+        similarity: similarity of queries and candidates, ``(Q, N)``; give both transposed for the other direction.
+        relevant: bool ``(Q, N)``, True where the candidate is correct.
+        ks: values of k.
 
     Raises:
         DataError: a query has no relevant candidate.
     """
-    return _recall(ranks(similarity, relevant), places)
+    return _recall(ranks(similarity, relevant), ks)
 
 
 def recall_of_pairs(pairs: Tensor, captions: Tensor, relevant: Tensor, rows: int = 1024) -> dict[str, dict[str, float]]:
@@ -107,13 +111,13 @@ def recall_of_pairs(pairs: Tensor, captions: Tensor, relevant: Tensor, rows: int
         pairs: unit vectors ``(P, D)``.
         captions: unit vectors ``(C, D)`` of distinct captions.
         relevant: bool ``(P, C)``, True where a pair has the caption as a reference.
-        rows: queries looked at together; bounds the memory.
+        rows: number of queries per block, which bounds the memory.
     """
 
     def recall(queries: Tensor, candidates: Tensor, answers: Tensor) -> dict[str, float]:
         parts = zip(queries.split(rows), answers.split(rows), strict=True)
-        found = torch.cat([ranks(part @ candidates.T, wanted) for part, wanted in parts])
-        return _recall(found, PLACES)
+        all_ranks = torch.cat([ranks(part @ candidates.T, relevant_part) for part, relevant_part in parts])
+        return _recall(all_ranks, RECALL_RANKS)
 
     return {
         "pair_to_text": recall(pairs, captions, relevant),
@@ -121,5 +125,5 @@ def recall_of_pairs(pairs: Tensor, captions: Tensor, relevant: Tensor, rows: int
     }
 
 
-def _recall(found: Tensor, places: Sequence[int]) -> dict[str, float]:
-    return {f"R@{k}": 100 * (found <= k).double().mean().item() for k in places}
+def _recall(query_ranks: Tensor, ks: Sequence[int]) -> dict[str, float]:
+    return {f"R@{k}": 100 * (query_ranks <= k).double().mean().item() for k in ks}

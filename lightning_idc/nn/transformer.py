@@ -1,7 +1,7 @@
 """Pre-norm transformer blocks for pairs: a cross-image encoder and a causal decoder with cached keys and values.
 
-Vaswani et al. 2017, with normalisation before each part. K captions share the memory of their pair: for
-cross-attention they are folded into the query dimension, so the memory is never copied.
+Vaswani et al. 2017, with normalisation before each part. K captions share the memory of their pair:
+for cross-attention they are merged into the query dimension, so that the memory is never copied.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torch.nn import functional as F
 from lightning_idc.utils.bounds import PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
-Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Caches keys and values of the newest token, each ``(N, heads, 1, d)``, and gives those of all tokens so far."""
-FEW_QUERIES = 8
-ROOM = 16
-"""Tokens that cached keys and values get room for at a time."""
+CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Appends keys and values of the newest token, ``(N, heads, 1, d)`` each, to a cache and returns all of them."""
+MAX_UNFUSED_QUERIES = 8
+"""Number of queries up to which attention on a CPU is two matrix products instead of the fused kernel."""
+CACHE_BLOCK = 16
+"""Number of tokens by which a cache of keys and values grows."""
 
 
 def check_heads(width: PositiveInt, heads: PositiveInt) -> None:
-    """Refuse attention heads that cannot share a width.
+    """Check that the number of heads divides the width.
 
     Raises:
         ConfigError: the width is not a multiple of the heads.
@@ -41,7 +42,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_step(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """``(B, N, parts * D)`` to ``parts`` tensors as `split_heads` gives them: fewer views, dearer gradients."""
+    """``(B, N, parts * D)`` to ``parts`` tensors as `split_heads` returns them: fewer views, slower gradients."""
     return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
@@ -66,13 +67,13 @@ def attend(
         keys: ``(N, heads, M, d)``.
         values: ``(N, heads, M, d)``.
         mask: broadcasts to ``(N, heads, q, M)``, True where a key counts.
-        scale: of the products; ``d ** -0.5`` when None.
-        causal: a query sees no key behind its own place.
-        dropout: share of weights dropped.
+        scale: factor of the dot products; ``d ** -0.5`` when None.
+        causal: whether a query does not attend to later keys.
+        dropout: dropout probability of attention weights.
     """
     # two batched products take two thirds of the time of the fused kernel, which is made for many queries
-    few = query.shape[2] <= FEW_QUERIES and query.device.type == "cpu" and query.dtype == torch.float32
-    if mask is not None or causal or dropout or not few:
+    is_small = query.shape[2] <= MAX_UNFUSED_QUERIES and query.device.type == "cpu" and query.dtype == torch.float32
+    if mask is not None or causal or dropout or not is_small:
         return F.scaled_dot_product_attention(
             query, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale
         )
@@ -81,15 +82,15 @@ def attend(
     return torch.bmm(weights, values.flatten(0, 1)).unflatten(0, query.shape[:2])
 
 
-def grouped(x: Tensor, count: int) -> Tensor:
-    """Tokens ``(..., D)`` as queries ``(N / count, count, D)``: captions of a pair read its memory together."""
+def group_captions(x: Tensor, count: int) -> Tensor:
+    """Tokens ``(..., D)`` as queries ``(N / count, count, D)``, so that captions of a pair share its memory."""
     return x if x.shape[1] == count else x.view(-1, count, x.shape[-1])
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a GELU between them, and dropout once, at the narrow end.
+    """Two linear layers with a GELU between them, and dropout of the output only.
 
-    On a CPU drawing the dropout of the hidden activations costs as much as one of the matrix products.
+    On a CPU, dropout of the hidden activations takes as long as one of the matrix products.
     """
 
     def __init__(self, width: int, hidden: int, dropout: ShareBelowOne) -> None:
@@ -163,54 +164,59 @@ class DecoderLayer(CrossLayer):
         return x.view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+        self,
+        x: Tensor,
+        update_cache: CacheUpdate,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        captions_per_pair: int = 1,
     ) -> Tensor:
-        """One more position ``(N, 1, D)`` of ``each`` captions per pair; ``remember`` caches its keys and values."""
+        """One more position ``(N, 1, D)`` of every caption; ``update_cache`` caches its keys and values."""
         q, k, v = split_step(self.qkv(self.norm_self(x)), 3, self.heads)
-        x = x + self.out_self(merge_heads(attend(q, *remember(k, v))))
-        x = self._cross(grouped(x, each), memory, mask)
-        return grouped(x + self.feed(self.norm_feed(x)), 1)
+        x = x + self.out_self(merge_heads(attend(q, *update_cache(k, v))))
+        x = self._cross(group_captions(x, captions_per_pair), memory, mask)
+        return group_captions(x + self.feed(self.norm_feed(x)), 1)
 
 
 @dataclass
 class DecoderState:
-    """Cached keys and values of a decoder, for N captions in the making, equally many of each of P pairs.
+    """Cached keys and values of a decoder for N unfinished captions, equally many of each of P pairs.
 
     Args:
         memory: keys and values of the memory per layer, ``(P, heads, M, d)``.
-        past: keys and values of the tokens so far per layer, ``(N, heads, t, d)``, those of a pair together.
-        mask: bool ``(P, M)``, True where the memory counts; None when all of it does.
-        each: captions of each pair, N / P.
+        past: keys and values of earlier tokens per layer, ``(N, heads, t, d)``, captions of a pair together.
+        mask: bool ``(P, M)``, True at valid tokens of the memory; None when all are valid.
+        captions_per_pair: N / P.
     """
 
     memory: list[tuple[Tensor, Tensor]]
     past: list[tuple[Tensor, Tensor]]
     mask: Tensor | None
-    each: int = 1
+    captions_per_pair: int = 1
 
     def __post_init__(self) -> None:
         self._buffers = self.past
-        """Keys and values with room for further tokens, of which ``past`` are views."""
+        """Keys and values allocated for further tokens; ``past`` are views of them."""
 
     @classmethod
     def before(cls, memory: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> DecoderState:
         """State before the first token, given keys and values of the memory per layer."""
-        # every token reads them all: head by head in one piece takes two thirds of the time
+        # read for every token: contiguous heads take two thirds of the time
         memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
         return cls(memory, [(key[:, :, :0], value[:, :, :0]) for key, value in memory], mask)
 
     def advance(self, layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """One more position ``(N, 1, D)`` through all layers, each of which has a ``step`` as `DecoderLayer` has."""
+        """Run one more position ``(N, 1, D)`` through all layers, which have the ``step`` of `DecoderLayer`."""
         length = self.length
         if not torch.compiler.is_exporting() and self._buffers[0][0].shape[2] == length:
-            self._buffers = [(_widened(key), _widened(value)) for key, value in self.past]
-        for place, (layer, memory) in enumerate(zip(layers, self.memory, strict=True)):
-            x = layer.step(x, partial(self._remember, place, length), memory, self.mask, self.each)  # type: ignore[operator]
+            self._buffers = [(_grow_buffer(key), _grow_buffer(value)) for key, value in self.past]
+        for index, (layer, memory) in enumerate(zip(layers, self.memory, strict=True)):
+            x = layer.step(x, partial(self._update_cache, index, length), memory, self.mask, self.captions_per_pair)  # type: ignore[operator]
         return x
 
-    def _remember(self, layer: int, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Cache keys and values ``(N, heads, 1, d)`` of one layer behind ``length`` tokens; those of all tokens."""
-        if key.requires_grad or torch.compiler.is_exporting():  # a graph must not be written into
+    def _update_cache(self, layer: int, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append keys and values ``(N, heads, 1, d)`` of one layer to the cache of ``length`` tokens; returns all."""
+        if key.requires_grad or torch.compiler.is_exporting():  # tensors of a graph must not be modified
             past = self.past[layer]
             self.past[layer] = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
             self._buffers[layer] = self.past[layer]
@@ -222,29 +228,29 @@ class DecoderState:
         return self.past[layer]
 
     def select(self, rows: Tensor) -> DecoderState:
-        """State of the given captions, each then with a memory of its own."""
-        pairs = rows if self.each == 1 else rows // self.each
-        return self._chosen(_pick(self.memory, pairs), rows, self._mask(pairs), 1)
+        """State of selected captions, each with its own copy of the memory."""
+        pairs = rows if self.captions_per_pair == 1 else rows // self.captions_per_pair
+        return self._with_rows(_pick(self.memory, pairs), rows, self._mask(pairs), 1)
 
     def reorder(self, rows: Tensor, pairs: Tensor) -> DecoderState:
-        """State of the given captions, equally many of each of the given pairs, which share its memory.
+        """State of selected captions, equally many of each selected pair, which share its memory.
 
         Args:
-            rows: places of the captions, those of a pair together.
-            pairs: places of their pairs, each once and in order.
+            rows: indices of the captions, those of a pair together.
+            pairs: indices of their pairs, each once and in order.
         """
-        each = len(rows) // len(pairs)
+        captions_per_pair = len(rows) // len(pairs)
         if len(pairs) == len(self.memory[0][0]):
-            return self._chosen(self.memory, rows, self.mask, each)
-        return self._chosen(_pick(self.memory, pairs), rows, self._mask(pairs), each)
+            return self._with_rows(self.memory, rows, self.mask, captions_per_pair)
+        return self._with_rows(_pick(self.memory, pairs), rows, self._mask(pairs), captions_per_pair)
 
-    def _chosen(
-        self, memory: list[tuple[Tensor, Tensor]], rows: Tensor, mask: Tensor | None, each: int
+    def _with_rows(
+        self, memory: list[tuple[Tensor, Tensor]], rows: Tensor, mask: Tensor | None, captions_per_pair: int
     ) -> DecoderState:
-        """State of the given captions, whose room is chosen with them."""
+        """State of selected captions, with their allocated buffers."""
         buffers, length = _pick(self._buffers, rows), self.length
         chosen = DecoderState(
-            memory, [(key[:, :, :length], value[:, :, :length]) for key, value in buffers], mask, each
+            memory, [(key[:, :, :length], value[:, :, :length]) for key, value in buffers], mask, captions_per_pair
         )
         chosen._buffers = buffers
         return chosen
@@ -254,7 +260,7 @@ class DecoderState:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return self.past[0][0].shape[2]
 
 
@@ -262,10 +268,10 @@ def _pick(layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tenso
     return [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in layers]
 
 
-def _widened(past: Tensor) -> Tensor:
-    """Keys or values ``(N, heads, t, d)`` with room for further tokens."""
+def _grow_buffer(past: Tensor) -> Tensor:
+    """Keys or values ``(N, heads, t, d)`` in a buffer for further tokens."""
     rows, heads, length, width = past.shape
-    buffer = past.new_empty(rows, heads, length + ROOM, width)
+    buffer = past.new_empty(rows, heads, length + CACHE_BLOCK, width)
     buffer[:, :, :length] = past
     return buffer
 
@@ -275,12 +281,12 @@ class Decoder(nn.Module):
 
     Args:
         vocabulary: number of words.
-        width: of all tokens.
+        width: width of all tokens.
         layers: decoder layers.
         heads: attention heads.
         hidden: width of the feed-forward layers.
-        dropout: share of activations dropped in training.
-        max_length: longest caption, begin token included.
+        dropout: dropout probability.
+        max_length: maximum length of a caption, begin token included.
     """
 
     def __init__(
@@ -311,8 +317,8 @@ class Decoder(nn.Module):
         length = past + tokens.shape[-1]
         if length > len(self.position):
             raise DataError(
-                f"a caption of {length} tokens does not fit a decoder of {len(self.position)}; shorten the captions or "
-                "lower max_length"
+                f"a caption of {length} tokens is longer than the decoder's {len(self.position)}; shorten the "
+                f"captions or lower max_length"
             )
         return self.embedding(tokens) + self.position[past:length]
 

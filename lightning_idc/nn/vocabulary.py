@@ -21,12 +21,12 @@ BERT_FILE = "vocab.txt"
 
 
 class SpecialIds(NamedTuple):
-    """Ids that decoding has to know.
+    """Ids of special tokens that decoding needs.
 
     Args:
-        pad: fills up short captions.
-        bos: begins a caption.
-        eos: ends it.
+        pad: padding.
+        bos: begin of a caption.
+        eos: end of a caption.
         never_said: ids that are never generated.
         stops: ids that end a generated caption; ``eos`` alone when empty.
     """
@@ -53,9 +53,9 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def word_places(text: str) -> list[slice]:
-    """Where the words and punctuation marks of a sentence stand in it, in characters."""
-    return [slice(*found.span()) for found in _TOKEN.finditer(text)]
+def word_spans(text: str) -> list[slice]:
+    """Character spans of the words and punctuation marks of a sentence."""
+    return [slice(*match.span()) for match in _TOKEN.finditer(text)]
 
 
 class Vocabulary:
@@ -65,7 +65,7 @@ class Vocabulary:
         words: all words, the four special ones first.
 
     Raises:
-        ConfigError: the special words are not in their places, or a word stands twice.
+        ConfigError: the special words are not the first ones, or a word is repeated.
     """
 
     special = SpecialIds()
@@ -74,8 +74,8 @@ class Vocabulary:
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise ConfigError(f"a vocabulary starts with {list(SPECIALS)}; found {list(words[:4])}")
         if len(set(words)) != len(words):
-            twice = [word for word, count in Counter(words).items() if count > 1]
-            raise ConfigError(f"words stand twice in the vocabulary: {', '.join(twice[:5])}")
+            repeated = [word for word, count in Counter(words).items() if count > 1]
+            raise ConfigError(f"words are repeated in the vocabulary: {', '.join(repeated[:5])}")
         self.words = list(words)
         self._ids = {word: index for index, word in enumerate(self.words)}
 
@@ -83,12 +83,12 @@ class Vocabulary:
     def build(cls, captions: Iterable[str], min_count: int = 1) -> Vocabulary:
         """Vocabulary of the words that occur at least ``min_count`` times, most frequent first."""
         counts = Counter(word for caption in captions for word in words_of(caption))
-        kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
-        return cls([*SPECIALS, *kept])
+        words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+        return cls([*SPECIALS, *words])
 
     @property
     def key(self) -> list[str] | str:
-        """What :func:`load_vocabulary` makes it again from, without any file."""
+        """Argument of :func:`load_vocabulary` that restores the vocabulary without a file."""
         return self.words
 
     def __len__(self) -> int:
@@ -108,13 +108,13 @@ class Vocabulary:
                 words.append(self.words[index])
         return _joined(words)
 
-    def said(self, ids: Iterable[int]) -> list[int]:
-        """Ids before the end token, without special ones."""
+    def content_ids(self, ids: Iterable[int]) -> list[int]:
+        """Ids before the end token, without special tokens."""
         before = takewhile(lambda index: index != self.special.eos, ids)
         return [index for index in before if index not in self.special.never_said]
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids that hold no special ones, each with the number of ids that make it up."""
+        """Words of ids without special tokens, each with its number of ids."""
         return [(self.words[index], 1) for index in ids]
 
 
@@ -148,10 +148,10 @@ class ClipVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Sentence of ids up to the end token."""
-        return _joined(_clip_tokenizer().decode(self.said(ids)).split())
+        return _joined(_clip_tokenizer().decode(self.content_ids(ids)).split())
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids that hold no special ones, each with the number of sub-words that make it up."""
+        """Words of ids without special tokens, each with its number of sub-words."""
         words: list[list[int]] = [[]]
         for index in ids:
             words[-1].append(index)
@@ -165,7 +165,7 @@ _CLITIC = re.compile(r"(\w) ' (s|t|d|m|re|ve|ll)\b")
 
 
 class BertVocabulary(Vocabulary):
-    """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption stands between [CLS] and [SEP].
+    """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption is between [CLS] and [SEP].
 
     Args:
         words: all pieces, in the order of their ids; those within a word begin with ``##``.
@@ -183,21 +183,23 @@ class BertVocabulary(Vocabulary):
         self.words = list(words)
         ids = {word: index for index, word in enumerate(self.words)}
         pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
-        # a masked word is read as [MASK], the last of those that are never said
+        # a masked word is read as [MASK], the last of the ids that are never generated
         self.special = SpecialIds(pad, begin, end, (pad, begin, unknown, mask))
         self._tokenizer = BertWordPieceTokenizer(ids)
 
     @classmethod
     def from_file(cls, path: str | Path) -> BertVocabulary:
-        """Read ``vocab.txt``, or the folder of a model of Hugging Face that holds it.
+        """Read ``vocab.txt``, or a Hugging Face model folder that contains it.
 
         Raises:
-            CheckpointError: there is no such file, or it is not one of BERT's.
+            CheckpointError: the file is missing, or is not a vocabulary of BERT.
         """
         file = Path(path).expanduser()
         file = file / BERT_FILE if file.is_dir() else file
         if not file.is_file():
-            raise CheckpointError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
+            raise CheckpointError(
+                f"{str(file)!r} does not exist; expected BERT's {BERT_FILE}, or a folder that holds it"
+            )
         try:
             return cls(file.read_text(encoding="utf-8").splitlines())
         except UnicodeDecodeError as error:
@@ -212,12 +214,12 @@ class BertVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Sentence of ids up to the end token."""
-        # BERT cuts at every apostrophe and hyphen, which the field's references do not
-        text = _HYPHEN.sub("-", _joined(word for word, _ in self.grouped(self.said(ids))))
+        # BERT splits at every apostrophe and hyphen, unlike the references of benchmarks
+        text = _HYPHEN.sub("-", _joined(word for word, _ in self.grouped(self.content_ids(ids))))
         return _CLITIC.sub(r"\1'\2", text)
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids that hold no special ones, each with the number of pieces that make it up."""
+        """Words of ids without special tokens, each with its number of pieces."""
         words: list[list[str]] = []
         for index in ids:
             piece = self.words[index]
@@ -229,9 +231,9 @@ class BertVocabulary(Vocabulary):
 
 
 def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
-    """Vocabulary of a list of words, the one that is called ``clip``, or BERT's, of a file or folder.
+    """Vocabulary of a list of words, ``clip`` for CLIP's, or BERT's from a file or folder.
 
-    A list that does not begin as a `Vocabulary` does, but holds BERT's special words, is BERT's.
+    A list that starts with BERT's special words is BERT's.
 
     Raises:
         ConfigError: the name is unknown, or the list is not a vocabulary.

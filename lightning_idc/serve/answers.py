@@ -99,7 +99,7 @@ def _answer(captioner: PairCaptioner, sample: PairSample, caption: Caption, wher
     if where:
         # an unchanged pair has no place of a change
         found = Where(torch.zeros(1, 1), [], None) if changed is False else locate(captioner, sample, caption.text)
-        found = found.within(sample.meta.get("window", (0.0, 0.0, 1.0, 1.0)))
+        found = found.in_full_image(sample.meta.get("window", (0.0, 0.0, 1.0, 1.0)))
     return Answer(
         sample.id,
         caption.text,

@@ -30,7 +30,7 @@ from lightning_idc.data.store.reader import Store
 from lightning_idc.data.tables.prepare import unpack
 from lightning_idc.images.read import read_image
 from lightning_idc.methods.clip4idc.module import Clip4Idc
-from lightning_idc.methods.procap.official.convert import _word_numbers
+from lightning_idc.methods.procap.official.convert import _read_word_ids
 from lightning_idc.methods.procap.official.encoder import read_weights
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.nn.backbones import build_backbone
@@ -320,7 +320,7 @@ def other_cases() -> Iterator[Case]:
         yield Case("path of an agent", name[:30], lambda folder: os.mkfifo(folder / "pipe"), read)
     words = (weights.SYSTEM, b"\xff\xfe\x00", b"[PAD]\n" * 10, b"../secrets/w\n", b"{", b"")
     for content in words:
-        readers = {"BERT": BertVocabulary.from_file, "ProCap": lambda folder: _word_numbers(folder / "vocab.txt")}
+        readers = {"BERT": BertVocabulary.from_file, "ProCap": lambda folder: _read_word_ids(folder / "vocab.txt")}
         write = lambda folder, content=content: (folder / "vocab.txt").write_bytes(content)  # noqa: E731
         yield Case("vocabulary", repr(content[:12]), write, readers)
 

@@ -165,7 +165,7 @@ def dual_encoder() -> SmallDualEncoder:
 
 def image_tokenizer() -> ImageTokenizer:
     torch.manual_seed(0)
-    return ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=4)
+    return ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=4)
 
 
 def rebuilding(**target: object) -> list[Callback]:

@@ -27,7 +27,7 @@ def data(folder: Path, **options: Any) -> SyntheticPairs:
 def tokenizer(folder: Path) -> str:
     """Checkpoint of an untrained tokenizer with a 4 x 4 grid."""
     torch.manual_seed(0)
-    net = ImageTokenizer(codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, fold=4)
+    net = ImageTokenizer(codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, patch_size=4)
     torch.nn.init.normal_(net.codebook.weight)
     state = {f"net.tokenizer.{name}": value for name, value in net.state_dict().items()}
     path = folder / "tokenizer.ckpt"

@@ -136,7 +136,7 @@ def test_what_was_loaded_to_be_asked_is_trained_as_what_was_made_to_be(trained: 
 def test_endings_that_are_spared_are_a_list() -> None:
     # a text would be its letters, and most names end in one of them
     with pytest.raises(ConfigError, match="expected a list of endings"):
-        TinyCaptioner(undecayed="bias")
+        TinyCaptioner(no_decay="bias")
 
 
 def test_a_length_that_nobody_knows_is_asked_for() -> None:

@@ -86,7 +86,7 @@ def test_a_prompt_needs_a_captioner_that_reads_it() -> None:
     ("name", "own", "option"),
     [
         ("PreferenceOptimization", "reference", "beta"),
-        ("NoiseMasking", "encoder", "paint"),
+        ("NoiseMasking", "encoder", "fill_masked"),
         ("MaskedReconstruction", "tokenizer", "share"),
         ("MDPAdapter", "layers", "stacked"),
         ("LoRA", "name", "rank"),

@@ -27,7 +27,7 @@ def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
 def test_a_number_of_steps_is_refused_where_a_share_of_the_run_is_asked_for(kind: type[Schedule]) -> None:
     # 500 would be taken for 500 runs: no step would have more than a five-hundredth of the rate
     for warmup in (500, 1.5, -0.1, math.nan):
-        with pytest.raises(ConfigError, match="share of the run"):
+        with pytest.raises(ConfigError, match="fraction of the run"):
             kind(warmup=warmup)  # type: ignore[call-arg]
     for warmup in (0.0, 1.0):
         assert 0 <= kind(warmup=warmup)(0.5) <= 1  # type: ignore[call-arg]

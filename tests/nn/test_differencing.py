@@ -11,7 +11,7 @@ import torch
 from lightning_idc.images.types import PairSample
 from lightning_idc.models import PairTransformer
 from lightning_idc.models.pretraining.cell_classification import ChangeNaming, naming_loss
-from lightning_idc.models.where import counted, locate
+from lightning_idc.models.where import locate, locate_counts
 from lightning_idc.nn.backbones import build_backbone, grid_of
 from lightning_idc.nn.differencing import CellCounts, DifferenceCNN
 from lightning_idc.nn.peaks import THRESHOLD, peaks
@@ -48,7 +48,7 @@ def namer() -> ChangeNaming:
     found = ChangeNaming(classes=[3], backbone="difference")
     optimizer = torch.optim.AdamW(found.parameters(), 3e-3)
     for step in range(45):
-        loss = naming_loss(*found.judged(spots(16, step)))
+        loss = naming_loss(*found.logits_and_labels(spots(16, step)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -99,7 +99,7 @@ def test_it_is_refused_where_images_are_read_one_by_one() -> None:
         DifferenceCNN()(torch.zeros(1, 2, 1, 32, 32, dtype=torch.uint8))
 
 
-def test_changes_are_counted_one_by_one(namer: ChangeNaming, weights: Path) -> None:
+def test_changes_are_locate_counts_one_by_one(namer: ChangeNaming, weights: Path) -> None:
     images, cells = spots(64, seed=1000)
     net = captioner(weights, counts=3).built_net.eval()
     with torch.no_grad():
@@ -141,7 +141,7 @@ def test_a_frozen_captioner_starts_from_the_named_cells_and_its_words_depend_on_
         captioner(weights, counts=7)
 
 
-def test_places_come_from_the_counted_cells(weights: Path) -> None:
+def test_places_come_from_the_locate_counts_cells(weights: Path) -> None:
     found = captioner(weights, counts=3)
     before = torch.full((3, 96, 96), 120, dtype=torch.uint8)
     after = before.clone()
@@ -161,11 +161,11 @@ def test_a_change_between_two_cells_is_one_box_and_a_corner_stays_in_the_image()
     cells[7:10, 8:12] = 0.9
     cells[0, 0] = 1.0
     cells[:2, :2] += 0.9
-    where = counted(cells.clamp(max=1.0))
+    where = locate_counts(cells.clamp(max=1.0))
     assert where.boxes[0] == pytest.approx((0.5, 0.40625, 0.75, 0.65625))
     assert where.boxes[1][:2] == (0.0, 0.0) and len(where.boxes) == 2
     assert where.peak == pytest.approx((0.625, 0.53125))
-    assert counted(torch.full((8, 8), 0.01)).boxes == []
+    assert locate_counts(torch.full((8, 8), 0.01)).boxes == []
 
 
 @pytest.mark.parametrize("levels", [0, 4])  # with 4 many means are equal, of which the first one is the peak
@@ -200,5 +200,5 @@ def test_peaks_and_counts_are_those_of_a_loop_over_the_cells(levels: int) -> Non
     assert (means >= THRESHOLD).all() and torch.equal(counter.counts(cells), counts)
 
 
-def test_nothing_is_counted_where_nothing_is_seen() -> None:
+def test_nothing_is_locate_counts_where_nothing_is_seen() -> None:
     assert CellCounts(8, 7, 16).counts(torch.zeros(2, 6, 9, 9)).tolist() == [[[0] * 10] * 6] * 2

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_idc.nn.differencing import DifferenceCNN
-from lightning_idc.nn.registration import _solved, registered
+from lightning_idc.nn.registration import _solve, registered
 
 
 def board(seed: int = 0, side: int = 192) -> torch.Tensor:
@@ -81,13 +81,13 @@ def test_a_pair_does_not_depend_on_its_batch_nor_on_autocast() -> None:
         assert (registered(pair[None])[0].int() - found.int()).abs().max() <= 1
 
 
-def test_equations_are_solved_as_by_lapack() -> None:
+def test_equations_are_solve_as_by_lapack() -> None:
     root = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0))
     matrix, vector = root @ root.mT, torch.randn(4, 6)
     ridge = matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * 1e-3 + 1e-6
     exact = torch.linalg.solve((matrix + ridge * torch.eye(6)).double(), vector.double())
-    torch.testing.assert_close(_solved(matrix, vector).double(), exact, rtol=1e-3, atol=1e-4)
-    assert torch.equal(_solved(torch.zeros(1, 6, 6), torch.zeros(1, 6)), torch.zeros(1, 6))
+    torch.testing.assert_close(_solve(matrix, vector).double(), exact, rtol=1e-3, atol=1e-4)
+    assert torch.equal(_solve(torch.zeros(1, 6, 6), torch.zeros(1, 6)), torch.zeros(1, 6))
 
 
 def test_the_backbone_of_differences_sees_no_edges_of_a_board_that_lies_elsewhere() -> None:

@@ -38,7 +38,7 @@ def test_ranks_by_sorting() -> None:
 def test_recall_by_hand() -> None:
     similarity = torch.tensor([[0.9, 0.5, 0.1], [0.9, 0.5, 0.1], [0.2, 0.1, 0.3], [0.3, 0.2, 0.1]])
     relevant = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1]]).bool()
-    assert recall_at(similarity, relevant, places=(1, 2, 3)) == {"R@1": 50.0, "R@2": 75.0, "R@3": 100.0}
+    assert recall_at(similarity, relevant, ks=(1, 2, 3)) == {"R@1": 50.0, "R@2": 75.0, "R@3": 100.0}
 
 
 def test_a_constant_similarity_finds_nothing() -> None:

@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from lightning_idc.cli.import_ import run as import_weights
-from lightning_idc.methods.namc.reconstruction_quality import ROWS
+from lightning_idc.methods.namc.reconstruction_quality import COMPARISONS
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.strategy": "auto", "data.num_workers": 0}
 SIDE = 64
@@ -105,7 +105,7 @@ def test_procap_from_the_files_of_its_authors(entry: str, here: Path, files: dic
     clip4idc = adapted(here, dataset, named, "float16" if entry != dataset else "float32")
     keys = procap_keys(files, clip4idc, named["data.root"])
     if entry != dataset:
-        keys["stages.procedure.model.trunk"] = str(files["clip"])
+        keys["stages.procedure.model.encoder_init"] = str(files["clip"])
         keys["stages.caption.model.min_word_count"] = 1
     out = here / "procap"
     run("procap", out, **{"matrix.dataset": entry}, **named, **keys)
@@ -198,7 +198,7 @@ def test_namc_from_pre_training_to_rebuilt_patches_and_corrupted_data(here: Path
     checkpoint = {"stages.reconstruction.ckpt_path": str(start)}
     run("namc", here / "rebuilt", **unseen, **checkpoint, **namc_keys(here, files, "reconstruction"))
     measured = json.loads((here / "rebuilt" / "reconstruction" / "stage.json").read_text())["metrics"]
-    names = {f"val/{row}/{score}" for row in ROWS for score in ("psnr", "ssim")}
+    names = {f"val/{row}/{score}" for row in COMPARISONS for score in ("psnr", "ssim")}
     assert names <= set(measured) and all(math.isfinite(measured[name]) for name in names)
     named = made(here, "image_editing_request")
     for recipe, choice in (

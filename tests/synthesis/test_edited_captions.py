@@ -34,7 +34,7 @@ def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path:
 
 
 def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
-    lexicon = Lexicon.own()
+    lexicon = Lexicon.builtin()
     assert set(lexicon.nouns) == set(CATEGORIES)
     for seed in range(20):
         edit = replace_noun("An apple lies there", lexicon, np.random.default_rng(seed))
@@ -51,7 +51,7 @@ def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
 
 
 def test_letters_with_accents_are_parts_of_words() -> None:
-    lexicon = Lexicon.own()
+    lexicon = Lexicon.builtin()
     assert replace_noun("A bowl of maní", Lexicon({"a": ["man", "dog"]}), np.random.default_rng(0)) is None
     assert changed_words("a jalapeño on a plate", "a tomato on a plate") == ("jalapeño", "tomato")
     assert changed_words("une chaise brûlée", "une étagère brûlée") == ("chaise", "étagère")

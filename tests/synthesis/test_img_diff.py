@@ -21,12 +21,12 @@ from lightning_idc.data.checking import check_benchmark
 from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
-    found_and_true,
+    box_scores,
 )
 from lightning_idc.methods.img_diff.edits import KINDS, PasteEdits
-from lightning_idc.methods.img_diff.filtering import kept, suppress_overlap
+from lightning_idc.methods.img_diff.filtering import accepted, suppress_overlap
 from lightning_idc.methods.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
-from lightning_idc.methods.img_diff.presets import PAPER, PRESETS, filters_named
+from lightning_idc.methods.img_diff.presets import PAPER, PRESETS, load_filters
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION
 from lightning_idc.methods.img_diff.release import Release
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
@@ -56,7 +56,7 @@ def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
 ) -> None:
     # no threshold was chosen on these scenes
     records = DifferenceAreas(filters="embedded").transform(scenes(80, 128, light, camera, seed=11))
-    measured = found_and_true(records)
+    measured = box_scores(records)
     assert measured["true"] > 80
     assert measured["precision"] > precision and measured["recall"] > recall, measured
 
@@ -139,7 +139,7 @@ def test_of_overlapping_boxes_the_most_different_stays() -> None:
     assert [a["dropped"] is None for a in first] == [True, False, True, True]
     few = [area([20 * i, 0, 20 * i + 10, 10], 0.01 * i) for i in range(12)]
     suppress_overlap(few, PRESETS["scripts"])
-    assert len(kept(few)) == 10
+    assert len(accepted(few)) == 10
 
 
 def test_table_17_is_there_by_name() -> None:
@@ -151,11 +151,11 @@ def test_table_17_is_there_by_name() -> None:
         4: ((0.85, 0.98), 0.35, 0.85, 0.4),
     }
     for number, row in rows.items():
-        f = filters_named(f"table17_{number}")
+        f = load_filters(f"table17_{number}")
         assert (f.pair_similarity, f.region_match, f.caption_similarity, f.caption_match) == row
-    assert filters_named("paper") == filters_named("table17_3")
+    assert load_filters("paper") == load_filters("table17_3")
     with pytest.raises(ConfigError, match="table17_1"):
-        filters_named("table18")
+        load_filters("table18")
 
 
 def test_a_bar_and_a_box_are_drawn_as_the_paper_says() -> None:
@@ -206,13 +206,13 @@ class TestWholePipeline:
                 assert area["dropped"] is None or {"reason", "value", "limit"} == set(area["dropped"])
 
     def test_what_is_kept_lies_where_something_was_pasted(self, folder: Path) -> None:
-        measured = found_and_true([r for r in RecordStore(folder / "made") if r.dropped is None])
+        measured = box_scores([r for r in RecordStore(folder / "made") if r.dropped is None])
         assert measured["precision"] > 0.9, measured
 
     def test_the_captions_name_the_things(self, folder: Path) -> None:
         right = said = 0
         for record in RecordStore(folder / "made"):
-            for area in kept(record.facts.get("areas", [])) if record.facts.get("edit") == "replace" else []:
+            for area in accepted(record.facts.get("areas", [])) if record.facts.get("edit") == "replace" else []:
                 for noun, caption in zip(record.facts["nouns"], area.get("captions", []), strict=True):
                     said, right = said + 1, right + (caption == f"a {noun}")
         assert right / said > 0.9, (right, said)
@@ -227,7 +227,7 @@ class TestWholePipeline:
             (record, number, area)
             for record in RecordStore(folder / "made")
             if record.dropped is None
-            for number, area in enumerate(kept(record.facts["areas"]))
+            for number, area in enumerate(accepted(record.facts["areas"]))
         ]
         assert len(pairs) == len(written) > 10 and any(number for _, number, _ in written)
         questions = set()
@@ -332,8 +332,8 @@ def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
         cut[4:16, 4:16, 3] = 255
         Image.fromarray(cut).save(tmp_path / f"{name}.png")
     with pytest.raises(ConfigError, match=r"2 cut-outs.*needs 3.*things"):
-        PasteEdits(size=96, library=str(tmp_path), things=(1, 2)).setup("predict")
-    store = run(PasteEdits(size=96, library=str(tmp_path), things=(1, 1)), SamplePhotos(copies=2), tmp_path / "a")
+        PasteEdits(size=96, library=str(tmp_path), num_objects=(1, 2)).setup("predict")
+    store = run(PasteEdits(size=96, library=str(tmp_path), num_objects=(1, 1)), SamplePhotos(copies=2), tmp_path / "a")
     assert store.counts()[0] > 0
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
+from lightning_idc.methods.namc.mining import Features, Search, SimilarityRange, SimilarPairs, spectral_clusters
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage
@@ -97,11 +97,11 @@ def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> N
 
 
 def test_the_windows_keep_what_is_neither_the_same_nor_far() -> None:
-    window = Window()
+    window = SimilarityRange()
     ids = np.arange(5)
-    assert window.chosen(ids, np.array([0.99, 0.95, 0.85, 0.78, 0.5])).tolist() == [1, 2, 3]
-    assert window.chosen(ids, np.array([0.99, 0.799, 0.79, 0.78, 0.5])).tolist() == [], "the best one is below .80"
-    assert window.chosen(ids[:0], np.array([])).tolist() == []
+    assert window.select(ids, np.array([0.99, 0.95, 0.85, 0.78, 0.5])).tolist() == [1, 2, 3]
+    assert window.select(ids, np.array([0.99, 0.799, 0.79, 0.78, 0.5])).tolist() == [], "the best one is below .80"
+    assert window.select(ids[:0], np.array([])).tolist() == []
 
 
 def test_clusters_are_those_that_were_planted() -> None:
@@ -130,7 +130,7 @@ def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None
 
     photos = SamplePhotos(copies=2)
     store = run(Features(), photos, tmp_path / "features")
-    window = Window(0.9, 1.01, 0.9, 0.9)  # copies, in half precision
+    window = SimilarityRange(0.9, 1.01, 0.9, 0.9)  # copies, in half precision
     pairs = run(SimilarPairs(str(store.folder), clip=window, dino=window), str(store.folder), tmp_path / "pairs")
     made = [r.facts for r in pairs if r.dropped is None]
     assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
@@ -147,7 +147,7 @@ def test_what_was_dropped_is_nobodys_partner(vectors: Vectors, tmp_path: Path) -
         return record
 
     run(MapStage(unreadable_or_double), vectors, tmp_path / "features")
-    everything = Window(-1.0, 1.1, -1.0, -1.0)
+    everything = SimilarityRange(-1.0, 1.1, -1.0, -1.0)
     stage = SimilarPairs(str(tmp_path / "features"), neighbours=107, clip=everything, dino=everything)
     pairs = run(stage, str(tmp_path / "features"), tmp_path / "pairs")
     assert pairs.counts()[1] == {"not wanted": 36}
@@ -166,4 +166,4 @@ def test_a_store_without_features_says_so(tmp_path: Path) -> None:
 
     run(MapStage(as_it_is), Numbers(4), tmp_path / "plain")
     with pytest.raises(ConfigError, match="Features"):
-        Search.over(RecordStore(tmp_path / "plain"), "clip", True)
+        Search.from_store(RecordStore(tmp_path / "plain"), "clip", True)

@@ -17,7 +17,7 @@ from helpers.toy_stages import Canned
 from torch import Tensor
 
 from lightning_idc.methods.img_diff import prompts, removal
-from lightning_idc.methods.img_diff.captions import _TALK, PromptedEdits, clean_answer
+from lightning_idc.methods.img_diff.captions import _META_WORDS, PromptedEdits, clean_answer
 from lightning_idc.methods.img_diff.filtering import suppress_overlap
 from lightning_idc.methods.img_diff.judging import NaturalImages
 from lightning_idc.methods.img_diff.painting import PaintPairs
@@ -189,7 +189,7 @@ def of_replacement() -> dict[str, Any]:
         "itm_model": file_name(matcher["model"]),
         "crop_similarity": paper.crop_similarity,
         "box_iou": paper.overlap,
-        "boxes_kept": scripts.most_regions,
+        "boxes_kept": scripts.max_regions,
         "box_min_area": scripts.area[0],
         "qa_turns_run": scripts.described_regions,
         "box_margin": drawing.MARGIN,
@@ -215,7 +215,7 @@ def of_removal() -> dict[str, Any]:
         "removal_fastsam_conf": erase["confidence"],
         "removal_fastsam_iou": sam["overlap"],
         "removal_fastsam_imgsz": default(FastSamSegmenter, "size"),
-        "removal_crop_similarity": erase["alike"],
+        "removal_crop_similarity": erase["max_similarity"],
         "removal_box_iou": erase["overlap"],
         "removal_objects": erase["max_objects"],
         "removal_strength": inpainter["strength"],
@@ -269,7 +269,7 @@ def edited(answer: str, caption: str = "A dog sleeps.") -> Record:
 
 
 def rule_edit_answer_dropped(rule: dict[str, Any]) -> None:
-    assert list(_TALK) == rule["words"]
+    assert list(_META_WORDS) == rule["words"]
     for word in rule["words"]:
         dropped = edited(f"It was {word.upper()}ed by a cat.").dropped
         assert dropped is not None and dropped["reason"] == "answer talks about the edit"
@@ -348,7 +348,7 @@ def rule_removal_both_pictures(rule: dict[str, Any]) -> None:
     first, second = Region((0, 0, 5, 5), 0.9, picture=0), Region((8, 8, 14, 14), 0.9, picture=1)
     pair = [torch.zeros(3, 16, 16, dtype=torch.uint8), torch.full((3, 16, 16), 255, dtype=torch.uint8)]
     pair[0][:, :8], pair[1][:, :8, :8] = 255, 0
-    stage = removal.EraseObjects(alike=2.0)
+    stage = removal.EraseObjects(max_similarity=2.0)
     assert [[r for r, _ in stage._objects(pair, [first, second], side)] for side in (0, 1)] == [[first], [second]]
 
 
@@ -357,7 +357,7 @@ def rule_removal_side(rule: dict[str, Any]) -> None:
         record = Record("a", {"areas": [{"captions": ["a cup"]}]})
         for name, value in (("with", 200), ("without", 0)):
             record.put(name, torch.full((3, 8, 8), value, dtype=torch.uint8))
-        removal.ask(record, object_left=left)
+        removal.add_question(record, object_left=left)
         assert record.facts["answer"] == letter and bool(record.image("before").any()) == left
 
 
@@ -390,13 +390,13 @@ def test_a_rule_is_the_authors(authors: dict[str, Any], name: str) -> None:
 
 
 def test_boxes_are_written_as_the_authors_write_them() -> None:
-    assert prompts.box_in_shares([0, 20.5, 512, 51.2], [1024, 512]) == ["0.00", "0.02", "1.00", "0.05"]
+    assert prompts.box_in_fractions([0, 20.5, 512, 51.2], [1024, 512]) == ["0.00", "0.02", "1.00", "0.05"]
     assert prompts.box_in_pixels([0, 20, 512, 51.5], [1024, 512]) == ["0.0", "20.0", "512.0", "51.5"]
 
 
 def test_the_paper_recipes_ask_as_the_authors_do() -> None:
     regions = of_recipe("img_diff.yaml", "PromptedRegions")
-    assert "prompt" not in regions and regions.get("coordinates", "shares") == "shares"
+    assert "prompt" not in regions and regions.get("coordinates", "fractions") == "fractions"
     for name in ("PromptedTeller", "PromptedEdits"):
         assert "prompt" not in of_recipe("img_diff.yaml", name)
     assert "prompt" not in of_recipe("img_diff_removal.yaml", "DiffusionInpainter")

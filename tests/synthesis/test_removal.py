@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_idc.data.benchmarks.img_diff import ImgDiff
 from lightning_idc.methods.img_diff.prompts import REGION_CAPTION
 from lightning_idc.methods.img_diff.questions import PromptedRegions
-from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, ask
+from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, add_question
 from lightning_idc.synthesis.models.base import Inpainter, Region, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs
@@ -143,7 +143,7 @@ def test_questions_are_read_back_equal(tmp_path: Path) -> None:
             (record, *_) = EraseObjects(Own(), inpainter=Paints()).transform([pair()])
             record.id = f"p{index}/0"
             record.facts["areas"][0]["captions"] = ["a red block"]
-            ask(record, object_left=index % 2 == 0)
+            add_question(record, object_left=index % 2 == 0)
             return record
 
     run(ReleaseRemoval(str(tmp_path / "release")), Made(), tmp_path / "made")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_idc.nn.vocabulary import word_places, words_of
+from lightning_idc.nn.vocabulary import word_spans, words_of
 from lightning_idc.utils.sentences import sentence_end
 
 _VERBS = """
@@ -104,7 +104,7 @@ def components(description: str) -> tuple[str, str] | None:
 
 def component_places(text: str) -> tuple[slice, slice] | None:
     """Characters of the two object descriptions, or None if the text does not follow the template."""
-    places = word_places(text)
+    places = word_spans(text)
     spans = component_spans([text[place].lower() for place in places])
     if spans is None:
         return None

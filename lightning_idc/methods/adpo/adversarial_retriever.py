@@ -1,4 +1,13 @@
-"""AdversarialRetriever: learns to pick the captions that the policy finds hardest to refuse (ADPO 4.2 to 4.4)."""
+"""AdversarialRetriever: learns to pick the captions that the policy finds hardest to reject (ADPO 4.2 to 4.4).
+
+One training step of the retriever q, the second update of Algorithm 1 (the first is in ``preference_addon.py``):
+
+1. :meth:`Retriever.draw` draws one rejected caption per chosen caption from q (Eq. 3),
+2. the policy takes its loss; :meth:`Retriever.update` keeps it as the reward R (Eq. 6),
+3. :meth:`Retriever.losses` raises the expected reward by REINFORCE (Eq. 7, ``reinforce.py``).
+
+Shapes: B pairs, N candidate captions, K rejected captions per pair, D channels of an embedding.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +21,8 @@ from torch import Tensor
 from lightning_idc.checkpoints.reading import read_checkpoint
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.losses import adversarial_reward
-from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
-from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
+from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, offer
+from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION, CaptionPool, Weighting, choose, normalize
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import CHECK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
@@ -29,23 +38,23 @@ from lightning_idc.nn.retrieval import symmetric_cross_entropy
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError, reads_file
 
-FEWEST = 8.0
-"""Effective number of candidates below which a retriever has collapsed: it rejects the same captions for all pairs."""
+MIN_EFFECTIVE_CANDIDATES = 8.0
+"""Effective number of candidates below which a retriever has collapsed: it draws the same captions for all pairs."""
 
 
 class Retriever(Addon, NegativeSource):
-    """Draws negatives from the softmax of similarity over temperature and learns from what they did to the policy.
+    """Draws negatives from q, the softmax of similarity over temperature, and learns from the policy's losses on them.
 
     Args:
         pool: captions of the training split.
-        matcher: embeds pairs and the pool's captions.
-        baseline: that rewards are compared with.
+        matcher: encoder of pairs and of the pool's captions.
+        baseline: baseline of the rewards.
         candidates: |N|, captions drawn for a batch, of which each pair gets one.
-        scale: of cosines.
+        scale: factor of the cosine similarities.
         temperature: tau; infinite makes the choice uniform.
-        alignment: weight of the matching loss between pairs and their own captions.
-        share: of the negatives that come from it; the others come from where they came without it.
-        weight: factor of its losses; 0 equals absent.
+        alignment: weight of the matching loss between pairs and their references.
+        fraction: fraction of the negatives that the retriever draws; the source that it replaces draws the rest.
+        weight: factor of the losses; 0 equals absent.
     """
 
     sharded_methods = ("draw", "losses")
@@ -60,125 +69,135 @@ class Retriever(Addon, NegativeSource):
         scale: float,
         temperature: float,
         alignment: float,
-        share: float = 1.0,
+        fraction: float = 1.0,
         weight: float = 1.0,
     ) -> None:
         super().__init__(weight)
         self.pool, self.matcher, self.baseline = pool, matcher, baseline
-        self.candidates, self.sharpness, self.alignment = candidates, scale / temperature, alignment
-        self.share = share
-        self._outcome: tuple[Draw, Tensor, Tensor] | None = None
+        self.candidates, self.inverse_temperature, self.alignment = candidates, scale / temperature, alignment
+        self.fraction = fraction
+        # negatives, rewards and which of them exist, carried from `update` to `losses` of the same step
+        self._outcome: tuple[RejectedCaptions, Tensor, Tensor] | None = None
         self._steps, self._effective = 0, 0.0
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
-        # the numbers that RandomCaption would draw, so that a uniform retriever is exactly that
-        places, allowed = offer(step, self.pool, self.candidates, generator)
-        logits = self.logits(step, places)
-        columns, log_probs = choose(logits, allowed.to(logits.device), count, generator)
-        return Draw(
-            [[self.pool.texts[place] for place in row] for row in places[columns].tolist()],
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
+        # the same random numbers as RandomCaption draws, so that a uniform retriever equals it
+        indices, allowed = offer(step, self.pool, self.candidates, generator)  # (N,), (B, N)
+        logits = self.logits(step, indices)  # (B, N)
+        columns, log_probs = choose(logits, allowed.to(logits.device), count, generator)  # (B, K), (B, N)
+        return RejectedCaptions(
+            [[self.pool.texts[index] for index in row] for row in indices[columns].tolist()],
             log_probs=log_probs.gather(1, columns.to(logits.device)),
-            distribution=_by_caption(log_probs.detach(), places),
+            distribution=_by_caption(log_probs.detach(), indices),
         )
 
-    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
         self._outcome = draw, adversarial_reward(losses), present
 
-    def logits(self, step: TrainingStep[PairCaptioner], places: Tensor) -> Tensor:
-        """Of q, for the captions at these places of the pool: ``(B, N)``."""
-        # of pairs of mixed sizes a captioner says the own size of each
+    def logits(self, step: TrainingStep[PairCaptioner], indices: Tensor) -> Tensor:
+        """Logits of q for the captions of the pool at ``indices (N,)``: ``(B, N)``."""
+        # sizes before padding, which a captioner adds to a batch of mixed sizes
         sizes = step.batch.model_inputs.get("sizes")
-        pairs = self.matcher.embed_pairs(step.features, step.batch.images, sizes)
-        captions = self.matcher.embed_captions(places.to(pairs.device))
-        return self.sharpness * (pairs @ captions.T)
+        pairs = self.matcher.embed_pairs(step.features, step.batch.images, sizes)  # (B, D)
+        captions = self.matcher.embed_captions(indices.to(pairs.device))  # (N, D)
+        return self.inverse_temperature * (pairs @ captions.T)
 
     def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return {}
-        found = {"reinforce": self._reinforced(step, *outcome)}
+        losses = {"reinforce": self._reinforce_loss(step, *outcome)}
         if self.alignment:
-            found["alignment"] = self.alignment * self._aligned(step)
-        return found
+            losses["alignment"] = self.alignment * self._alignment_loss(step)
+        return losses
 
-    def _reinforced(self, step: TrainingStep[PairCaptioner], draw: Draw, rewards: Tensor, present: Tensor) -> Tensor:
+    def _reinforce_loss(
+        self, step: TrainingStep[PairCaptioner], draw: RejectedCaptions, rewards: Tensor, present: Tensor
+    ) -> Tensor:
         assert draw.log_probs is not None and draw.distribution is not None
-        spread = entropy(draw.distribution)
-        figures = [(rewards * present).sum() / present.sum().clamp(min=1), spread.mean(), spread.exp().mean()]
-        hardness = spread.new_tensor(_overlap(step.batch, draw.texts))
-        values = mean_over_processes(torch.stack([*figures, hardness]))
+        entropies = entropy(draw.distribution)  # (B,)
+        mean_reward = (rewards * present).sum() / present.sum().clamp(min=1)
+        hardness = entropies.new_tensor(_word_overlap(step.batch, draw.texts))
+        metrics = [mean_reward, entropies.mean(), entropies.exp().mean(), hardness]
+        values = mean_over_processes(torch.stack(metrics))
         names = [f"train/retriever/{name}" for name in ("reward", "entropy", "effective_pool", "hardness")]
         step.module.log_dict(dict(zip(names, values, strict=True)), batch_size=len(step.batch))
-        self._warn(values[2], draw.distribution.shape[1])
+        self._check_collapse(values[2], draw.distribution.shape[1])
         rewards = rewards[present]
         baseline = self.baseline(rewards)
-        if not len(rewards):  # a mixture took all negatives of this step from elsewhere
+        if not len(rewards):  # a mixture drew all negatives of this step from its other source
             return 0.0 * draw.log_probs.sum()
         return reinforce(draw.log_probs[present], rewards, baseline)
 
-    def _warn(self, effective: Tensor, candidates: int) -> None:
-        """Look now and then, since each look waits for the accelerator, whether the draws have become the same few."""
+    def _check_collapse(self, effective: Tensor, candidates: int) -> None:
+        """Warn, once, if the retriever draws the same few captions; rarely, as each check waits for the accelerator."""
         self._steps += 1
         if self._steps % CHECK_EVERY:
             return
         before, self._effective = self._effective, float(effective)
-        if before and max(before, self._effective) < min(FEWEST, candidates / 4) and self.sharpness:
-            self._steps = -(10**9)  # once is enough
+        if (
+            before
+            and max(before, self._effective) < min(MIN_EFFECTIVE_CANDIDATES, candidates / 4)
+            and self.inverse_temperature
+        ):
+            self._steps = -(10**9)  # never again
             warnings.warn(
                 f"the retriever chooses among {self._effective:.1f} of {candidates} candidates (effective number): it "
-                "rejects the same few captions for every pair. Give it an `encoder` or more `alignment`, lower `scale` "
+                "draws the same few captions for every pair. Give it an `encoder` or more `alignment`, lower `scale` "
                 "or raise `temperature`",
                 stacklevel=2,
             )
 
-    def _aligned(self, step: TrainingStep[PairCaptioner]) -> Tensor:
-        """Matching of pairs with their first reference; keeps similarity meaning similarity."""
+    def _alignment_loss(self, step: TrainingStep[PairCaptioner]) -> Tensor:
+        """Contrastive loss of pairs and their first references, which keeps q a measure of similarity."""
         batch: PairBatch = step.batch
-        places = self.pool.places_of([own[0] for own in batch.references])
-        logits = self.logits(step, places)
-        # another pair's caption that is right here as well must not count against it
-        right = ~self.pool.wrong(places, batch.references, empty=True) & ~torch.eye(len(places), dtype=torch.bool)
-        return symmetric_cross_entropy(logits.masked_fill(right.to(logits.device), float("-inf")))
+        indices = self.pool.indices_of([references[0] for references in batch.references])  # (B,)
+        logits = self.logits(step, indices)  # (B, B)
+        # another pair's caption that is also a reference of this pair must not count as wrong
+        is_other_pair = ~torch.eye(len(indices), dtype=torch.bool)
+        is_reference = ~self.pool.is_wrong(indices, batch.references, allow_none=True) & is_other_pair
+        return symmetric_cross_entropy(logits.masked_fill(is_reference.to(logits.device), float("-inf")))
 
 
-def _by_caption(log_probs: Tensor, places: Tensor) -> Tensor:
-    """Log-probabilities ``(B, M)`` of the M different captions among N candidates, some of which are the same."""
-    captions, inverse = places.unique(return_inverse=True)
+def _by_caption(log_probs: Tensor, indices: Tensor) -> Tensor:
+    """Log-probabilities ``(B, M)`` of the M distinct captions among N candidates."""
+    captions, inverse = indices.unique(return_inverse=True)
     sums = log_probs.new_zeros(len(log_probs), len(captions))
     return sums.index_add(1, inverse.to(log_probs.device), log_probs.exp()).log()
 
 
-def _overlap(batch: PairBatch, rejected: list[list[str]]) -> float:
-    """Mean share of words that a negative has in common with its chosen caption: hard whatever the policy thinks."""
-    shares = []
-    for chosen, others in zip(batch.chosen, rejected, strict=True):
-        for own, other in zip(chosen, others, strict=False):
-            right, wrong = set(same_words(own).split()), set(same_words(other).split())
-            shares.append(len(right & wrong) / max(1, len(right | wrong)))
-    return sum(shares) / max(1, len(shares))
+def _word_overlap(batch: PairBatch, rejected: list[list[str]]) -> float:
+    """Mean Jaccard index of the words of rejected and chosen captions: hardness, independent of the policy."""
+    overlaps = []
+    for chosen_row, rejected_row in zip(batch.chosen, rejected, strict=True):
+        for chosen, negative in zip(chosen_row, rejected_row, strict=False):
+            chosen_words, words = set(normalize(chosen).split()), set(normalize(negative).split())
+            overlaps.append(len(chosen_words & words) / max(1, len(chosen_words | words)))
+    return sum(overlaps) / max(1, len(overlaps))
 
 
 class AdversarialRetriever(AddonCallback):
-    """Makes PreferenceOptimization adversarial: the negatives come from a retriever that is rewarded for hard ones.
+    """Makes PreferenceOptimization adversarial: a retriever that is rewarded for hard negatives draws them.
 
-    Add it beside `PreferenceOptimization`, in any order. Its learning rate is the captioner's times
+    Add it to the callbacks next to `PreferenceOptimization`, in any order. Its learning rate is the captioner's times
     ``learning_rates["addons.<name>"]``: the paper's 1e-4 over a policy's 5e-6 is a factor of 20. Its gradient is
-    clipped by itself, as of the second optimizer of the paper's Algorithm 1.
+    clipped separately, as that of the second optimizer of the paper's Algorithm 1.
 
     Args:
-        encoder: checkpoint of Clip4IdcRetrieval to project from; None for small heads on the captioner's own features.
-        train_encoder: also train how the encoder sees pairs.
+        encoder: checkpoint of Clip4IdcRetrieval to project from; None for small heads on the captioner's features.
+        train_encoder: whether the encoder's image tower is trained too.
         candidates: |N|, captions drawn for a batch; the paper's best is 128.
-        scale: of cosines. None is 100 with an encoder, as in CLIP's logits, and 10 without: heads from nothing begin
-            with cosines that mean nothing, and 100 would make a choice among two or three captions of them.
+        scale: factor of the cosine similarities. None is 100 with an encoder, as in CLIP's logits, and 10 without: the
+            cosines of untrained heads carry no meaning, and 100 would leave a choice among two or three captions.
         temperature: tau; the paper's is about 2.
-        baseline: :class:`RunningMean` when None.
-        alignment: weight of a matching loss between pairs and captions. None is 0 with an encoder, REINFORCE alone as
-            in the paper, and 1 without, where nothing else says what is similar.
-        share: of the negatives that come from the retriever; the others come from PreferenceOptimization's own source.
-        weighting: how candidates are drawn from the training captions, as of :class:`CaptionPool`.
-        no_change_share: as of :class:`CaptionPool`.
-        weights: checkpoint whose retriever of the same name this one starts from.
+        baseline: baseline of the rewards; :class:`RunningMean` when None.
+        alignment: weight of a matching loss between pairs and captions. None is 0 with an encoder (REINFORCE alone, as
+            in the paper) and 1 without, where nothing else teaches similarity.
+        fraction: fraction of the negatives that the retriever draws; PreferenceOptimization's ``negatives`` draws the
+            rest.
+        weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
+        no_change_fraction: as in :class:`CaptionPool`.
+        weights: checkpoint that holds a retriever of the same name to start from.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """
@@ -192,49 +211,49 @@ class AdversarialRetriever(AddonCallback):
         temperature: float = 2.0,
         baseline: Baseline | None = None,
         alignment: NonNegativeFloat | None = None,
-        share: PositiveShare = 1.0,
+        fraction: PositiveShare = 1.0,
         weighting: Weighting = "stratified",
-        no_change_share: Share = NO_CHANGE_SHARE,
+        no_change_fraction: Share = NO_CHANGE_FRACTION,
         weights: str | None = None,
         name: str = "retriever",
         weight: float = 1.0,
     ) -> None:
         check_arguments(AdversarialRetriever.__init__, locals())
         super().__init__(name, weight)
-        if not temperature > 0:  # an infinite one is a retriever that chooses uniformly
+        if not temperature > 0:  # infinity is allowed: the choice is uniform
             raise ConfigError(f"temperature is {temperature}; expected a number above 0, such as 2")
         self.encoder, self.train_encoder = encoder, train_encoder
-        self.candidates, self.temperature, self.share = candidates, temperature, share
+        self.candidates, self.temperature, self.fraction = candidates, temperature, fraction
         self.scale = scale if scale is not None else 10.0 if encoder is None else 100.0
         self.baseline = RunningMean() if baseline is None else baseline
         self.alignment = alignment if alignment is not None else 1.0 if encoder is None else 0.0
-        self.weighting, self.no_change_share, self.weights = weighting, no_change_share, weights
+        self.weighting, self.no_change_fraction, self.weights = weighting, no_change_fraction, weights
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         callbacks: list[Any] = cast(Any, trainer).callbacks
         if not any(isinstance(callback, PreferenceOptimization) for callback in callbacks):
-            raise ConfigError("AdversarialRetriever plays against PreferenceOptimization; add that callback beside it")
+            raise ConfigError("AdversarialRetriever draws negatives for PreferenceOptimization; add that callback too")
         super().setup(trainer, pl_module, stage)
 
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
-            raise ConfigError(f"AdversarialRetriever works for a PairCaptioner; {type(module).__name__} is none")
-        pool = pool_of(train_data(module), self.weighting, self.no_change_share)
+            raise ConfigError(f"AdversarialRetriever trains with a PairCaptioner; this is a {type(module).__name__}")
+        pool = build_pool(train_data(module), self.weighting, self.no_change_fraction)
         addon = Retriever(
-            pool,
-            self._matcher(module, pool),
-            self.baseline,
-            self.candidates,
-            self.scale,
-            self.temperature,
-            self.alignment,
-            self.share,
-            self.weight,
+            pool=pool,
+            matcher=self._matcher(module, pool),
+            baseline=self.baseline,
+            candidates=self.candidates,
+            scale=self.scale,
+            temperature=self.temperature,
+            alignment=self.alignment,
+            fraction=self.fraction,
+            weight=self.weight,
         )
         if self.weights is not None:
-            addon.load_state_dict(_weights_of(self.weights, self.name))
+            addon.load_state_dict(_retriever_state(self.weights, self.name))
         return addon
 
     def _matcher(self, captioner: PairCaptioner, pool: CaptionPool) -> PairTextMatcher:
@@ -247,20 +266,27 @@ class AdversarialRetriever(AddonCallback):
         sample = train_data(captioner).pairs_of("train").load(0)
         images = torch.stack([sample.before, sample.after])[None]
         device = captioner.trainer.strategy.root_device
-        return EncoderHeads(pool.texts, encoder, self.train_encoder, (height, width), images, device)
+        return EncoderHeads(
+            pool.texts,
+            encoder,
+            train_encoder=self.train_encoder,
+            image_size=(height, width),
+            images=images,
+            device=device,
+        )
 
 
 def memory_width(captioner: PairCaptioner) -> int:
-    """Width of a captioner's features, seen on one training pair."""
+    """Width of a captioner's features, measured on one training pair."""
     sample = train_data(captioner).pairs_of("train").load(0)
     return trial_features(captioner, captioner.collate([sample])).memory.shape[-1]
 
 
 @reads_file("path")
-def _weights_of(path: str, name: str) -> dict[str, Any]:
+def _retriever_state(path: str, name: str) -> dict[str, Any]:
     prefix = f"aux_addons.{name}."
     state = read_checkpoint(path)["state_dict"]
-    found = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if not found:
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not weights:
         raise CheckpointError(f"{path!r} holds no retriever called {name!r}")
-    return found
+    return weights

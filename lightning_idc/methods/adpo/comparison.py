@@ -1,4 +1,4 @@
-"""Comparison: all that a preference loss may know of the chosen and the rejected captions of a batch."""
+"""Comparison: log-probabilities of the chosen and rejected captions of a batch, the input of every preference loss."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Comparison:
 
     Args:
         chosen: log-probability of the chosen captions under the policy, summed over tokens, ``(B, K)``.
-        rejected: of the rejected captions.
+        rejected: log-probability of the rejected captions, likewise.
         reference_chosen: of the chosen captions under the reference policy; zeros without one.
         reference_rejected: of the rejected captions under the reference policy.
-        chosen_lengths: tokens that the chosen captions' sums run over, ``(B, K)``; 1 where they are means.
-        rejected_lengths: of the rejected captions.
+        chosen_lengths: number of tokens of the chosen captions, ``(B, K)``; 1 where ``chosen`` holds means.
+        rejected_lengths: number of tokens of the rejected captions.
         present: bool ``(B, K)``, False where a pair has fewer than K chosen captions.
-        margin: by how much the data says that the chosen caption is better, ``(B, K)``; None where it says nothing.
+        margin: preference margin of the data, ``(B, K)``; None where the data has none.
     """
 
     chosen: Tensor
@@ -41,7 +41,7 @@ class Comparison:
         margin: Tensor | None = None,
         count: int | None = None,
     ) -> Comparison:
-        """Comparison of K chosen captions with S times K rejected ones beside them.
+        """Comparison of K chosen captions with S K rejected ones (S sources).
 
         Args:
             policy: summed log-probabilities ``(B, K + S K)``, the chosen captions first.
@@ -50,20 +50,29 @@ class Comparison:
             margin: ``(B, S K)`` or None.
             count: K; half of the captions when None.
         """
-        first = policy.shape[1] // 2 if count is None else count
+        num_chosen = policy.shape[1] // 2 if count is None else count
 
-        def both(values: Tensor) -> tuple[Tensor, Tensor]:
-            rejected = values[:, first:]
-            return values[:, :first].repeat(1, rejected.shape[1] // first), rejected
+        def split(values: Tensor) -> tuple[Tensor, Tensor]:
+            rejected = values[:, num_chosen:]  # (B, S K)
+            return values[:, :num_chosen].repeat(1, rejected.shape[1] // num_chosen), rejected
 
-        (chosen, rejected), (known_chosen, known_rejected) = both(policy), both(reference)
-        chosen_lengths, rejected_lengths = both(lengths)
+        (chosen, rejected), (reference_chosen, reference_rejected) = split(policy), split(reference)
+        chosen_lengths, rejected_lengths = split(lengths)
         present = (chosen_lengths > 0) & (rejected_lengths > 0)
-        return cls(chosen, rejected, known_chosen, known_rejected, chosen_lengths, rejected_lengths, present, margin)
+        return cls(
+            chosen=chosen,
+            rejected=rejected,
+            reference_chosen=reference_chosen,
+            reference_rejected=reference_rejected,
+            chosen_lengths=chosen_lengths,
+            rejected_lengths=rejected_lengths,
+            present=present,
+            margin=margin,
+        )
 
     @property
     def chosen_ratio(self) -> Tensor:
-        """Log-ratio of the chosen captions: how much likelier than under the reference policy."""
+        """Log-ratio of the chosen captions: log-probability under the policy minus that under the reference."""
         return self.chosen - self.reference_chosen
 
     @property
@@ -77,15 +86,16 @@ class Comparison:
         return self.chosen_ratio - self.rejected_ratio
 
     def per_token(self) -> Comparison:
-        """The same with means over tokens instead of sums; means of means are themselves."""
-        first, second = self.chosen_lengths.clamp(min=1), self.rejected_lengths.clamp(min=1)
+        """The same with means over tokens instead of sums; applied twice it changes nothing more."""
+        num_chosen_tokens = self.chosen_lengths.clamp(min=1)
+        num_rejected_tokens = self.rejected_lengths.clamp(min=1)
         return replace(
             self,
-            chosen=self.chosen / first,
-            rejected=self.rejected / second,
-            reference_chosen=self.reference_chosen / first,
-            reference_rejected=self.reference_rejected / second,
-            # or a loss that takes means itself would divide once more
+            chosen=self.chosen / num_chosen_tokens,
+            rejected=self.rejected / num_rejected_tokens,
+            reference_chosen=self.reference_chosen / num_chosen_tokens,
+            reference_rejected=self.reference_rejected / num_rejected_tokens,
+            # otherwise a loss that takes means itself would divide once more
             chosen_lengths=self.chosen_lengths.clamp(max=1),
             rejected_lengths=self.rejected_lengths.clamp(max=1),
         )
@@ -94,7 +104,7 @@ class Comparison:
         """Mean over pairs of the mean over their comparisons, so that accumulated steps equal one big step.
 
         Args:
-            values: ``(B, K)``; not counted where absent.
+            values: ``(B, K)``; ignored where absent.
         """
         return mean_of_means(values, self.present)
 
@@ -106,5 +116,5 @@ def mean_of_means(values: Tensor, present: Tensor) -> Tensor:
         values: ``(B, K)``.
         present: bool ``(B, K)``, False at padding.
     """
-    counted = torch.where(present, values, torch.zeros_like(values))
-    return (counted.sum(1) / present.sum(1).clamp(min=1)).mean()
+    masked = torch.where(present, values, torch.zeros_like(values))
+    return (masked.sum(1) / present.sum(1).clamp(min=1)).mean()

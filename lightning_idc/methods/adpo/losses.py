@@ -23,8 +23,8 @@ def preference_probability(reward: Tensor, other: Tensor) -> Tensor:
     ADPO Eq. 1
 
     Args:
-        reward: of one caption, any shape.
-        other: of the other caption, the same shape.
+        reward: reward of one caption, any shape.
+        other: reward of the other caption, the same shape.
 
     Example:
         >>> preference_probability(torch.tensor(2.0), torch.tensor(2.0))
@@ -54,8 +54,8 @@ def margin(comparison: Comparison, beta: float) -> Tensor:
     return beta * comparison.log_ratio
 
 
-def beyond(comparison: Comparison, beta: float) -> Tensor:
-    """M minus what the data says that it should be at least (HAE-DPO), ``(B, K)``; M where the data says nothing.
+def margin_excess(comparison: Comparison, beta: float) -> Tensor:
+    """M minus the margin of the data (HAE-DPO), ``(B, K)``; M alone where the data has no margin.
 
     Args:
         comparison: chosen and rejected captions.
@@ -63,7 +63,7 @@ def beyond(comparison: Comparison, beta: float) -> Tensor:
 
     Example:
         >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), margin=torch.tensor([[0.5]]))
-        >>> beyond(both, 0.1)
+        >>> margin_excess(both, 0.1)
         tensor([[-0.5000]])
     """
     value = margin(comparison, beta)
@@ -77,35 +77,35 @@ def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Te
 
     ADPO Eq. 5
 
-    A margin of the data is subtracted from M (:func:`beyond`), so that a worse mistake must be farther away.
+    A margin of the data is subtracted from M (:func:`margin_excess`), so that a worse mistake must be rejected by more.
 
     Args:
         comparison: chosen and rejected captions.
         beta: inverse temperature of the implied reward.
-        label_smoothing: probability that a preference is the wrong way round.
+        label_smoothing: probability that a preference is labelled the wrong way round.
 
     Example:
         >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2))
         >>> dpo(both, 0.1)
         tensor([[0.6931]])
     """
-    value = beyond(comparison, beta)
+    value = margin_excess(comparison, beta)
     return -(1 - label_smoothing) * F.logsigmoid(value) - label_smoothing * F.logsigmoid(-value)
 
 
 def adversarial_reward(losses: Tensor) -> Tensor:
-    """Reward of the retriever for each negative: the loss of the policy, so that one maximises what one minimises.
+    """Reward of the retriever for each negative: the loss of the policy, which the retriever raises.
 
     ADPO Eq. 6
 
     Args:
-        losses: of each comparison; no gradient flows back to the policy.
+        losses: loss of each comparison; no gradient flows back to the policy.
     """
     return losses.detach().float()
 
 
 def k2_estimator(policy: Tensor, reference: Tensor) -> Tensor:
-    """Half the squared log-ratio of every caption: a proxy of the KL divergence that is never negative.
+    """Half the squared log-ratio of every caption: a non-negative proxy of the KL divergence.
 
     Schulman's k2 estimator. It is a proxy because the captions come from the data, not from the policy.
     """

@@ -1,4 +1,4 @@
-"""Where rejected captions come from: a :class:`NegativeSource` draws them and hears what they did to the policy."""
+"""Sources of rejected captions: a :class:`NegativeSource` draws them and is told the policy's loss on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch
-from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
+from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION, CaptionPool, Weighting, choose, normalize
 from lightning_idc.utils.bounds import PositiveFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -24,17 +24,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Draw:
+class RejectedCaptions:
     """Rejected captions of a batch.
 
     Args:
-        texts: K per pair, or a multiple of K, first all of one source and then all of the next.
-        margin: by how much the data says that the chosen caption is better, ``(B, K)``; None where it says nothing.
-        log_probs: of each drawn caption under the source, with gradient, ``(B, K)``; None where nothing is trained.
+        texts: K captions per pair, or S K from S sources, those of the first source first.
+        margin: preference margin of the data, ``(B, K)``; None where the data has none.
+        log_probs: log-probability of each caption under the source, with gradient, ``(B, K)``; None for a source
+            without parameters.
         distribution: log-probabilities of all candidates, without gradient, ``(B, N)``; None where there are none.
-        source: place of the source within a mixture that gave each caption, ``(B, K)``; None outside of mixtures.
-        parts: what the sources of a mixture drew.
-        weights: of each caption in the loss, ``(B, K)``, 1 on average; None counts all of them alike.
+        source: index of the source in a mixture that each caption is from, ``(B, K)``; None outside of mixtures.
+        parts: draws of the sources of a mixture.
+        weights: weight of each caption in the loss, ``(B, K)``, 1 on average; None for equal weights.
     """
 
     texts: list[list[str]]
@@ -42,38 +43,38 @@ class Draw:
     log_probs: Tensor | None = None
     distribution: Tensor | None = None
     source: Tensor | None = None
-    parts: tuple[Draw, ...] = ()
+    parts: tuple[RejectedCaptions, ...] = ()
     weights: Tensor | None = None
 
 
 class NegativeSource(ABC):
-    """Gives captions that are wrong for a pair; none of them equals a reference of that pair.
+    """Draws captions that are wrong for a pair; none of them equals a reference of that pair.
 
-    One that has parameters is an ``nn.Module`` as well, or an add-on of its own such as the adversarial retriever.
+    A source with parameters is an ``nn.Module`` as well, or an add-on such as the adversarial retriever.
     """
 
-    share: float = 1.0
-    """Of the negatives that an add-on gives where it takes the place of another source."""
+    fraction: float = 1.0
+    """Fraction of the negatives that an add-on draws where it replaces another source."""
 
-    def connect(self, data: PairDataModule) -> None:  # noqa: B027 - not every source reads the data
-        """Read what it draws from; called once, before training."""
+    def setup(self, data: PairDataModule) -> None:  # noqa: B027 - not every source reads the data
+        """Read the captions to draw from; called once, before training."""
 
     @abstractmethod
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         """``count`` captions for every pair of the batch.
 
         Args:
-            step: with batch and features.
-            count: K.
-            generator: of all chance, on the processor.
+            step: training step, with its batch and features.
+            count: K, captions per pair.
+            generator: random numbers, on the CPU.
         """
 
-    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:  # noqa: B027 - most sources do not learn
-        """Hear what a draw did to the policy; called once per step.
+    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:  # noqa: B027 - most sources do not learn
+        """Learn from the policy's losses on a draw; called once per step.
 
         Args:
-            draw: what :meth:`draw` gave.
-            losses: of each comparison ``(B, K)``, without gradient.
+            draw: return value of :meth:`draw`.
+            losses: policy's loss on each comparison, ``(B, K)``, without gradient.
             present: bool ``(B, K)``, False where a pair has fewer chosen captions.
         """
 
@@ -82,48 +83,57 @@ class RandomCaption(NegativeSource):
     """Captions of other pairs: the paper's DPO.
 
     Args:
-        candidates: captions drawn for a batch, of which each pair gets one. Any number is as random; the retriever
-            chooses among as many, and the same ones for the same seed.
-        weighting: how they are drawn from the training captions, as of :class:`CaptionPool`.
-        no_change_share: as of :class:`CaptionPool`.
+        candidates: captions drawn for a batch, of which each pair gets one. The number does not change the
+            distribution; with the retriever's number both draw the same candidates for the same seed.
+        weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
+        no_change_fraction: as in :class:`CaptionPool`.
     """
 
     def __init__(
-        self, candidates: TwoOrMore = 128, weighting: Weighting = "stratified", no_change_share: Share = NO_CHANGE_SHARE
+        self,
+        candidates: TwoOrMore = 128,
+        weighting: Weighting = "stratified",
+        no_change_fraction: Share = NO_CHANGE_FRACTION,
     ) -> None:
         check_arguments(RandomCaption.__init__, locals())
-        self.candidates, self.weighting, self.no_change_share = candidates, weighting, no_change_share
+        self.candidates, self.weighting, self.no_change_fraction = candidates, weighting, no_change_fraction
 
-    def connect(self, data: PairDataModule) -> None:
-        self.pool = pool_of(data, self.weighting, self.no_change_share)
+    def setup(self, data: PairDataModule) -> None:
+        self.pool = build_pool(data, self.weighting, self.no_change_fraction)
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
-        places, allowed = offer(step, self.pool, self.candidates, generator)
-        columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)
-        return Draw([[self.pool.texts[place] for place in row] for row in places[columns].tolist()])
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
+        indices, allowed = offer(step, self.pool, self.candidates, generator)  # (N,), (B, N)
+        columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)  # (B, K)
+        return RejectedCaptions([[self.pool.texts[index] for index in row] for row in indices[columns].tolist()])
 
 
-def pool_of(data: PairDataModule, weighting: Weighting, no_change_share: float) -> CaptionPool:
+def build_pool(data: PairDataModule, weighting: Weighting, no_change_fraction: float) -> CaptionPool:
     """Pool of the captions of a training split."""
-    return CaptionPool(data.train_captions(), weighting, data.no_change_captions(), no_change_share)
+    return CaptionPool(data.train_captions(), weighting, data.no_change_captions(), no_change_fraction)
 
 
 def offer(
     step: TrainingStep[PairCaptioner], pool: CaptionPool, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Candidates that this process draws negatives from in this step, and who may be given which."""
+    """Candidates of a step on this process, ``(N,)``, and which of them may be a negative of which pair, ``(B, N)``."""
     trainer = step.module.trainer
-    return pool.offer(size, step.batch.references, generator, trainer.global_rank, trainer.world_size)
+    return pool.offer(
+        size,
+        step.batch.references,
+        generator,
+        rank=trainer.global_rank,
+        num_processes=trainer.world_size,
+    )
 
 
 class SameScene(NegativeSource):
     """Captions of other pairs of the same scene, and of any pair where a scene has only one.
 
     Args:
-        scene: regular expression that finds the scene's name in the id of a pair, as its first group.
+        scene: regular expression whose one group matches the scene's name in the id of a pair.
 
     Raises:
-        ConfigError: the expression is none, or has no group.
+        ConfigError: the expression is invalid, or does not have one group.
     """
 
     def __init__(self, scene: str) -> None:
@@ -133,57 +143,57 @@ class SameScene(NegativeSource):
             raise ConfigError(f"scene {scene!r} is not a regular expression: {error}") from error
         if self.scene.groups != 1:
             raise ConfigError(f"scene {scene!r} has {self.scene.groups} groups; expected one, around the scene's name")
-        self.elsewhere = RandomCaption()
+        self.fallback = RandomCaption()
 
-    def connect(self, data: PairDataModule) -> None:
-        self.elsewhere.connect(data)
+    def setup(self, data: PairDataModule) -> None:
+        self.fallback.setup(data)
         source = data.pairs_of("train")
-        # with the words of each, by which a pair's own captions are known
+        # normalised and original text of each caption, by scene
         self.captions: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for index, id in enumerate(source.ids):
-            self.captions[self._name(id)] += [(same_words(text), text) for text in source.captions(index)]
+            self.captions[self._name(id)] += [(normalize(text), text) for text in source.captions(index)]
         if len(self.captions) == 1 and len(source) > 1:
             raise ConfigError(
                 f"scene {self.scene.pattern!r} puts all pairs into one scene; make its group more specific"
             )
 
     def _name(self, id: str) -> str:
-        found = self.scene.search(id)
-        if found is None:
-            raise DataError(f"scene {self.scene.pattern!r} is not found in the id {id!r}")
-        return found.group(1)
+        match = self.scene.search(id)
+        if match is None:
+            raise DataError(f"scene {self.scene.pattern!r} does not match the id {id!r}")
+        return match.group(1)
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         batch: PairBatch = step.batch
-        found = self.elsewhere.draw(step, count, generator)
-        for row, id, own in zip(found.texts, batch.ids, batch.references, strict=True):
-            right = {same_words(caption) for caption in own}
-            wrong = [text for words, text in self.captions[self._name(id)] if words not in right]
+        negatives = self.fallback.draw(step, count, generator)
+        for row, id, references in zip(negatives.texts, batch.ids, batch.references, strict=True):
+            correct = {normalize(caption) for caption in references}
+            wrong = [text for words, text in self.captions[self._name(id)] if words not in correct]
             if wrong:
-                row[:] = [wrong[place] for place in torch.randint(len(wrong), (count,), generator=generator).tolist()]
-        return found
+                row[:] = [wrong[index] for index in torch.randint(len(wrong), (count,), generator=generator).tolist()]
+        return negatives
 
 
 class Counterfactual(NegativeSource):
-    """Planted sentences with one fact wrong, from the ground truth of rendered pairs."""
+    """Sentences with one wrong fact, made from the ground truth of rendered pairs."""
 
-    def connect(self, data: PairDataModule) -> None:
-        self.truth = truths_of(data, "Counterfactual")
+    def setup(self, data: PairDataModule) -> None:
+        self.ground_truth = ground_truth_lookup(data, "Counterfactual")
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         from lightning_idc.data.synthetic.counterfactual import counterfactuals
 
         rows = []
         for id in step.batch.ids:
-            found = counterfactuals(self.truth(id), count, generator)
-            if not found:
-                raise DataError(f"no counterfactual can be planted in the pair {id!r}")
-            rows.append([found[k % len(found)] for k in range(count)])
-        return Draw(rows)
+            texts = counterfactuals(self.ground_truth(id), count, generator)
+            if not texts:
+                raise DataError(f"no counterfactual can be made of the pair {id!r}")
+            rows.append([texts[k % len(texts)] for k in range(count)])
+        return RejectedCaptions(rows)
 
 
-def truths_of(data: PairDataModule, who: str) -> Any:
-    """Function that gives the ground truth of a training pair by its id.
+def ground_truth_lookup(data: PairDataModule, user: str) -> Any:
+    """Function from the id of a training pair to its ground truth.
 
     Raises:
         ConfigError: the training split is not rendered.
@@ -196,19 +206,19 @@ def truths_of(data: PairDataModule, who: str) -> Any:
         source = source.source
     if not isinstance(source, SyntheticSource):
         raise ConfigError(
-            f"{who} needs the ground truth of SyntheticPairs; the training split is a {type(source).__name__}"
+            f"{user} needs the ground truth of SyntheticPairs; the training split is a {type(source).__name__}"
         )
-    places = {id: index for index, id in enumerate(source.ids)}
-    return lambda id: source.truth(places[id])
+    index_of = {id: index for index, id in enumerate(source.ids)}
+    return lambda id: source.truth(index_of[id])
 
 
 class FromData(NegativeSource):
-    """Rejected captions that the data brings in ``PairSample.meta``, such as those of a data set of preferences.
+    """Rejected captions that the data has in ``PairSample.meta``, such as those of a preference data set.
 
     Args:
-        key: of ``meta`` that holds a caption or a list of captions.
-        margin: key of ``meta`` that says by how much the chosen caption is better; none when None.
-        error_margins: margin by ``meta["error_type"]`` (HAE-DPO), for pairs without a number of their own.
+        key: key of ``meta`` under which a caption or a list of captions is stored.
+        margin: key of ``meta`` under which the preference margin is stored; None for no margins.
+        error_margins: margin by ``meta["error_type"]`` (HAE-DPO), for pairs without a stored margin.
     """
 
     def __init__(
@@ -216,12 +226,12 @@ class FromData(NegativeSource):
     ) -> None:
         self.key, self.margin, self.error_margins = key, margin, error_margins
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         batch: PairBatch = step.batch
         rows, margins = [], []
         for id, meta in zip(batch.ids, batch.meta, strict=True):
-            given = meta.get(self.key)
-            texts = [given] if isinstance(given, str) else list(given or ())
+            value = meta.get(self.key)
+            texts = [value] if isinstance(value, str) else list(value or ())
             if not texts:
                 raise DataError(f"pair {id!r} has no rejected caption: no {self.key!r} is in its meta {list(meta)}")
             start = int(torch.randint(len(texts), (), generator=generator))
@@ -229,30 +239,31 @@ class FromData(NegativeSource):
             if self.margin is not None or self.error_margins is not None:
                 margins.append([self._margin(id, meta)] * count)
         device = batch.tokens.device
-        return Draw(rows, margin=torch.tensor(margins, device=device) if margins else None)
+        return RejectedCaptions(rows, margin=torch.tensor(margins, device=device) if margins else None)
 
     def _margin(self, id: str, meta: Mapping[str, Any]) -> float:
-        given = None if self.margin is None else meta.get(self.margin)
-        if given is None and self.error_margins is not None:
-            kind: Any = meta.get("error_type")
-            if kind not in self.error_margins:
-                known = ", ".join(self.error_margins)
-                raise DataError(f"pair {id!r}: error_type is {kind!r}; error_margins has {known}")
-            return float(self.error_margins[kind])
-        if not isinstance(given, (int, float)):
-            raise DataError(f"pair {id!r}: meta[{self.margin!r}] is {given!r}; expected a number")
-        return float(given)
+        margin = None if self.margin is None else meta.get(self.margin)
+        if margin is None and self.error_margins is not None:
+            error_type: Any = meta.get("error_type")
+            if error_type not in self.error_margins:
+                names = ", ".join(self.error_margins)
+                raise DataError(f"pair {id!r}: error_type is {error_type!r}; error_margins has {names}")
+            return float(self.error_margins[error_type])
+        if not isinstance(margin, (int, float)):
+            raise DataError(f"pair {id!r}: meta[{self.margin!r}] is {margin!r}; expected a number")
+        return float(margin)
 
 
 class SelfSampled(NegativeSource):
-    """What the policy itself says at random, where that is none of the references: negatives that decoding meets.
+    """Captions sampled from the policy that are not references: the mistakes that decoding makes.
 
-    A sample that is a reference, or on rendered pairs is true, is replaced by a caption of another pair.
+    A sample that equals a reference, or is true by the ground truth of a rendered pair, is replaced by a caption of
+    another pair.
 
     Args:
-        temperature: of the sampling.
-        top_p: mass of the most likely tokens that are sampled from.
-        verify: also ask the ground truth of rendered pairs whether a sample is false.
+        temperature: sampling temperature.
+        top_p: probability mass of the tokens to sample from.
+        verify: whether samples are checked with the ground truth of rendered pairs.
 
     Raises:
         ConfigError: temperature or ``top_p`` is out of range.
@@ -261,63 +272,63 @@ class SelfSampled(NegativeSource):
     def __init__(self, temperature: PositiveFloat = 1.0, top_p: PositiveShare = 1.0, verify: bool = False) -> None:
         check_arguments(SelfSampled.__init__, locals())
         self.temperature, self.top_p, self.verify = temperature, top_p, verify
-        self.elsewhere = RandomCaption()
+        self.fallback = RandomCaption()
 
-    def connect(self, data: PairDataModule) -> None:
-        self.elsewhere.connect(data)
-        self.truth = truths_of(data, "SelfSampled with verify") if self.verify else None
+    def setup(self, data: PairDataModule) -> None:
+        self.fallback.setup(data)
+        self.ground_truth = ground_truth_lookup(data, "SelfSampled with verify") if self.verify else None
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         from lightning_idc.data.synthetic.counterfactual import is_false
 
         captioner = step.module
-        found = self.elsewhere.draw(step, count, generator)
-        said = captioner.decoder.sample(step.features, count, self.temperature, self.top_p, generator)
-        texts = [captioner.built_vocabulary.decode(ids) for ids in said.ids]
-        for b, (row, id, own) in enumerate(zip(found.texts, step.batch.ids, step.batch.references, strict=True)):
-            right = {same_words(caption) for caption in own}
+        batch, negatives = step.batch, self.fallback.draw(step, count, generator)
+        samples = captioner.decoder.sample(step.features, count, self.temperature, self.top_p, generator)
+        texts = [captioner.built_vocabulary.decode(ids) for ids in samples.ids]
+        for b, (row, id, references) in enumerate(zip(negatives.texts, batch.ids, batch.references, strict=True)):
+            correct = {normalize(caption) for caption in references}
             for k in range(count):
                 text = texts[b * count + k]
-                wrong = same_words(text) not in right and bool(text.strip())
-                if wrong and (self.truth is None or is_false(text, self.truth(id))):
+                is_wrong = normalize(text) not in correct and bool(text.strip())
+                if is_wrong and (self.ground_truth is None or is_false(text, self.ground_truth(id))):
                     row[k] = text
-        return found
+        return negatives
 
 
-class _Several(NegativeSource, nn.Module):
-    """Several sources, each with a share."""
+class _WeightedSources(NegativeSource, nn.Module):
+    """Several sources with a weight each."""
 
-    def __init__(self, sources: Sequence[NegativeSource], shares: Sequence[float] | None = None) -> None:
+    def __init__(self, sources: Sequence[NegativeSource], weights: Sequence[float] | None = None) -> None:
         super().__init__()
         if any(isinstance(source, SideBySide) for source in sources):
-            raise ConfigError("sources that stand side by side are not one of several; give their sources themselves")
-        shares = [1.0] * len(sources) if shares is None else list(shares)
-        if len(shares) != len(sources) or not sources or min(shares) < 0 or not sum(shares):
-            raise ConfigError(f"{len(sources)} sources have the shares {shares}; give each source a share of 0 or more")
-        # an add-on belongs to its captioner already; registered twice it would be in checkpoints twice
+            raise ConfigError("SideBySide cannot be a source of another combination; pass its sources themselves")
+        weights = [1.0] * len(sources) if weights is None else list(weights)
+        if len(weights) != len(sources) or not sources or min(weights) < 0 or not sum(weights):
+            raise ConfigError(f"{len(sources)} sources have the weights {weights}; expected one per source, 0 or more")
         self.sources = tuple(sources)
-        self.own = nn.ModuleList(
+        # an add-on is a sub-module of its captioner already; registered twice it would be in checkpoints twice
+        self.source_modules = nn.ModuleList(
             source for source in sources if isinstance(source, nn.Module) and not _is_addon(source)
         )
-        self.shares = torch.tensor(shares)
+        self.weights = torch.tensor(weights)
 
-    def connect(self, data: PairDataModule) -> None:
+    def setup(self, data: PairDataModule) -> None:
         for source in self.sources:
-            source.connect(data)
+            source.setup(data)
 
 
-class SideBySide(_Several):
-    """Every chosen caption against one rejected caption of each source (DNPO has two sources).
+class SideBySide(_WeightedSources):
+    """Compares every chosen caption with one rejected caption of each source (DNPO has two sources).
 
     Args:
-        sources: to draw from.
-        shares: of the loss, one for each source; equal ones when None.
+        sources: S sources of negatives.
+        weights: weight of each source in the loss; equal when None.
 
     Raises:
-        ConfigError: there are not as many shares as sources, or a share is negative.
+        ConfigError: there are not as many weights as sources, or a weight is negative.
     """
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)
         texts = [[text for part in parts for text in part.texts[b]] for b in range(len(step.batch))]
         device = step.batch.tokens.device
@@ -325,31 +336,31 @@ class SideBySide(_Several):
         if any(part.margin is not None for part in parts):
             zero = torch.zeros(len(step.batch), count, device=device)
             margin = torch.cat([zero if part.margin is None else part.margin for part in parts], 1)
-        weights = (self.shares * len(parts) / self.shares.sum()).to(device).repeat_interleave(count)
-        return Draw(texts, margin=margin, parts=parts, weights=weights.expand(len(texts), -1))
+        weights = (self.weights * len(parts) / self.weights.sum()).to(device).repeat_interleave(count)
+        return RejectedCaptions(texts, margin=margin, parts=parts, weights=weights.expand(len(texts), -1))
 
-    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
         count = losses.shape[1] // len(self.sources)
         slices = zip(losses.split(count, 1), present.split(count, 1), strict=True)
-        for source, part, (own, there) in zip(self.sources, draw.parts, slices, strict=True):
-            source.update(part, own, there)
+        for source, part, (part_losses, part_present) in zip(self.sources, draw.parts, slices, strict=True):
+            source.update(part, part_losses, part_present)
 
 
-class Mixture(_Several):
-    """Each rejected caption from one of several sources, drawn anew for each.
+class Mixture(_WeightedSources):
+    """Draws the source of each rejected caption at random.
 
     Args:
-        sources: to draw from.
-        shares: of the captions, one for each source; equal ones when None.
+        sources: sources of negatives.
+        weights: fraction of the captions from each source, up to a common factor; equal when None.
 
     Raises:
-        ConfigError: there are not as many shares as sources, or a share is negative.
+        ConfigError: there are not as many weights as sources, or a weight is negative.
     """
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)
-        chance = self.shares.expand(len(step.batch), -1)
-        which = torch.multinomial(chance, count, replacement=True, generator=generator)
+        weights = self.weights.expand(len(step.batch), -1)  # (B, S)
+        which = torch.multinomial(weights, count, replacement=True, generator=generator)
         texts = [[parts[source].texts[b][k] for k, source in enumerate(row)] for b, row in enumerate(which.tolist())]
         margin = None
         if any(part.margin is not None for part in parts):
@@ -357,12 +368,12 @@ class Mixture(_Several):
             zero = torch.zeros(which.shape, device=device)
             margins = torch.stack([zero if part.margin is None else part.margin for part in parts])
             margin = margins.gather(0, which[None].to(device))[0]
-        return Draw(texts, margin=margin, source=which, parts=parts)
+        return RejectedCaptions(texts, margin=margin, source=which, parts=parts)
 
-    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
         assert draw.source is not None
-        for place, (source, part) in enumerate(zip(self.sources, draw.parts, strict=True)):
-            source.update(part, losses, present & (draw.source == place).to(present.device))
+        for index, (source, part) in enumerate(zip(self.sources, draw.parts, strict=True)):
+            source.update(part, losses, present & (draw.source == index).to(present.device))
 
 
 def _is_addon(source: object) -> bool:

@@ -13,31 +13,31 @@ from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError
 
 Weighting = Literal["frequency", "distinct", "stratified"]
-NO_CHANGE_SHARE = 0.3
-"""Share of the changed pairs whose negatives say that nothing changed."""
-REDRAWS = 8
-"""Draws of candidates before a pair that is left without any is an error."""
+NO_CHANGE_FRACTION = 0.3
+"""Fraction of the changed pairs whose negatives say that nothing changed."""
+MAX_DRAWS = 8
+"""Draws of candidates before a pair without any candidate is an error."""
 
 
-def same_words(caption: str) -> str:
-    """Form in which two captions are equal if they say the same words: lower case, spaces and all."""
+def normalize(caption: str) -> str:
+    """Caption in a form that is equal for two captions of the same words: lower case, single spaces."""
     return " ".join(words_of(caption))
 
 
 class CaptionPool:
-    """Captions of a training split, each with how often it is said.
+    """Distinct captions of a training split with their frequencies.
 
     Args:
-        captions: with duplicates; those that say the same words are one entry.
-        weighting: how candidates are drawn. ``frequency``: as often as they are said, with repeats, as when captions of
-            other pairs are drawn at random. ``distinct``: each entry once. ``stratified``: as often as they are said,
-            but "nothing changed" is a stratum of its own (see :meth:`offer`).
-        no_change: the sentences that say that nothing changed.
-        no_change_share: in ``stratified``, share of the changed pairs whose negatives are such sentences.
+        captions: captions with duplicates; captions of the same words are one entry.
+        weighting: how candidates are drawn. ``frequency``: in proportion to their frequency, with repeats, as captions
+            of random other pairs are. ``distinct``: each entry once. ``stratified``: by frequency, with "nothing
+            changed" as a separate stratum (see :meth:`offer`).
+        no_change: sentences that say that nothing changed.
+        no_change_fraction: in ``stratified``, fraction of the changed pairs whose negatives are such sentences.
 
     Raises:
         DataError: there are fewer than two distinct captions.
-        ConfigError: the weighting is unknown or the share is none.
+        ConfigError: the weighting is unknown or the fraction is out of range.
     """
 
     def __init__(
@@ -45,47 +45,47 @@ class CaptionPool:
         captions: Iterable[str],
         weighting: Weighting = "frequency",
         no_change: Iterable[str] = (),
-        no_change_share: Share = 0.0,
+        no_change_fraction: Share = 0.0,
     ) -> None:
         check_arguments(CaptionPool.__init__, locals())
-        self.weighting, self.no_change_share = weighting, no_change_share
+        self.weighting, self.no_change_fraction = weighting, no_change_fraction
         self.texts: list[str] = []
-        self._places: dict[str, int] = {}
-        said: list[int] = []
+        self._indices: dict[str, int] = {}
+        occurrences: list[int] = []  # index of every caption, duplicates included
         for caption in captions:
-            place = self._places.setdefault(same_words(caption), len(self.texts))
-            if place == len(self.texts):
+            index = self._indices.setdefault(normalize(caption), len(self.texts))
+            if index == len(self.texts):
                 self.texts.append(caption)
-            said.append(place)
+            occurrences.append(index)
         if len(self.texts) < 2:
             raise DataError(
                 f"the training split has {len(self.texts)} distinct captions; negatives need at least two to draw from"
             )
-        unchanged = {same_words(caption) for caption in no_change}
-        self.unchanged = torch.tensor([same_words(text) in unchanged for text in self.texts])
-        every = torch.tensor(said)
-        self._said = torch.arange(len(self.texts)) if weighting == "distinct" else every
-        self._changes = every[~self.unchanged[every]]
+        no_change_texts = {normalize(caption) for caption in no_change}
+        self.is_no_change = torch.tensor([normalize(text) in no_change_texts for text in self.texts])
+        every = torch.tensor(occurrences)
+        self._drawable = torch.arange(len(self.texts)) if weighting == "distinct" else every
+        self._changes = every[~self.is_no_change[every]]
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def draw(self, size: int, generator: torch.Generator, rank: int = 0, processes: int = 1) -> Tensor:
-        """Places of ``size`` captions, or of all where there are fewer.
+    def draw(self, size: int, generator: torch.Generator, rank: int = 0, num_processes: int = 1) -> Tensor:
+        """Indices of ``size`` captions, or of all where there are fewer.
 
-        Several processes draw from shares of the pool, so that a step of theirs sees as many captions as there can be;
-        from the same pool where a share would be smaller than ``size``.
+        Each process draws from its part of the pool, so that a step sees as many distinct captions as possible, or from
+        the whole pool where a part would be smaller than ``size``.
 
         Args:
-            size: captions to draw.
-            generator: of this process.
-            rank: of this process.
-            processes: that train together.
+            size: number of captions to draw.
+            generator: random numbers of this process.
+            rank: rank of this process.
+            num_processes: number of processes.
         """
         if self.weighting == "stratified" and len(self._changes):
-            same = self.unchanged.nonzero()[:, 0]
-            return torch.cat([_drawn(self._changes, size, generator, rank, processes), same])
-        return _drawn(self._said, size, generator, rank, processes)
+            no_change = self.is_no_change.nonzero()[:, 0]
+            return torch.cat([_draw_from(self._changes, size, generator, rank, num_processes), no_change])
+        return _draw_from(self._drawable, size, generator, rank, num_processes)
 
     def offer(
         self,
@@ -93,67 +93,71 @@ class CaptionPool:
         references: Sequence[Sequence[str]],
         generator: torch.Generator,
         rank: int = 0,
-        processes: int = 1,
+        num_processes: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """Candidates of a batch and who may be given which.
+        """Candidates of a batch, and which of them may be a negative of which pair.
 
-        In ``stratified``, a share of the changed pairs may be given sentences that say that nothing changed and nothing
-        else; the other pairs may be given only sentences that name a change.
+        In ``stratified``, a fraction of the changed pairs may only get sentences that say that nothing changed; all
+        other pairs may only get sentences that name a change.
 
         Args:
-            size: candidates to draw.
+            size: number of candidates to draw.
             references: all captions of each of B pairs.
-            generator: of this process.
-            rank: of this process.
-            processes: that train together.
+            generator: random numbers of this process.
+            rank: rank of this process.
+            num_processes: number of processes.
 
         Returns:
-            places ``(N,)`` and bool ``(B, N)``, True where a candidate may be a negative of a pair.
+            indices ``(N,)`` and bool ``(B, N)``, True where a candidate may be a negative of a pair.
 
         Raises:
-            DataError: a pair is left without any candidate, draw after draw.
+            DataError: a pair has no candidate after several draws.
         """
-        for _ in range(REDRAWS):
-            places = self.draw(size, generator, rank, processes)
-            allowed = self.wrong(places, references, empty=True)
+        for _ in range(MAX_DRAWS):
+            indices = self.draw(size, generator, rank, num_processes)
+            allowed = self.is_wrong(indices, references, allow_none=True)
             if self.weighting == "stratified":
-                allowed = self._stratified(places, allowed, references, generator)
+                allowed = self._stratified(indices, allowed, references, generator)
             if bool(allowed.any(1).all()):
-                return places, allowed
-        return places, self.wrong(places, references)
+                return indices, allowed
+        return indices, self.is_wrong(indices, references)
 
     def _stratified(
-        self, places: Tensor, allowed: Tensor, references: Sequence[Sequence[str]], generator: torch.Generator
+        self, indices: Tensor, allowed: Tensor, references: Sequence[Sequence[str]], generator: torch.Generator
     ) -> Tensor:
-        drawn = torch.rand(len(references), generator=generator) < self.no_change_share
-        stratum = (drawn & ~self.says_no_change(references))[:, None] == self.unchanged[places]
-        kept = allowed & stratum
-        # a stratum without a candidate, as in a split whose captions never say that nothing changed
-        return torch.where(kept.any(1, keepdim=True), kept, allowed)
+        selected = torch.rand(len(references), generator=generator) < self.no_change_fraction
+        stratum = (selected & ~self.says_no_change(references))[:, None] == self.is_no_change[indices]  # (B, N)
+        in_stratum = allowed & stratum
+        # a stratum can be empty, as in a split whose captions never say that nothing changed
+        return torch.where(in_stratum.any(1, keepdim=True), in_stratum, allowed)
 
     def says_no_change(self, references: Sequence[Sequence[str]]) -> Tensor:
         """Which pairs have a reference that says that nothing changed: bool ``(B,)``."""
-        places = [[self._places.get(same_words(caption), -1) for caption in captions] for captions in references]
-        return torch.tensor([any(place >= 0 and bool(self.unchanged[place]) for place in own) for own in places])
+        rows = self._reference_indices(references)
+        return torch.tensor([any(index >= 0 and bool(self.is_no_change[index]) for index in row) for row in rows])
 
-    def places_of(self, captions: Iterable[str]) -> Tensor:
-        """Places of captions of the pool, ``(N,)``."""
-        return torch.tensor([self._places[same_words(caption)] for caption in captions])
+    def _reference_indices(self, references: Sequence[Sequence[str]]) -> list[list[int]]:
+        """Indices of the references of each pair; -1 for a caption outside of the pool."""
+        return [[self._indices.get(normalize(caption), -1) for caption in captions] for captions in references]
 
-    def wrong(self, candidates: Tensor, references: Sequence[Sequence[str]], empty: bool = False) -> Tensor:
-        """Which candidates are not a pair's own references: bool ``(B, N)``.
+    def indices_of(self, captions: Iterable[str]) -> Tensor:
+        """Indices of captions of the pool, ``(N,)``."""
+        return torch.tensor([self._indices[normalize(caption)] for caption in captions])
+
+    def is_wrong(self, candidates: Tensor, references: Sequence[Sequence[str]], allow_none: bool = False) -> Tensor:
+        """Which candidates are not references of a pair: bool ``(B, N)``.
 
         Args:
-            candidates: places ``(N,)``.
+            candidates: indices ``(N,)``.
             references: all captions of each of B pairs.
-            empty: let a pair have no candidate.
+            allow_none: whether a pair may have no candidate.
 
         Raises:
-            DataError: a pair is left without any candidate.
+            DataError: a pair has no candidate.
         """
-        own = [[self._places.get(same_words(caption), -1) for caption in captions] for captions in references]
-        allowed = torch.stack([~torch.isin(candidates, torch.tensor(places)) for places in own])
-        if not empty and not bool(allowed.any(1).all()):
+        rows = self._reference_indices(references)
+        allowed = torch.stack([~torch.isin(candidates, torch.tensor(row)) for row in rows])
+        if not allow_none and not bool(allowed.any(1).all()):
             raise DataError(
                 f"all {len(candidates)} candidate captions are references of one pair; draw more candidates, or give "
                 "the training split more different captions"
@@ -161,29 +165,29 @@ class CaptionPool:
         return allowed
 
 
-def _drawn(places: Tensor, size: int, generator: torch.Generator, rank: int, processes: int) -> Tensor:
-    """``size`` of the places without replacement, from this process's share where that is large enough."""
-    share = places if len(places) < size * processes else places[rank::processes]
-    return share[torch.randperm(len(share), generator=generator)[:size]]
+def _draw_from(indices: Tensor, size: int, generator: torch.Generator, rank: int, num_processes: int) -> Tensor:
+    """``size`` of the indices without replacement, from this process's part of them where that is large enough."""
+    local = indices if len(indices) < size * num_processes else indices[rank::num_processes]
+    return local[torch.randperm(len(local), generator=generator)[:size]]
 
 
 def choose(
     logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw ``count`` candidates per pair, with replacement, from the softmax over those that are allowed.
+    """RejectedCaptions ``count`` candidates per pair, with replacement, from the softmax over those that are allowed.
 
     ADPO Eq. 3
 
     Args:
         logits: ``(B, N)``.
         allowed: bool ``(B, N)``.
-        count: per pair.
-        generator: of the processor; torch's global one when None.
+        count: K, candidates drawn per pair.
+        generator: random numbers, on the CPU; torch's global generator when None.
 
     Returns:
-        columns drawn, ``(B, count)`` on the processor, and the log-probabilities of all candidates, ``(B, N)``.
+        columns drawn, ``(B, K)`` on the CPU, and the log-probabilities of all candidates, ``(B, N)``.
     """
     log_probs = logits.float().masked_fill(~allowed, float("-inf")).log_softmax(-1)
-    # on the processor, where the texts are needed next, and where every device draws the same
-    chances = log_probs.detach().exp().cpu()
-    return torch.multinomial(chances, count, replacement=True, generator=generator), log_probs
+    # on the CPU, where the texts are needed next and draws do not depend on the device
+    probabilities = log_probs.detach().exp().cpu()
+    return torch.multinomial(probabilities, count, replacement=True, generator=generator), log_probs

@@ -1,4 +1,4 @@
-"""PreferenceOptimization: prefer what is true of a pair to what is not (DPO; ADPO section 4.1), on any captioner."""
+"""PreferenceOptimization: the callback of DPO and ADPO (section 4.1), for any captioner."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from lightning_idc.utils.errors import ConfigError
 class PreferenceOptimization(PolicyCallback):
     """Trains a captioner by direct preference optimisation instead of by the caption loss.
 
-    The chosen captions are those that the batch holds (``captions_per_pair`` of them), each against one rejected
-    caption. Start it from a supervised captioner with ``init_from``, which then is the reference policy.
+    Each chosen caption of the batch (``captions_per_pair`` per pair) is compared with one rejected caption. Start from
+    a supervised captioner with ``init_from``, which then is the reference policy.
 
     Args:
         negatives: source of the rejected captions; :class:`RandomCaption` when None. An `AdversarialRetriever` among
-            the callbacks takes its place.
+            the callbacks replaces it.
         reference: reference policy; :class:`FrozenCopy` when None.
-        dropout: leave dropout on. Off, the policy starts at the reference exactly; activation checkpointing of
-            transformers needs it on.
-        validation: also log the metrics of comparisons on validation pairs, against random negatives.
+        dropout: whether dropout stays on. Without dropout the policy starts exactly at the reference; activation
+            checkpointing of transformers needs it on.
+        validation: whether preference metrics are also logged on validation pairs, with random negatives.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
-        options: of :class:`~lightning_idc.methods.adpo.preference_addon.PreferenceOptions`.
+        options: fields of :class:`~lightning_idc.methods.adpo.preference_addon.PreferenceOptions`.
     """
 
     options_class = PreferenceOptions
@@ -54,39 +54,39 @@ class PreferenceOptimization(PolicyCallback):
 
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
-            raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; {type(module).__name__} is none")
+            raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; this is a {type(module).__name__}")
         for source in (self.negatives, self.val_negatives):
             if source is not None:
-                source.connect(train_data(module))
+                source.setup(train_data(module))
         assert self.reference is not None
-        self.reference.connect(module)
-        # without a reference there is nothing to anchor to
+        self.reference.setup(module)
+        # without a reference policy there is nothing to anchor to
         options = replace(self.options, anchor=0.0) if isinstance(self.reference, NoReference) else self.options
         return Preference(options, self.negatives, self.reference, train_data(module).no_change_captions())
 
-    def adopt(self, module: LightningModule, addon: Addon) -> None:
+    def reuse(self, module: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, Preference)
         self.negatives, self.reference = addon.negatives, addon.reference
         if self.val_negatives is not None:
-            self.val_negatives.connect(train_data(module))
+            self.val_negatives.setup(train_data(module))
 
     def addon(self, module: LightningModule) -> Preference:
         """The add-on that this callback attached."""
-        found = addons_of(module)[self.name]
-        assert isinstance(found, Preference)
-        return found
+        addon = addons_of(module)[self.name]
+        assert isinstance(addon, Preference)
+        return addon
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Connect the adversary, an add-on that gives negatives; by now all add-ons are attached."""
+        """Let the adversary, an add-on that draws negatives, replace the source; by now all add-ons are attached."""
         adversaries = {
             name: addon
             for name, addon in addons_of(pl_module).items()
             if isinstance(addon, NegativeSource) and addon.weight
         }
         if len(adversaries) > 1:
-            raise ConfigError(f"add-ons {list(adversaries)} all give negatives; at most one may: remove the others")
+            raise ConfigError(f"add-ons {list(adversaries)} all draw negatives; keep one of them")
         for adversary in adversaries.values():
-            self.addon(pl_module).set_adversary(adversary, adversary.share)
+            self.addon(pl_module).set_adversary(adversary, adversary.fraction)
 
     def on_validation_batch_end(
         self,

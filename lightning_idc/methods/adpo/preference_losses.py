@@ -1,8 +1,8 @@
-"""Preference losses by the names and with the numbers of TRL: functions of a :class:`Comparison` and beta.
+"""Preference losses under the names of TRL, equal to its values: functions of a :class:`Comparison` and beta.
 
-Those with an option of their own are frozen dataclasses, so that recipes can write them as ``class_path`` and
-``init_args``. Each gives one loss per comparison, ``(B, K)``. A margin of the data is subtracted from M by those that
-look at nothing else (``dpo``, ``hinge``, ``SmoothedDPO``, ``RobustDPO``, ``EXO``, ``DiscoPOP``); the others refuse it.
+Losses with options are frozen dataclasses, so that recipes can write them as ``class_path`` and ``init_args``. Each
+returns one loss per comparison, ``(B, K)``. A margin of the data is subtracted from M by the losses that depend on M
+alone (``dpo``, ``hinge``, ``SmoothedDPO``, ``RobustDPO``, ``EXO``, ``DiscoPOP``); the others raise a ConfigError.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.methods.adpo.comparison import Comparison
-from lightning_idc.methods.adpo.losses import PreferenceLoss, beyond, dpo, margin
+from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo, margin, margin_excess
 from lightning_idc.utils.bounds import OpenShare, PositiveFloat, ShareBelowHalf, ShareBelowOne, check_fields
 from lightning_idc.utils.errors import ConfigError
 
@@ -28,7 +28,7 @@ def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:
 
 def hinge(comparison: Comparison, beta: float) -> Tensor:
     """How far M stays below 1 (SLiC; Zhao et al. 2023)."""
-    return torch.relu(1 - beyond(comparison, beta))
+    return torch.relu(1 - margin_excess(comparison, beta))
 
 
 def ipo(comparison: Comparison, beta: float) -> Tensor:
@@ -37,7 +37,7 @@ def ipo(comparison: Comparison, beta: float) -> Tensor:
     It has a finite optimum, so a preference that is already certain pushes no further. TRL's ``ipo`` compares means
     per token: :class:`IPO`.
     """
-    _refuse_margin(comparison, "ipo")
+    _check_no_margin(comparison, "ipo")
     return (comparison.log_ratio - 1 / (2 * beta)).square()
 
 
@@ -60,7 +60,7 @@ class SmoothedDPO:
     """DPO with label smoothing (cDPO; Mitchell 2023).
 
     Args:
-        label_smoothing: probability that a preference is the wrong way round.
+        label_smoothing: probability that a preference is labelled the wrong way round.
     """
 
     label_smoothing: ShareBelowOne = 0.1
@@ -74,10 +74,10 @@ class SmoothedDPO:
 
 @dataclass(frozen=True)
 class RobustDPO:
-    """DPO whose expectation is right when preferences are the wrong way round now and then (Chowdhury et al. 2024).
+    """DPO that is unbiased when some preferences are labelled the wrong way round (Chowdhury et al. 2024).
 
     Args:
-        label_smoothing: probability that a preference is the wrong way round; below one half.
+        label_smoothing: probability that a preference is labelled the wrong way round; below one half.
     """
 
     label_smoothing: ShareBelowHalf = 0.1
@@ -86,8 +86,8 @@ class RobustDPO:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value, share = beyond(comparison, beta), self.label_smoothing
-        return (share * F.logsigmoid(-value) - (1 - share) * F.logsigmoid(value)) / (1 - 2 * share)
+        logits, epsilon = margin_excess(comparison, beta), self.label_smoothing
+        return (epsilon * F.logsigmoid(-logits) - (1 - epsilon) * F.logsigmoid(logits)) / (1 - 2 * epsilon)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class EXO:
     """Reverse KL divergence from the smoothed preference to the policy's (EXO, Ji et al. 2024, Eq. 16).
 
     Args:
-        label_smoothing: probability that a preference is the wrong way round; more than 0.
+        label_smoothing: probability that a preference is labelled the wrong way round; more than 0.
     """
 
     label_smoothing: OpenShare = 1e-3
@@ -104,9 +104,9 @@ class EXO:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value, share = beyond(comparison, beta), self.label_smoothing
-        won = value.sigmoid() * (F.logsigmoid(value) - math.log(1 - share))
-        return won + (-value).sigmoid() * (F.logsigmoid(-value) - math.log(share))
+        logits, epsilon = margin_excess(comparison, beta), self.label_smoothing
+        won = logits.sigmoid() * (F.logsigmoid(logits) - math.log(1 - epsilon))
+        return won + (-logits).sigmoid() * (F.logsigmoid(-logits) - math.log(epsilon))
 
 
 @dataclass(frozen=True)
@@ -123,40 +123,40 @@ class DiscoPOP:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value = beyond(comparison, beta)
-        blend = torch.sigmoid(value / self.temperature)
-        return -F.logsigmoid(value) * (1 - blend) + torch.exp(-value) * blend
+        logits = margin_excess(comparison, beta)
+        blend = torch.sigmoid(logits / self.temperature)
+        return -F.logsigmoid(logits) * (1 - blend) + torch.exp(-logits) * blend
 
 
 def nca(comparison: Comparison, beta: float) -> Tensor:
     """Noise-contrastive alignment of each caption's own reward (NCA, Chen et al. 2024)."""
-    _refuse_margin(comparison, "nca")
+    _check_no_margin(comparison, "nca")
     chosen, rejected = beta * comparison.chosen_ratio, beta * comparison.rejected_ratio
     return -F.logsigmoid(chosen) - (F.logsigmoid(-chosen) + F.logsigmoid(-rejected)) / 2
 
 
 def sppo(comparison: Comparison, beta: float) -> Tensor:
     """Log-ratios towards plus and minus 1 / (2 beta) (SPPO with hard labels, Wu et al. 2024)."""
-    _refuse_margin(comparison, "sppo")
+    _check_no_margin(comparison, "sppo")
     goal = 0.5 / beta
     return (comparison.chosen_ratio - goal).square() + (comparison.rejected_ratio + goal).square()
 
 
 def apo_zero(comparison: Comparison, beta: float) -> Tensor:
     """Chosen up, rejected down; for chosen captions better than the policy's (APO, D'Oosterlinck et al. 2024)."""
-    _refuse_margin(comparison, "apo_zero")
+    _check_no_margin(comparison, "apo_zero")
     return torch.sigmoid(-beta * comparison.chosen_ratio) + torch.sigmoid(beta * comparison.rejected_ratio)
 
 
 def apo_down(comparison: Comparison, beta: float) -> Tensor:
     """Both down, rejected more; for chosen captions worse than the policy's (APO, D'Oosterlinck et al. 2024)."""
-    _refuse_margin(comparison, "apo_down")
+    _check_no_margin(comparison, "apo_down")
     return torch.sigmoid(beta * comparison.chosen_ratio) + torch.sigmoid(-margin(comparison, beta))
 
 
 def bco(comparison: Comparison, beta: float) -> Tensor:
     """A classifier of chosen against rejected captions by their own rewards (TRL's ``bco_pair``; Jung et al. 2024)."""
-    _refuse_margin(comparison, "bco")
+    _check_no_margin(comparison, "bco")
     return -F.logsigmoid(beta * comparison.chosen_ratio) - F.logsigmoid(-beta * comparison.rejected_ratio)
 
 
@@ -167,7 +167,7 @@ class AOT:
     Args:
         paired: sort the policy's and the reference's preferences (TRL's ``aot``); else the log-ratios of chosen and of
             rejected captions (``aot_unpaired``).
-        label_smoothing: probability that a preference is the wrong way round.
+        label_smoothing: probability that a preference is labelled the wrong way round.
     """
 
     paired: bool = True
@@ -177,17 +177,17 @@ class AOT:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        _refuse_margin(comparison, "AOT")
-        there = comparison.present
+        _check_no_margin(comparison, "AOT")
+        present = comparison.present
         if self.paired:
             first = comparison.chosen - comparison.rejected
             second = comparison.reference_chosen - comparison.reference_rejected
         else:
             first, second = comparison.chosen_ratio, comparison.rejected_ratio
-        value = beta * (first[there].sort().values - second[there].sort().values)
-        share = self.label_smoothing
-        losses = -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value)
-        return torch.zeros_like(first).masked_scatter(there, losses.to(first.dtype))
+        logits = beta * (first[present].sort().values - second[present].sort().values)
+        epsilon = self.label_smoothing
+        losses = -(1 - epsilon) * F.logsigmoid(logits) - epsilon * F.logsigmoid(-logits)
+        return torch.zeros_like(first).masked_scatter(present, losses.to(first.dtype))
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ class SimPO:
 
     Args:
         gamma: target of beta times the difference of the means.
-        label_smoothing: probability that a preference is the wrong way round.
+        label_smoothing: probability that a preference is labelled the wrong way round.
     """
 
     gamma: float = 0.5
@@ -208,10 +208,10 @@ class SimPO:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        _refuse_margin(comparison, "SimPO")
+        _check_no_margin(comparison, "SimPO")
         means = comparison.per_token()
-        value, share = beta * (means.chosen - means.rejected) - self.gamma, self.label_smoothing
-        return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value)
+        logits, epsilon = beta * (means.chosen - means.rejected) - self.gamma, self.label_smoothing
+        return -(1 - epsilon) * F.logsigmoid(logits) - epsilon * F.logsigmoid(-logits)
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class CPO:
 
     Args:
         alpha: weight of the caption loss.
-        label_smoothing: probability that a preference is the wrong way round.
+        label_smoothing: probability that a preference is labelled the wrong way round.
     """
 
     alpha: float = 1.0
@@ -230,14 +230,14 @@ class CPO:
         check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        _refuse_margin(comparison, "CPO")
-        value, share = beta * (comparison.chosen - comparison.rejected), self.label_smoothing
-        return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value) + self.alpha * sft(comparison)
+        _check_no_margin(comparison, "CPO")
+        logits, epsilon = beta * (comparison.chosen - comparison.rejected), self.label_smoothing
+        return -(1 - epsilon) * F.logsigmoid(logits) - epsilon * F.logsigmoid(-logits) + self.alpha * sft(comparison)
 
 
 def odds_ratio(comparison: Comparison, beta: float) -> Tensor:
     """Beta times minus the log-sigmoid of the log odds ratio of the means per token (the ratio term of ORPO)."""
-    _refuse_margin(comparison, "odds_ratio")
+    _check_no_margin(comparison, "odds_ratio")
     means = comparison.per_token()
     log_odds = (means.chosen - _log1mexp(means.chosen)) - (means.rejected - _log1mexp(means.rejected))
     return -beta * F.logsigmoid(log_odds)
@@ -248,11 +248,11 @@ def orpo(comparison: Comparison, beta: float) -> Tensor:
     return sft(comparison) + odds_ratio(comparison, beta)
 
 
-def _refuse_margin(comparison: Comparison, name: str) -> None:
-    """Refuse a margin of the data, which a loss would drop."""
+def _check_no_margin(comparison: Comparison, name: str) -> None:
+    """Raise if the data has margins, which the loss would ignore."""
     if comparison.margin is not None:
         raise ConfigError(
-            f"the loss {name} has no place for a margin of the data; take dpo, hinge, SmoothedDPO, RobustDPO, EXO or "
+            f"the loss {name} does not support a margin of the data; take dpo, hinge, SmoothedDPO, RobustDPO, EXO or "
             "DiscoPOP, or leave out `margin` and `error_margins` of the negatives"
         )
 
@@ -266,8 +266,8 @@ class WeightedSum:
     """Several losses at once, such as MPO's: ``dpo`` 0.8, ``bco`` 0.2 and ``sft`` 1 (Wang et al. 2024).
 
     Args:
-        losses: of each comparison.
-        weights: one factor each.
+        losses: loss functions.
+        weights: factor of each loss.
 
     Raises:
         ConfigError: there are not as many weights as losses.

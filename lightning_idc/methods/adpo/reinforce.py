@@ -21,14 +21,14 @@ def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0
 
     Args:
         log_probs: log-probability of each choice, any shape, with gradient.
-        rewards: of each choice, the same shape; no gradient flows into them.
-        baseline: subtracted from the rewards; leaves the estimate unbiased if it does not depend on the choice.
+        rewards: reward of each choice, the same shape; no gradient flows into them.
+        baseline: value to subtract from the rewards; the estimate stays unbiased if it does not depend on the choice.
     """
     return -((rewards - baseline).detach() * log_probs).mean()
 
 
 class Baseline(nn.Module):
-    """What rewards are compared with."""
+    """Value that is subtracted from rewards to lower the variance of REINFORCE."""
 
     @abstractmethod
     def forward(self, rewards: Tensor) -> Tensor:
@@ -36,20 +36,20 @@ class Baseline(nn.Module):
 
 
 class NoBaseline(Baseline):
-    """Rewards as they are."""
+    """No baseline: the rewards unchanged."""
 
     def forward(self, rewards: Tensor) -> Tensor:
         return torch.zeros_like(rewards)
 
 
 class RunningMean(Baseline):
-    """Exponential mean of the rewards of earlier steps; in the first step the other rewards of the batch.
+    """Exponential mean of the rewards of earlier steps; in the first step the mean of the other rewards of the batch.
 
     Args:
-        momentum: share that a step leaves as it was, less than 1.
+        momentum: weight of earlier steps, below 1.
 
     Raises:
-        ConfigError: it is out of range.
+        ConfigError: the momentum is out of range.
     """
 
     mean: Tensor
@@ -63,17 +63,17 @@ class RunningMean(Baseline):
         self.register_buffer("weight", torch.zeros(()))
 
     def forward(self, rewards: Tensor) -> Tensor:
-        # divided by the weight so far, or the zero that it began with would be a reward
-        known = self.mean / self.weight.clamp(min=1e-12)
-        # without it the first step would push every choice that it happened to draw, all with one sign
-        before = torch.where(self.weight > 0, known, leave_one_out(rewards.detach()))
-        # over all processes, or their baselines drift apart; one of them may have no reward in a step
+        # divided by the weight so far, as the initial zero is not a reward
+        mean = self.mean / self.weight.clamp(min=1e-12)
+        # without a baseline the first step would push all choices that were drawn in one direction
+        baseline = torch.where(self.weight > 0, mean, leave_one_out(rewards.detach()))
+        # over all processes, so that their baselines agree; a process may have no reward in a step
         parts = torch.stack([rewards.detach().sum(), torch.ones_like(rewards).sum()])
         total, count = mean_over_processes(parts).to(self.mean.dtype)
-        kept = torch.where(count > 0, self.momentum, 1.0)
-        self.mean.mul_(kept).add_((1 - kept) * total / count.clamp(min=1e-6))
-        self.weight.mul_(kept).add_(1 - kept)
-        return before
+        momentum = torch.where(count > 0, self.momentum, 1.0)
+        self.mean.mul_(momentum).add_((1 - momentum) * total / count.clamp(min=1e-6))
+        self.weight.mul_(momentum).add_(1 - momentum)
+        return baseline
 
 
 class LeaveOneOut(Baseline):

@@ -1,4 +1,4 @@
-"""RewardMined: the policy's own worst captions as the rejected ones of preference optimisation."""
+"""RewardMined: samples of the policy with the lowest rewards as rejected captions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, RandomCaption
-from lightning_idc.methods.adpo.pool import same_words
-from lightning_idc.methods.policy.rewards import Reward, rewards_of
+from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, RejectedCaptions
+from lightning_idc.methods.adpo.pool import normalize
+from lightning_idc.methods.policy.rewards import Reward, compute_rewards
 from lightning_idc.methods.policy.rollout import grouped
 from lightning_idc.models.addon import TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
@@ -19,58 +19,58 @@ if TYPE_CHECKING:
 
 
 class RewardMined(NegativeSource):
-    """What the policy itself says at random and a reward finds worst, for :class:`PreferenceOptimization`.
+    """Samples of the policy with the lowest rewards, as negatives of :class:`PreferenceOptimization`.
 
-    Beside an `AdversarialRetriever` its ``share`` says how many negatives come from where. A sample that is a
-    reference, or as good as ``best``, is replaced by a caption of another pair.
+    Together with an `AdversarialRetriever`, the retriever's ``fraction`` is its part of the negatives. A sample that
+    equals a reference, or has a reward of ``max_reward`` or more, is replaced by a caption of another pair.
 
     Args:
-        reward: judges the samples.
-        samples: drawn per pair, of which the worst are taken.
-        best: samples with this reward or more are not negatives; None for any.
-        temperature: of the sampling.
-        top_p: of the sampling.
+        reward: reward of the samples.
+        samples: number of samples per pair, of which the worst are taken.
+        max_reward: reward from which on a sample is not a negative; None for no bound.
+        temperature: sampling temperature.
+        top_p: probability mass of the tokens to sample from.
 
     Raises:
-        ConfigError: no caption is drawn, or temperature or ``top_p`` is out of range.
+        ConfigError: ``samples``, ``temperature`` or ``top_p`` is out of range.
     """
 
     def __init__(
         self,
         reward: Reward,
         samples: PositiveInt = 8,
-        best: float | None = 1.0,
+        max_reward: float | None = 1.0,
         temperature: PositiveFloat = 1.0,
         top_p: PositiveShare = 1.0,
     ) -> None:
         check_arguments(RewardMined.__init__, locals())
-        self.reward, self.samples, self.best = reward, samples, best
+        self.reward, self.samples, self.max_reward = reward, samples, max_reward
         self.temperature, self.top_p = temperature, top_p
-        self.elsewhere = RandomCaption()
+        self.fallback = RandomCaption()
 
-    def connect(self, data: PairDataModule) -> None:
-        self.reward.connect(data)
-        self.elsewhere.connect(data)
+    def setup(self, data: PairDataModule) -> None:
+        self.reward.setup(data)
+        self.fallback.setup(data)
 
-    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         captioner = step.module
-        found = self.elsewhere.draw(step, count, generator)
-        wanted = max(self.samples, count)
-        said = captioner.generate(
-            step.features, samples=wanted, temperature=self.temperature, top_p=self.top_p, generator=generator
+        negatives = self.fallback.draw(step, count, generator)
+        num_samples = max(self.samples, count)
+        captions = captioner.generate(
+            step.features, samples=num_samples, temperature=self.temperature, top_p=self.top_p, generator=generator
         )
-        texts = grouped([caption.text for caption in said], wanted)
-        rewards = rewards_of(self.reward, step.batch, texts).tolist()
-        for row, own, samples, values in zip(found.texts, step.batch.references, texts, rewards, strict=True):
-            right = {same_words(caption) for caption in own}
+        texts = grouped([caption.text for caption in captions], num_samples)
+        rewards = compute_rewards(self.reward, step.batch, texts).tolist()
+        for row, references, samples, values in zip(
+            negatives.texts, step.batch.references, texts, rewards, strict=True
+        ):
+            correct = {normalize(caption) for caption in references}
             # each sentence once, the worst first
-            worst = sorted(
-                {same_words(text): (value, text) for value, text in zip(values, samples, strict=True)}.values()
-            )
-            wrong = [
-                text
-                for value, text in worst
-                if text.strip() and same_words(text) not in right and (self.best is None or value < self.best)
-            ]
-            row[: len(wrong)] = wrong[:count]
-        return found
+            scored = {normalize(text): (value, text) for value, text in zip(values, samples, strict=True)}
+            mined = [text for value, text in sorted(scored.values()) if self._is_negative(text, value, correct)]
+            row[: len(mined)] = mined[:count]
+        return negatives
+
+    def _is_negative(self, text: str, reward: float, correct: set[str]) -> bool:
+        is_bad = self.max_reward is None or reward < self.max_reward
+        return is_bad and bool(text.strip()) and normalize(text) not in correct

@@ -16,9 +16,9 @@ from lightning_idc.nn.vocabulary import CLIP
 from lightning_idc.utils.errors import CheckpointError, reads_file
 
 HEAD_WIDTH = 64
-"""Of the attention heads of every CLIP of OpenAI."""
+"""Width of an attention head of every CLIP of OpenAI."""
 
-# parts of the official decoder that keep their shape; {kind}.layer.N is a layer of ours
+# parts of the official decoder with the same shape
 _RENAMED = {
     "decoder.embeddings.LayerNorm.": "norm_words.",
     "decoder.classifier.cls.predictions.transform.dense.": "transform.0.",
@@ -40,7 +40,7 @@ _IN_DECODER = {
     "enc_attn.output.dense.": "out_cross.",
     "enc_attn.output.LayerNorm.": "norm_cross.",
 }
-# written twice by the official code, which shares them between the decoder and CLIP's text tower
+# stored twice by the official code, which shares them between the decoder and CLIP's text tower
 _SHARED = {
     "decoder.embeddings.word_embeddings.weight": "clip.token_embedding.weight",
     "decoder.embeddings.position_embeddings.weight": "clip.positional_embedding",
@@ -55,12 +55,12 @@ def convert(checkpoint: Path, intra_layers: int | None = None, heads: int = 8) -
 
     Args:
         checkpoint: file of the official training code.
-        intra_layers: blocks of the image tower that see one image alone, which the file does not tell; all but 3
-            when None, the official setting.
-        heads: attention heads of the decoder, which the file does not tell.
+        intra_layers: blocks of the image tower that encode each image separately, which the file does not show; all
+            but 3, the official setting, when None.
+        heads: attention heads of the decoder, which the file does not show.
 
     Raises:
-        CheckpointError: the file is not such a checkpoint, or holds something that is not understood.
+        CheckpointError: the file is not such a checkpoint, or holds an unknown weight.
     """
     state = read_checkpoint(checkpoint)
     return from_official(state, intra_layers, heads, name=str(checkpoint))
@@ -73,14 +73,14 @@ def from_official(
     vocabulary: list[str] | str = CLIP,
     name: str = "the checkpoint",
 ) -> Clip4Idc | Clip4IdcRetrieval:
-    """As :func:`convert`, of a state dict with official names.
+    """As :func:`convert`, from a state dict with official names.
 
     Args:
         state: weights by name.
-        intra_layers: as for :func:`convert`.
-        heads: as for :func:`convert`.
+        intra_layers: as in :func:`convert`.
+        heads: as in :func:`convert`.
         vocabulary: words of the text tower; CLIP's in all official files.
-        name: of the checkpoint, for messages.
+        name: name of the checkpoint, for messages.
 
     Raises:
         CheckpointError: a weight is missing, unknown, or differs from the one it should be shared with.
@@ -97,17 +97,17 @@ def from_official(
         "intra_layers": clip["vision_cfg"]["layers"] - 3 if intra_layers is None else intra_layers,
         "vocabulary": vocabulary,
     }
-    found = _encoder(state)
+    weights = _encoder(state)
     module: Clip4Idc | Clip4IdcRetrieval
     if any(key.startswith("decoder.") for key in state):
         layers = len({key.split(".")[3] for key in state if key.startswith("decoder.decoder.layer.")})
         module = Clip4Idc(**options, decoder_layers=layers, heads=heads)
-        found = {f"encoder.{key}": value for key, value in found.items()} | _decoder(state, name)
+        weights = {f"encoder.{key}": value for key, value in weights.items()} | _decoder(state, name)
     else:
         module = Clip4IdcRetrieval(**options)
     module.build()
     try:
-        module.net.load_state_dict({key: value.float() for key, value in found.items()})  # type: ignore[union-attr]
+        module.net.load_state_dict({key: value.float() for key, value in weights.items()})  # type: ignore[union-attr]
     except RuntimeError as error:
         raise CheckpointError(f"{name} does not hold the weights of a CLIP4IDC: {error}") from error
     return module.eval()
@@ -142,17 +142,17 @@ def _configuration(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _encoder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    own = {key: value for key, value in state.items() if key.startswith("clip.")}
-    before, after = own.pop("clip.visual.bef_embedding"), own.pop("clip.visual.aft_embedding")
-    own["side"] = torch.stack([before, after])
-    own["joint_position"] = own.pop("clip.visual.joint_positional_embedding")
+    weights = {key: value for key, value in state.items() if key.startswith("clip.")}
+    before, after = weights.pop("clip.visual.bef_embedding"), weights.pop("clip.visual.aft_embedding")
+    weights["side"] = torch.stack([before, after])
+    weights["joint_position"] = weights.pop("clip.visual.joint_positional_embedding")
     for part in ("weight", "bias"):
-        own[f"ln_mid.{part}"] = own.pop(f"clip.visual.ln_mid.{part}")
-    return own
+        weights[f"ln_mid.{part}"] = weights.pop(f"clip.visual.ln_mid.{part}")
+    return weights
 
 
 def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     projections: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():
         if key.startswith("clip."):
@@ -163,26 +163,26 @@ def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
             continue
         target = _target(key)
         if target is None:
-            raise CheckpointError(f"{name} holds {key!r}, which CLIP4IDC has no place for")
+            raise CheckpointError(f"{name} holds {key!r}, which is not a weight of CLIP4IDC")
         match = _PROJECTION.search(target)
         if match is None:
-            found[target] = value
+            weights[target] = value
         else:
             projections.setdefault(_PROJECTION.sub(r"\1.", target), {})[match.group(2)] = value
     for key, parts in projections.items():
         if "slf_attn." in key:
-            found[key.replace("slf_attn.", "qkv.")] = torch.cat([parts["query"], parts["key"], parts["value"]])
+            weights[key.replace("slf_attn.", "qkv.")] = torch.cat([parts["query"], parts["key"], parts["value"]])
         else:
-            found[key.replace("enc_attn.", "query.")] = parts["query"]
-            found[key.replace("enc_attn.", "key_value.")] = torch.cat([parts["key"], parts["value"]])
-    return found
+            weights[key.replace("enc_attn.", "query.")] = parts["query"]
+            weights[key.replace("enc_attn.", "key_value.")] = torch.cat([parts["key"], parts["value"]])
+    return weights
 
 
 def _target(key: str) -> str | None:
-    """Our name of an official one; that of queries, keys and values still apart."""
-    for theirs, ours in _RENAMED.items():
-        if key.startswith(theirs):
-            return ours + key.removeprefix(theirs)
+    """Name in this library of an official weight; queries, keys and values still separate."""
+    for official, name in _RENAMED.items():
+        if key.startswith(official):
+            return name + key.removeprefix(official)
     match = re.fullmatch(r"decoder\.(encoder|decoder)\.layer\.(\d+)\.(.+)", key)
     if match is None:
         return None
@@ -190,7 +190,7 @@ def _target(key: str) -> str | None:
     start = f"{_LAYERS[kind]}.{number}."
     if _PROJECTION.match(rest):
         return start + rest
-    for theirs, ours in (_IN_DECODER if kind == "decoder" else _IN_ENCODER).items():
-        if rest.startswith(theirs):
-            return start + ours + rest.removeprefix(theirs)
+    for official, name in (_IN_DECODER if kind == "decoder" else _IN_ENCODER).items():
+        if rest.startswith(official):
+            return start + name + rest.removeprefix(official)
     return None

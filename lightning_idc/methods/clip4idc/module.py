@@ -1,4 +1,10 @@
-"""Clip4IdcRetrieval adapts CLIP to pairs of images, Clip4Idc captions them."""
+"""CLIP4IDC in two stages: Clip4IdcRetrieval adapts CLIP to pairs of images, Clip4Idc captions them.
+
+Adaptation: :meth:`Clip4IdcRetrieval.encode` embeds pairs and captions, :meth:`Clip4IdcRetrieval.training_loss`
+contrasts them over all processes. Captioning: ``net.py``, with the caption loss of every captioner.
+
+Shapes: B pairs, N captions, D channels of the joint space.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +23,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, all_gather_object
 from lightning_idc.models.module import PairModule
 from lightning_idc.nn.clip import build_clip
-from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
+from lightning_idc.nn.retrieval import is_reference_of_other, recall_of_pairs, symmetric_cross_entropy
 from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
@@ -25,28 +31,28 @@ from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 VIT_B_32 = "ViT-B-32-quickgelu"
 """OpenAI's weights were trained with QuickGELU."""
 JOINT = ("net.side", "net.joint_position", "net.ln_mid.")
-"""What the adaptation adds to CLIP; the authors train it a thousand times as fast."""
-MOST_TOKENS = 32
-"""Of a caption, in the paper's code."""
+"""Parameters that the adaptation adds to CLIP; the authors train them at a thousand times the rate."""
+MAX_TOKENS = 32
+"""Maximum number of tokens of a caption, as in the paper's code."""
 
 
 class Clip4IdcRetrieval(PairModule):
-    """Adaptation stage: pairs and their captions find each other. A PairTextEncoder.
+    """Adaptation stage: contrastive retrieval between pairs and captions. A PairTextEncoder.
 
-    Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. The references of a pair take turns
-    from epoch to epoch. Validation and test measure recall at 1, 5 and 10 in both directions over the whole split.
-    What is new beside CLIP forms the parameter group ``joint``.
+    Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. Each epoch uses another reference of a
+    pair. Validation and test measure recall at 1, 5 and 10 in both directions over the split. Parameters that are not
+    CLIP's form the parameter group ``joint``.
 
     Args:
-        clip: name of a configuration of open_clip, or one such configuration written out.
+        clip: name of a configuration of open_clip, or a configuration.
         pretrained: tag or file of open_clip's weights; random weights when None.
-        intra_layers: blocks of the image tower that see one image alone.
-        stem: as of `PairClip`.
-        tower_weights: checkpoint of PairNaming that the image tower starts from.
+        intra_layers: blocks of the image tower that encode each image separately.
+        stem: as in `PairClip`.
+        tower_weights: checkpoint of PairNaming with initial weights of the image tower.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
-        mask_equal: a pair is not trained away from a caption of another pair that is one of its own references as well.
-            For data in which many pairs have the same captions, such as pairs without a change.
-        options: of :class:`~lightning_idc.models.module.PairModule`.
+        mask_equal: whether a caption of another pair that is also a reference of this pair is not a negative. For
+            data in which many pairs have the same captions, such as pairs without a change.
+        options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     word_hparams = ("vocabulary",)
@@ -66,7 +72,7 @@ class Clip4IdcRetrieval(PairModule):
     ) -> None:
         check_arguments(Clip4IdcRetrieval.__init__, locals())
         super().__init__(**options)
-        self._start = (pretrained, tower_weights)
+        self._init_weights = (pretrained, tower_weights)
         self._embedded: dict[str, tuple[Tensor, list[str]]] = {}
 
     # ---- a PairTextEncoder ------------------------------------------------------------------------------
@@ -88,42 +94,42 @@ class Clip4IdcRetrieval(PairModule):
     def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
         return encoder_computation(hparams)
 
-    # ---- making and training ----------------------------------------------------------------------------
+    # ---- building and training ----------------------------------------------------------------------------
 
     def make_net(self) -> PairClip | None:
         if self.hparams["vocabulary"] is None:
             if not isinstance(self.data, ProvidesCaptions):
-                return None  # a checkpoint may still bring the vocabulary
+                return None  # a checkpoint may still provide the vocabulary
             vocabulary = Vocabulary.build(self.data.train_captions())
         else:
             vocabulary = load_vocabulary(self.hparams["vocabulary"])
         self.store_hparams(vocabulary=vocabulary.key)
-        pretrained, tower = self._start
+        pretrained, tower = self._init_weights
         net = _pair_clip(self.hparams, vocabulary, pretrained)
         if tower is not None:
-            theirs = load_tower(net, tower)
-            refuse_other_computation(tower_computation(self.hparams), tower_computation(theirs), tower)
+            stored_hparams = load_tower(net, tower)
+            refuse_other_computation(tower_computation(self.hparams), tower_computation(stored_hparams), tower)
         return net
 
     def group_of(self, path: str) -> str:
         return "joint" if path.startswith(JOINT) else super().group_of(path)
 
     def rebuild(self) -> None:
-        self._start = (None, None)
+        self._init_weights = (None, None)
         super().rebuild()
 
     def _captions_of_epoch(self, ids: Sequence[str], captions: Sequence[Sequence[str]]) -> list[str]:
-        empty = [name for name, own in zip(ids, captions, strict=True) if not own]
+        empty = [name for name, references in zip(ids, captions, strict=True) if not references]
         if empty:
             raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
-        # by name and epoch alone, so that neither processes nor resuming change what is drawn
-        turns = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
-        return [own[turn % len(own)] for own, turn in zip(captions, turns, strict=True)]
+        # by name and epoch only, so that it depends neither on processes nor on resuming
+        offsets = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
+        return [references[offset % len(references)] for references, offset in zip(captions, offsets, strict=True)]
 
-    def _gathered(self, part: Tensor) -> Tensor:
-        whole = self.all_gather(part, sync_grads=True)
-        assert isinstance(whole, Tensor)
-        return whole.flatten(0, 1)
+    def _gather(self, local: Tensor) -> Tensor:
+        gathered = self.all_gather(local, sync_grads=True)
+        assert isinstance(gathered, Tensor)
+        return gathered.flatten(0, 1)
 
     def encode(self, batch: Any) -> dict[str, Tensor]:
         """Unit vectors of the pairs and of one caption each."""
@@ -135,18 +141,18 @@ class Clip4IdcRetrieval(PairModule):
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         pairs, texts = features["pairs"], features["captions"]
         if self.trainer.world_size > 1:
-            # every process scores all pairs against all captions; gradients flow back to where they came from
-            pairs, texts = self._gathered(pairs), self._gathered(texts)
-        logits = self._built.scale * pairs @ texts.T
+            # every process scores all pairs against all captions; gradients flow to the process of each embedding
+            pairs, texts = self._gather(pairs), self._gather(texts)
+        logits = self._built.scale * pairs @ texts.T  # (B, B) over all processes
         if self.hparams["mask_equal"]:
-            own = (batch["captions"], self._captions_of_epoch(batch["ids"], batch["captions"]))
-            parts = all_gather_object(own)
+            local = (batch["captions"], self._captions_of_epoch(batch["ids"], batch["captions"]))
+            parts = all_gather_object(local)
             references = [captions for part, _ in parts for captions in part]
-            right = also_right(references, [caption for _, part in parts for caption in part])
-            logits = logits.masked_fill(right.to(logits.device), float("-inf"))
+            is_reference = is_reference_of_other(references, [caption for _, part in parts for caption in part])
+            logits = logits.masked_fill(is_reference.to(logits.device), float("-inf"))
         return symmetric_cross_entropy(logits)
 
-    # ---- measuring --------------------------------------------------------------------------------------
+    # ---- validation -------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
         self._embedded = {}
@@ -157,7 +163,8 @@ class Clip4IdcRetrieval(PairModule):
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         pairs = self.embed_pairs(batch["images"]).float().cpu()
         self._embedded |= {
-            name: (row, own) for name, row, own in zip(batch["ids"], pairs, batch["captions"], strict=True)
+            name: (row, references)
+            for name, row, references in zip(batch["ids"], pairs, batch["captions"], strict=True)
         }
 
     test_step = validation_step
@@ -170,20 +177,20 @@ class Clip4IdcRetrieval(PairModule):
 
     def _measure(self, split: str) -> None:
         """Recall over all pairs of the split that have captions, gathered from all processes."""
-        seen = {name: entry for name, entry in all_gather_dict(self._embedded).items() if entry[1]}
+        embedded = {name: entry for name, entry in all_gather_dict(self._embedded).items() if entry[1]}
         self._embedded = {}
-        if not seen:
+        if not embedded:
             return
-        references = [seen[name][1] for name in sorted(seen)]
-        texts = sorted({caption for own in references for caption in own})
+        references = [embedded[name][1] for name in sorted(embedded)]
+        texts = sorted({caption for captions_of_pair in references for caption in captions_of_pair})
         captions = torch.cat(
             [self.embed_captions(texts[start : start + 256]).float().cpu() for start in range(0, len(texts), 256)]
         )
-        places = {text: place for place, text in enumerate(texts)}
-        relevant = torch.zeros(len(seen), len(texts), dtype=torch.bool)
-        for row, own in enumerate(references):
-            relevant[row, [places[caption] for caption in own]] = True
-        pairs = torch.stack([seen[name][0] for name in sorted(seen)])
+        columns = {text: column for column, text in enumerate(texts)}
+        relevant = torch.zeros(len(embedded), len(texts), dtype=torch.bool)
+        for row, captions_of_pair in enumerate(references):
+            relevant[row, [columns[caption] for caption in captions_of_pair]] = True
+        pairs = torch.stack([embedded[name][0] for name in sorted(embedded)])
         for direction, recalls in recall_of_pairs(pairs, captions, relevant).items():
             for name, value in recalls.items():
                 self.log(f"{split}/{direction}/{name}", value, prog_bar=name == "R@5", sync_dist=True)
@@ -199,19 +206,18 @@ class Clip4Idc(PairCaptioner):
     """Captioning stage: a decoder on top of the adapted encoder.
 
     Args:
-        clip: name of a configuration of open_clip, or one such configuration written out.
+        clip: name of a configuration of open_clip, or a configuration.
         pretrained: tag or file of open_clip's weights; random weights when None.
-        encoder_weights: checkpoint of Clip4IdcRetrieval or Clip4Idc that the encoder, with its vocabulary, starts from.
-        tower_weights: checkpoint of PairNaming that the image tower starts from, without any adaptation.
-        intra_layers: blocks of the image tower that see one image alone.
-        stem: as of `PairClip`.
-        decoder_layers: layers that read the tokens, and as many that write.
+        encoder_weights: checkpoint of Clip4IdcRetrieval or Clip4Idc with initial weights and vocabulary of the encoder.
+        tower_weights: checkpoint of PairNaming with initial weights of the image tower, without adaptation.
+        intra_layers: blocks of the image tower that encode each image separately.
+        stem: as in `PairClip`.
+        decoder_layers: layers that encode the tokens, and as many of the decoder.
         heads: attention heads of these layers.
-        dropout: share of activations and attention weights dropped in them.
+        dropout: dropout probability of activations and attention weights.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
-        max_length: most tokens of a generated caption; as many as CLIP's text tower takes when None and no captions
-            were seen.
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        max_length: maximum number of tokens of a generated caption; that of CLIP's text tower when None.
+        options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)
@@ -230,12 +236,12 @@ class Clip4Idc(PairCaptioner):
         heads: PositiveInt = 8,
         dropout: ShareBelowOne = 0.1,
         vocabulary: list[str] | str | None = CLIP,
-        max_length: PositiveInt | None = MOST_TOKENS,
+        max_length: PositiveInt | None = MAX_TOKENS,
         **options: Any,
     ) -> None:
         check_arguments(Clip4Idc.__init__, locals())
         super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
-        self._start = (pretrained, encoder_weights, tower_weights)
+        self._init_weights = (pretrained, encoder_weights, tower_weights)
 
     @classmethod
     def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,37 +249,37 @@ class Clip4Idc(PairCaptioner):
 
     def load_start(self) -> dict[str, Tensor] | None:
         start = super().load_start()
-        encoder = self._start[1]
+        encoder = self._init_weights[1]
         if start is None and encoder is not None:
             words = plain_hparams(read_checkpoint(encoder), encoder).get("vocabulary")
             if words is None:
                 raise CheckpointError(
-                    f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
+                    f"{encoder!r} has no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
                 )
             self.store_hparams(vocabulary=words)
         return start
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         options = self.hparams
-        pretrained, weights, tower = self._start
+        pretrained, weights, tower = self._init_weights
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
         if tower is not None:
-            theirs = load_tower(encoder, tower)
-            refuse_other_computation(tower_computation(options), tower_computation(theirs), tower)
+            stored_hparams = load_tower(encoder, tower)
+            refuse_other_computation(tower_computation(options), tower_computation(stored_hparams), tower)
         if weights is not None:
-            theirs = load_encoder(encoder, weights)
-            refuse_other_computation(encoder_computation(options), encoder_computation(theirs), weights)
-        longest = encoder.clip.context_length
+            stored_hparams = load_encoder(encoder, weights)
+            refuse_other_computation(encoder_computation(options), encoder_computation(stored_hparams), weights)
+        max_tokens = encoder.clip.context_length
         self.store_hparams(
             image_size=options["image_size"] or tuple(encoder.clip.visual.image_size),
-            max_length=min(options["max_length"] or longest, longest),
+            max_length=min(options["max_length"] or max_tokens, max_tokens),
         )
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
 
 
 @reads_file("checkpoint")
 def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
-    """Load the image tower of a checkpoint of PairNaming; the text tower stays as it is.
+    """Load the image tower of a checkpoint of PairNaming; the text tower is unchanged.
 
     Returns:
         Hyper-parameters of the checkpoint.
@@ -283,13 +289,14 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
     """
     content = read_checkpoint(checkpoint)
     state, prefix = content["state_dict"], "net.backbone.tower."
-    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
-    if not seen:
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    text_keys = {key for key in weights if key.startswith("clip.") and not key.startswith("clip.visual.")}
+    visual = {key: value for key, value in weights.items() if key not in text_keys}
+    if not visual:
         raise CheckpointError(f"{str(checkpoint)!r} holds no image tower; expected a checkpoint of PairNaming")
-    text = {key: value for key, value in encoder.state_dict().items() if key in own.keys() - seen.keys()}
+    text = {key: value for key, value in encoder.state_dict().items() if key in text_keys}
     try:
-        encoder.load_state_dict(seen | text)
+        encoder.load_state_dict(visual | text)
     except RuntimeError as error:
         raise CheckpointError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
     return plain_hparams(content, str(checkpoint))
@@ -308,13 +315,13 @@ def load_encoder(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
     content = read_checkpoint(checkpoint)
     state = content["state_dict"]
     prefix = "net.encoder." if "net.encoder.side" in state else "net."
-    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if "side" not in own:
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if "side" not in weights:
         raise CheckpointError(
             f"{str(checkpoint)!r} holds no encoder; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
         )
     try:
-        encoder.load_state_dict(own)
+        encoder.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{str(checkpoint)!r} holds another encoder: {error}") from error
     return plain_hparams(content, str(checkpoint))

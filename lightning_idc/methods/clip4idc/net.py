@@ -1,7 +1,10 @@
-"""CLIP4IDC (Guo et al., AACL 2022): CLIP that looks at both images jointly, and a decoder tied to its text tower.
+"""CLIP4IDC (Guo et al., AACL 2022): CLIP with joint attention over both images, and a decoder.
 
-The first blocks of CLIP's image tower see each image alone ("intra"), the last ones the tokens of both. Two stages
-share this encoder: retrieval between pairs and captions adapts it, captioning adds the decoder.
+The first blocks of CLIP's image tower encode each image separately ("intra"), the last ones the tokens of both
+("inter"). Two stages share this encoder: retrieval between pairs and captions adapts it, captioning adds the decoder,
+whose word embeddings are those of CLIP's text tower.
+
+Shapes: B pairs, n tokens per image (class token included), D channels of the joint space, K captions, T words.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, TEXT_HEADS, clip_computation, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 from lightning_idc.nn.transformer import (
+    CacheUpdate,
     DecoderLayer,
     DecoderState,
     EncoderLayer,
-    Remember,
     attend,
-    grouped,
+    group_captions,
     merge_heads,
     split_heads,
     split_step,
@@ -32,19 +35,19 @@ from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError, DataError
 
 BERT_EPS = 1e-12
-LARGEST_SCALE = 100.0
-"""CLIP never scales cosines by more."""
+MAX_SCALE = 100.0
+"""Maximum factor of cosines in CLIP."""
 STEM_PATCH = 8
 
 
 class Stem(nn.Module):
-    """Four convolutions in the place of the single one that cuts an image into patches.
+    """Four convolutions that replace the patch embedding.
 
     Args:
-        patches: the convolution that it replaces.
+        patches: patch embedding to replace.
 
     Raises:
-        ConfigError: its patches are of another size.
+        ConfigError: the patches have another size.
     """
 
     scale: Tensor
@@ -56,12 +59,12 @@ class Stem(nn.Module):
             raise ConfigError(f"the stem has patches of {STEM_PATCH} pixels; set `patch_size` to {STEM_PATCH}")
         self.cnn = SmallCNN()
         self.project = nn.Conv2d(self.cnn.width, patches.out_channels, 1)
-        # from images normalised as CLIP's to images normalised as the CNN's
-        mean, std, its_mean, its_std = (
+        # from CLIP's normalisation of images to the CNN's
+        mean, std, cnn_mean, cnn_std = (
             torch.tensor(values).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD)
         )
-        self.register_buffer("scale", std / its_std, persistent=False)
-        self.register_buffer("shift", (mean - its_mean) / its_std, persistent=False)
+        self.register_buffer("scale", std / cnn_std, persistent=False)
+        self.register_buffer("shift", (mean - cnn_mean) / cnn_std, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.project(self.cnn.grid(images * self.scale + self.shift))
@@ -73,9 +76,9 @@ class PairClip(nn.Module):
     Args:
         clip: an open_clip CLIP with a vision transformer.
         vocabulary: words of its text tower.
-        intra_layers: blocks of the image tower that see one image alone; the others see both.
-        stem: see through four convolutions in place of the single one, whose large patches are slow to learn from
-            little data (Xiao et al. 2021). It is not CLIP's: no official weights have it.
+        intra_layers: blocks of the image tower that encode each image separately; the others attend to both.
+        stem: whether four convolutions replace the patch embedding, whose large patches are slow to learn from little
+            data (Xiao et al. 2021). No official weights of CLIP have it.
 
     Raises:
         ConfigError: the image tower has too few blocks, or its patches are not those of the stem.
@@ -92,7 +95,8 @@ class PairClip(nn.Module):
         blocks = len(clip.visual.transformer.resblocks)
         if not 0 <= intra_layers < blocks:
             raise ConfigError(
-                f"intra_layers is {intra_layers}; expected 0 to {blocks - 1}: some block must see both images"
+                f"intra_layers is {intra_layers}; expected 0 to {blocks - 1}: at least one block must attend to both "
+                f"images"
             )
         self.tokens_per_image, width = clip.visual.positional_embedding.shape
         self.side = nn.Parameter(torch.randn(2, width) * width**-0.5)
@@ -105,13 +109,13 @@ class PairClip(nn.Module):
         """uint8 images ``(..., 3, H, W)`` as CLIP's image tower expects them.
 
         Raises:
-            DataError: they are not of the tower's size.
+            DataError: the images have another size than the tower's.
         """
         expected = tuple(self.clip.visual.image_size)
         if tuple(images.shape[-2:]) != expected:
             raise DataError(
-                f"this CLIP takes images of {expected[0]}x{expected[1]}, not {images.shape[-2]}x{images.shape[-1]}; "
-                "set the data module's `image_size`"
+                f"images are {images.shape[-2]}x{images.shape[-1]}; expected {expected[0]}x{expected[1]}, the size of "
+                f"this CLIP; set the data module's `image_size`"
             )
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
@@ -121,13 +125,13 @@ class PairClip(nn.Module):
         The first token of each image is its class token.
         """
         visual = self.clip.visual
-        x = visual.conv1(pairs.flatten(0, 1)).flatten(2).mT
+        x = visual.conv1(pairs.flatten(0, 1)).flatten(2).mT  # (2B, n - 1, C)
         x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
         x = visual.ln_pre(x)
         blocks = list(visual.transformer.resblocks)
         for block in blocks[: self.intra_layers]:
             x = block(x)
-        x = (x.unflatten(0, (-1, 2)) + self.side[:, None]).flatten(1, 2)
+        x = (x.unflatten(0, (-1, 2)) + self.side[:, None]).flatten(1, 2)  # (B, 2n, C)
         x = self.ln_mid(x + self.joint_position)
         for block in blocks[self.intra_layers :]:
             x = block(x)
@@ -146,51 +150,51 @@ class PairClip(nn.Module):
         return F.normalize(eot_pooling(text_tokens(self.clip, tokens), tokens, self.vocabulary.special.eos), dim=-1)
 
     def embed_captions(self, captions: Sequence[str]) -> Tensor:
-        """Unit vectors ``(N, D)`` of captions; what exceeds the text tower's context is cut."""
+        """Unit vectors ``(N, D)`` of captions, truncated to the text tower's context length."""
         tokens = pad_texts(captions, self.vocabulary, self.clip.context_length)
         return self.embed_tokens(tokens.to(self.joint_position.device))
 
     @property
     def scale(self) -> Tensor:
         """Learned factor of cosines."""
-        return self.clip.logit_scale.exp().clamp(max=LARGEST_SCALE)
+        return self.clip.logit_scale.exp().clamp(max=MAX_SCALE)
 
 
 def encoder_computation(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How a `PairClip` uses weights, as far as their shapes do not show it, from ``clip`` and ``intra_layers``."""
-    own = {"intra_layers": options["intra_layers"]} if "intra_layers" in options else {}
-    return own | (clip_computation(options["clip"]) if "clip" in options else {})
+    """Hyper-parameters of a `PairClip` that the shapes of its weights do not show."""
+    computation = {"intra_layers": options["intra_layers"]} if "intra_layers" in options else {}
+    return computation | (clip_computation(options["clip"]) if "clip" in options else {})
 
 
 def tower_computation(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of its image tower alone."""
+    """Hyper-parameters of its image tower that the shapes of the weights do not show."""
     return {name: value for name, value in encoder_computation(options).items() if name != TEXT_HEADS}
 
 
 def _as_bias(mask: Tensor | None) -> Tensor | None:
-    """``(B, N)``, True where tokens count, for all heads and queries."""
+    """Mask ``(B, N)``, True at valid tokens, with dimensions for heads and queries."""
     return None if mask is None else mask[:, None, None]
 
 
 class PostNormEncoderLayer(EncoderLayer):
-    """As BERT's layer: normalisation after each residual, dropout on the attention weights, too."""
+    """BERT's layer: post-norm, with dropout of attention weights."""
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-        dropped = self.dropout if self.training else 0.0
-        attended = self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropped)))
+        dropout = self.dropout if self.training else 0.0
+        attended = self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)))
         x = self.norm_attention(x + F.dropout(attended, self.dropout, self.training))
         return self.norm_feed(x + self.feed(x))
 
 
 class PostNormDecoderLayer(DecoderLayer):
-    """The same with causal self-attention and attention to the memory."""
+    """BERT's decoder layer: causal self-attention, cross-attention and feed-forward, post-norm."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, allowed: Tensor | None = None) -> Tensor:
-        dropped = self.dropout if self.training else 0.0
-        return merge_heads(attend(q, k, v, allowed, causal=causal, dropout=dropped))
+        dropout = self.dropout if self.training else 0.0
+        return merge_heads(attend(q, k, v, allowed, causal=causal, dropout=dropout))
 
-    def _rest(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def _cross_and_mlp(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to the memory and feed-forward of ``(B, Q, D)``."""
         query = split_heads(self.query(x), self.heads)
         attended = self.out_cross(self._attend(query, *memory, allowed=_as_bias(mask)))
@@ -202,30 +206,35 @@ class PostNormDecoderLayer(DecoderLayer):
         x = x.flatten(0, 1)
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
         x = self.norm_self(x + self._drop(self.out_self(self._attend(q, k, v, causal=True))))
-        return self._rest(x.view(pairs, captions * length, -1), memory, mask).view(pairs, captions, length, -1)
+        return self._cross_and_mlp(x.view(pairs, captions * length, -1), memory, mask).view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+        self,
+        x: Tensor,
+        update_cache: CacheUpdate,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        captions_per_pair: int = 1,
     ) -> Tensor:
         q, k, v = split_step(self.qkv(x), 3, self.heads)
-        x = self.norm_self(x + self.out_self(self._attend(q, *remember(k, v))))
-        return grouped(self._rest(grouped(x, each), memory, mask), 1)
+        x = self.norm_self(x + self.out_self(self._attend(q, *update_cache(k, v))))
+        return group_captions(self._cross_and_mlp(group_captions(x, captions_per_pair), memory, mask), 1)
 
 
 class Clip4IdcNet(nn.Module):
     """Captions pairs from the tokens of a :class:`PairClip`.
 
-    Layers of an encoder read the tokens; layer i of the decoder attends to what layer i of the encoder made. Word
-    and position embeddings are those of CLIP's text tower, whose blocks are not used and not trained here.
+    Layer i of the decoder attends to the output of layer i of an encoder of the tokens. Word and position embeddings
+    are those of CLIP's text tower, whose blocks are neither used nor trained here.
 
     Args:
-        encoder: looks at pairs.
-        layers: of the encoder, and as many of the decoder.
+        encoder: encoder of pairs.
+        layers: layers of the token encoder, and as many of the decoder.
         heads: attention heads.
-        dropout: share of activations and attention weights dropped in training.
+        dropout: dropout probability of activations and attention weights.
 
     Raises:
-        ConfigError: CLIP's text tower has not the width of the joint space, so its embeddings cannot be shared.
+        ConfigError: CLIP's text tower has another width than the joint space, so its embeddings cannot be shared.
     """
 
     def __init__(self, encoder: PairClip, layers: int = 3, heads: int = 8, dropout: float = 0.1) -> None:
@@ -250,7 +259,7 @@ class Clip4IdcNet(nn.Module):
         for part in (self.memory_layers, self.decoder_layers, self.norm_words, self.transform):
             part.apply(_as_bert)
         self.bias = nn.Parameter(torch.zeros(words))
-        # parameters without a gradient would make distributed training wait for them
+        # distributed training would wait for gradients of unused parameters
         for unused in (clip.transformer, clip.ln_final):
             unused.requires_grad_(False)
         clip.text_projection.requires_grad_(False)
@@ -264,11 +273,11 @@ class Clip4IdcNet(nn.Module):
 
     def _memories(self, features: PairFeatures) -> list[tuple[Tensor, Tensor]]:
         """Keys and values for each layer of the decoder."""
-        x, found = features.memory, []
-        for reader, writer in zip(self.memory_layers, self.decoder_layers, strict=True):
-            x = reader(x, _as_bias(features.mask))
-            found.append(writer.memory(x))  # type: ignore[operator]
-        return found
+        x, memories = features.memory, []
+        for encoder_layer, decoder_layer in zip(self.memory_layers, self.decoder_layers, strict=True):
+            x = encoder_layer(x, _as_bias(features.mask))
+            memories.append(decoder_layer.memory(x))  # type: ignore[operator]
+        return memories
 
     def _embed(self, tokens: Tensor, past: int) -> Tensor:
         """Embed tokens ``(..., T)`` that follow ``past`` earlier ones."""
@@ -288,13 +297,13 @@ class Clip4IdcNet(nn.Module):
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``.
 
         Raises:
-            DataError: a caption is longer than CLIP's text tower takes.
+            DataError: a caption is longer than CLIP's context length.
         """
-        most = len(self.encoder.clip.positional_embedding)
-        if tokens.shape[-1] > most:
+        max_tokens = len(self.encoder.clip.positional_embedding)
+        if tokens.shape[-1] > max_tokens:
             raise DataError(
-                f"a caption of {tokens.shape[-1]} tokens does not fit CLIP's {most}, and `max_length`, of what is "
-                "written, cuts none of the data; shorten those, or take a `clip` with a longer context_length"
+                f"a caption of {tokens.shape[-1]} tokens does not fit CLIP's {max_tokens} (`max_length` applies to "
+                f"generated captions only); shorten the captions, or use a `clip` with a longer context_length"
             )
         x = self.dropout(self._embed(tokens, 0))
         for layer, memory in zip(self.decoder_layers, self._memories(features), strict=True):
@@ -314,7 +323,7 @@ class Clip4IdcNet(nn.Module):
 def _as_bert(module: nn.Module) -> None:
     """BERT's initial weights and its epsilon."""
     if isinstance(module, nn.Linear):
-        # 0.02 at BERT's and CLIP's width of 512; narrower layers would not let anything through
+        # 0.02 at BERT's and CLIP's width of 512, larger for narrower layers
         nn.init.normal_(module.weight, std=0.02 * (512 / min(module.weight.shape)) ** 0.5)
         nn.init.zeros_(module.bias)
     elif isinstance(module, nn.LayerNorm):

@@ -1,8 +1,8 @@
-"""Pre-train an image tower from scratch by naming the object in each patch, of its own image and of the other one.
+"""PairNaming: pre-trains an image tower by classifying the object in each patch, in both images.
 
-CLIP4IDC lives from CLIP's pre-training. Where there are no weights of CLIP for a world, labels of its objects (a
-renderer's, or a detector's) are the stand-in: naming the objects of one image teaches the tower to see, naming those
-of the other image at the same place teaches its joint blocks to compare.
+CLIP4IDC depends on CLIP's pre-training. For data without weights of CLIP, labels of objects (from a renderer or a
+detector) replace it: classifying the objects of each image trains the tower, classifying those of the other image in
+the same patch trains its joint blocks to compare.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TowerGrid(nn.Module):
     """The image tower of a `PairClip` as a grid of features of both images of a pair.
 
     Args:
-        tower: of which the image tower is trained.
+        tower: encoder whose image tower is trained.
     """
 
     def __init__(self, tower: PairClip) -> None:
@@ -45,16 +45,16 @@ class PairNaming(CellNaming):
     """Trains the image tower of a `PairClip`; `Clip4IdcRetrieval` starts from it with ``tower_weights``.
 
     Batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, 2, A, g, g))``, as of `SyntheticCells` with ``pairs``;
-    each cell is named in its own and in the other image.
+    each cell is classified in its own and in the other image.
 
     Args:
-        clip: one configuration of open_clip, written out; as many patches as there are cells.
-        intra_layers: blocks of the image tower that see one image alone.
-        stem: as of `PairClip`.
-        stem_weights: checkpoint of ObjectNaming whose backbone the stem starts from.
-        classes: number of classes of each of the A attributes, "nothing here" included.
+        clip: configuration of open_clip, with as many patches as there are cells.
+        intra_layers: blocks of the image tower that encode each image separately.
+        stem: as in `PairClip`.
+        stem_weights: checkpoint of ObjectNaming with initial weights of the stem.
+        classes: number of classes of each of the A attributes, "empty" included.
         schedule: multiplier of the learning rate over the run.
-        options: of :class:`~lightning_idc.models.module.PairModule`.
+        options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     not_stored = ("stem_weights",)

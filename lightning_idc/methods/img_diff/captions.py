@@ -1,4 +1,4 @@
-"""Caption editing: a caption and a twin in which one object has another name, by lexicon or by a language model."""
+"""Caption editing: replaces one object of a caption, by a lexicon or by a language model."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
-_TALK = ("replac", "modified", "become")
-"""Signs of an answer that talks about the edit instead of making it (ImgDiff scripts)."""
+_META_WORDS = ("replac", "modified", "become")
+"""Words of an answer that describes the edit instead of making it (ImgDiff scripts)."""
 
 
 class LexiconEdits(PipelineStage):
     """Replaces a noun by a random one of its category (section 11).
 
-    Reads the fact ``caption``; writes ``captions`` (the original and the twin) and ``nouns``.
+    Reads the fact ``caption``; writes ``captions`` (original and edited) and ``nouns``.
 
     Args:
-        wordnet: folder of WordNet's database; None for our own small list.
+        wordnet: folder of WordNet's database; None for the small built-in list.
         seed: see `PipelineStage`.
     """
 
     def __init__(self, wordnet: str | None = None, seed: int = 0) -> None:
         super().__init__(seed)
         self.wordnet = wordnet
-        self.lexicon = Lexicon.own() if wordnet is None else Lexicon.wordnet(wordnet)
+        self.lexicon = Lexicon.builtin() if wordnet is None else Lexicon.wordnet(wordnet)
 
     def settings(self) -> dict[str, Any]:
         return {"model": "lexicon", "nouns": len(self.lexicon)}
@@ -50,15 +50,15 @@ class LexiconEdits(PipelineStage):
 
 
 class PromptedEdits(PipelineStage):
-    """Lets a language model replace an object; answers that do anything else are dropped, never fatal.
+    """Replaces an object with a language model; invalid answers drop the record.
 
-    What counts as such an answer, and how it is cleaned, are the scripts' rules; that something has to be replaced is
-    needed by the stages that follow.
+    Answers are checked and cleaned by the rules of the scripts; that an object is replaced is a requirement of the
+    later stages.
 
     Args:
-        model: follows the instruction; the paper's is Vicuna-1.5-13B.
-        prompt: with ``{caption}``.
-        max_changed_words: more of them on both sides together are dropped; None, as in the scripts, for any number.
+        model: language model; Vicuna-1.5-13B in the paper.
+        prompt: instruction with ``{caption}``.
+        max_changed_words: maximum number of changed words in both captions; None, as in the scripts, for no limit.
         seed: see `PipelineStage`.
     """
 
@@ -74,38 +74,41 @@ class PromptedEdits(PipelineStage):
         self.model, self.prompt, self.max_changed_words = model, prompt, max_changed_words
 
     def settings(self) -> dict[str, Any]:
-        own = {"prompt": self.prompt, "max_changed_words": self.max_changed_words}
-        return {"model": self.model.settings(), **own}
+        return {
+            "model": self.model.settings(),
+            "prompt": self.prompt,
+            "max_changed_words": self.max_changed_words,
+        }
 
     def process(self, records: list[Record]) -> list[Record]:
         prompts = [self.prompt.format(caption=record.facts["caption"]) for record in records]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
         for record, prompt, answer in zip(records, prompts, self.model.answer(prompts, seeds), strict=True):
-            self._take(record, clean_answer(answer, prompt))
+            self._check_edit(record, clean_answer(answer, prompt))
         return records
 
-    def _take(self, record: Record, twin: str) -> None:
+    def _check_edit(self, record: Record, edited: str) -> None:
         caption = record.facts["caption"]
-        nouns = changed_words(caption, twin)
-        changed = len(nouns[0].split()) + len(nouns[1].split())
-        if not twin:
+        nouns = changed_words(caption, edited)
+        num_changed = len(nouns[0].split()) + len(nouns[1].split())
+        if not edited:
             record.drop("empty answer", "", "a sentence")
-        elif any(sign in twin.lower() for sign in _TALK):
-            record.drop("answer talks about the edit", twin, f"none of {', '.join(_TALK)}")
+        elif any(sign in edited.lower() for sign in _META_WORDS):
+            record.drop("answer talks about the edit", edited, f"none of {', '.join(_META_WORDS)}")
         elif not nouns[0] or not nouns[1]:
-            record.drop("nothing replaced", twin, "another object")
-        elif self.max_changed_words is not None and changed > self.max_changed_words:
+            record.drop("nothing replaced", edited, "another object")
+        elif self.max_changed_words is not None and num_changed > self.max_changed_words:
             record.drop("too much changed", f"{nouns[0]} / {nouns[1]}", f"at most {self.max_changed_words} words")
         else:
-            record.facts["captions"], record.facts["nouns"] = [caption, twin], list(nouns)
+            record.facts["captions"], record.facts["nouns"] = [caption, edited], list(nouns)
 
 
 def clean_answer(answer: str, prompt: str = "") -> str:
     """The sentence in a language model's answer, by the rules of the scripts.
 
     Args:
-        answer: of the model.
-        prompt: that may stand in front of it.
+        answer: answer of the model.
+        prompt: prompt that the answer may repeat.
 
     Example:
         >>> clean_answer('Sure --- "A cat sleeps."</s>')
@@ -118,31 +121,31 @@ def clean_answer(answer: str, prompt: str = "") -> str:
 
 
 def replace_noun(caption: str, lexicon: Lexicon, rng: np.random.Generator) -> tuple[list[str], list[str]] | None:
-    """A caption and its twin, and the two nouns; None where no noun of the lexicon occurs.
+    """A caption and its edited version, and the two nouns; None without a noun of the lexicon.
 
     Args:
         caption: one sentence.
-        lexicon: of nouns by category; a plural is replaced by a plural.
-        rng: draws the noun that goes and the noun that comes.
+        lexicon: nouns by category; a plural is replaced by a plural.
+        rng: random numbers for both nouns.
     """
     words = ((match, _singular(match.group(), lexicon)) for match in _WORD.finditer(caption))
-    found = [(match, form) for match, form in words if form is not None]
-    if not found:
+    nouns = [(match, form) for match, form in words if form is not None]
+    if not nouns:
         return None
-    match, (old, plural) = found[int(rng.integers(len(found)))]
+    match, (old, is_plural) = nouns[int(rng.integers(len(nouns)))]
     others = [noun for noun in lexicon.nouns[lexicon.category[old]] if noun != old]
     new = others[int(rng.integers(len(others)))]
-    written = _plural(new) if plural else new
+    written = _plural(new) if is_plural else new
     start, end = match.span()
     before = caption[:start]
-    if not plural:
+    if not is_plural:
         before = re.sub(r"\b(a|an)\s+$", lambda m: _article(m.group(1), new) + " ", before, flags=re.IGNORECASE)
     written = written.capitalize() if match.group()[0].isupper() else written
     return [caption, before + written + caption[end:]], [old, new]
 
 
 def _singular(word: str, lexicon: Lexicon) -> tuple[str, bool] | None:
-    """The lexicon's form of a word, and whether the word is its plural."""
+    """Singular of a word in the lexicon, and whether the word is a plural."""
     low = word.lower()
     if low in lexicon.category:
         return low, False
@@ -164,21 +167,21 @@ def _article(old: str, noun: str) -> str:
 
 
 def changed_words(first: str, second: str) -> tuple[str, str]:
-    """The words that either sentence has in place of the other's, without articles.
+    """Words of each sentence that the other one replaces, without articles.
 
     Args:
-        first: a caption.
-        second: its twin.
+        first: caption.
+        second: edited caption.
     """
     words: list[list[str]] = [_WORD.findall(text.lower()) for text in (first, second)]
     matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
-    gone: list[str] = []
-    come: list[str] = []
+    removed: list[str] = []
+    added: list[str] = []
     for kind, a, b, c, d in matcher.get_opcodes():
         if kind != "equal":
-            gone += words[0][a:b]
-            come += words[1][c:d]
-    return _listed(gone), _listed(come)
+            removed += words[0][a:b]
+            added += words[1][c:d]
+    return _listed(removed), _listed(added)
 
 
 def _listed(words: Sequence[str]) -> str:

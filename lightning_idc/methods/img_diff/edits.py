@@ -1,4 +1,4 @@
-"""Pairs by editing photographs: things are pasted, replaced, recoloured, removed and moved, and the truth is known."""
+"""Pairs by editing photographs: objects are pasted, replaced, recoloured, removed and moved, with ground truth."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _TRIES = 60
 
 
 class PasteEdits(PipelineStage):
-    """Makes a pair of a photograph: things are blended into it, and one of them differs between before and after.
+    """Makes a pair of a photograph: objects are blended into it, and one of them differs between before and after.
 
-    Reads ``image``; writes ``before`` and ``after``, the facts ``nouns`` (what stands at the changed place in either
-    picture, None for nothing), ``captions`` of either picture, ``edit``, ``true_boxes`` and ``library``.
+    Reads ``image``; writes ``before`` and ``after``, the facts ``nouns`` (object at the edited position in each image,
+    None for none), ``captions`` of each image, ``edit``, ``true_boxes`` and ``library``.
 
     Args:
-        size: height and width of the pictures, pixels.
+        size: height and width of the images in pixels.
         kinds: edits, all equally likely.
-        things: least and greatest number of things in a picture.
-        scale: least and greatest side of a thing, as a share of the picture's.
-        library: folder of cut-outs with transparency; None for rendered things.
-        blend: OpenCV's seamless cloning, which takes on the light of the photograph, or plain pasting.
-        noise: standard deviation of the noise that both pictures get, each its own, in steps of 255.
+        num_objects: minimum and maximum number of objects in an image.
+        scale: minimum and maximum side of an object, as a fraction of the image's.
+        library: folder of cut-outs with transparency; None for rendered objects.
+        blend: OpenCV's seamless cloning, which adapts to the light of the photograph, or plain pasting.
+        noise: standard deviation of independent noise of both images, in steps of 255.
         seed: see `PipelineStage`.
 
     Raises:
@@ -49,7 +49,7 @@ class PasteEdits(PipelineStage):
         self,
         size: PositiveInt = 192,
         kinds: Sequence[Kind] = KINDS,
-        things: tuple[PositiveInt, PositiveInt] = (2, 3),
+        num_objects: tuple[PositiveInt, PositiveInt] = (2, 3),
         scale: tuple[float, float] = (0.2, 0.34),
         library: str | None = None,
         blend: Literal["paste", "clone"] = "paste",
@@ -61,17 +61,17 @@ class PasteEdits(PipelineStage):
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
             raise ConfigError(f"kinds is {list(kinds)}; expected some of {', '.join(KINDS)}")
-        if not (0 < scale[0] <= scale[1] < 0.5 and 1 <= things[0] <= things[1]):
+        if not (0 < scale[0] <= scale[1] < 0.5 and 1 <= num_objects[0] <= num_objects[1]):
             raise ConfigError(
-                f"things is {tuple(things)} and scale {tuple(scale)}; expected rising and below half a side"
+                f"num_objects is {tuple(num_objects)} and scale {tuple(scale)}; expected increasing numbers, and a "
+                f"scale below half a side"
             )
         largest = round(size * scale[1])
-        if size - largest < 5:  # two pixels at either side, and a place to choose
+        if size - largest < 5:  # two pixels on each side, and one for the position to vary
             raise ConfigError(
-                f"size is {size}; expected at least 5 pixels more than the {largest} of the largest thing; take a "
-                "larger size"
+                f"size is {size}; expected at least 5 pixels more than the {largest} of the largest object"
             )
-        self.size, self.kinds, self.things, self.scale = size, tuple(kinds), tuple(things), tuple(scale)
+        self.size, self.kinds, self.num_objects, self.scale = size, tuple(kinds), tuple(num_objects), tuple(scale)
         self.library, self.blend, self.noise = library, blend, noise
         self._cutouts: tuple[Cutout, ...] = ()
         self._identity = ""
@@ -81,7 +81,7 @@ class PasteEdits(PipelineStage):
             "model": "PasteEdits",
             "size": self.size,
             "kinds": list(self.kinds),
-            "things": list(self.things),
+            "num_objects": list(self.num_objects),
             "scale": list(self.scale),
             "library": library_identity(self.library),
             "blend": self.blend,
@@ -91,11 +91,11 @@ class PasteEdits(PipelineStage):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._cutouts, self._identity = cutouts(self.library), library_identity(self.library)
-        needed = self.things[1] + 1  # one for each place, and one that comes instead
+        needed = self.num_objects[1] + 1  # one per position, and a replacement
         if len(self._cutouts) < needed:
             raise ConfigError(
-                f"{self.library or 'the library of rendered things'} holds {len(self._cutouts)} cut-outs, and a pair "
-                f"needs {needed}; add some, or let things end at {len(self._cutouts) - 1}"
+                f"{self.library or 'the library of rendered objects'} holds {len(self._cutouts)} cut-outs, and a pair "
+                f"needs {needed}; add some, or set the maximum of num_objects to {len(self._cutouts) - 1}"
             )
 
     def pixels_per_record(self) -> int:
@@ -108,74 +108,72 @@ class PasteEdits(PipelineStage):
 
     def _edit(self, record: Record, rng: np.random.Generator) -> None:
         kind = self.kinds[int(rng.integers(len(self.kinds)))]
-        count = int(rng.integers(self.things[0], self.things[1] + 1))
-        places = self._places(rng, count + 1)
-        if len(places) < 2:
-            record.drop("no room for things", len(places), "2 places")
+        count = int(rng.integers(self.num_objects[0], self.num_objects[1] + 1))
+        squares = self._draw_squares(rng, count + 1)
+        if len(squares) < 2:
+            record.drop("no room for objects", len(squares), "2 squares")
             return
-        spare = places.pop()  # where a thing moves to
-        things = [self._cutouts[int(i)] for i in rng.choice(len(self._cutouts), len(places) + 1, replace=False)]
-        old, new = things[0], things.pop()
+        spare = squares.pop()  # target of a moved object
+        cutouts = [self._cutouts[int(i)] for i in rng.choice(len(self._cutouts), len(squares) + 1, replace=False)]
+        old, new = cutouts[0], cutouts.pop()
         if kind == "recolor":
             new = _recolored(old, rng)
-        first = None if kind == "add" else old
-        second = {"remove": None, "move": old, "add": old}.get(kind, new)
-        others = list(zip(things[1:], places[1:], strict=True))
-        targets = places[0], spare if kind == "move" else places[0]
-        ground = _cropped(record.image("image"), self.size, rng)
-        pictures, boxes = [], []
-        for thing, place in zip((first, second), targets, strict=True):
-            picture, box = ground, None
-            for cutout, spot in others:
-                picture, _ = self._paste(picture, cutout, spot)
-            if thing is not None:
-                picture, box = self._paste(picture, thing, place)
-            pictures.append(_noisy(picture, self.noise, rng))
+        objects = None if kind == "add" else old, {"remove": None, "move": old, "add": old}.get(kind, new)
+        targets = squares[0], spare if kind == "move" else squares[0]
+        unchanged = list(zip(cutouts[1:], squares[1:], strict=True))
+        background = _cropped(record.image("image"), self.size, rng)
+        images: list[Tensor] = []
+        boxes: list[list[int] | None] = []
+        for edited, target in zip(objects, targets, strict=True):
+            image, box = background, None
+            for cutout, square in unchanged:
+                image, _ = self._paste(image, cutout, square)
+            if edited is not None:
+                image, box = self._paste(image, edited, target)
+            images.append(_noisy(image, self.noise, rng))
             boxes.append(box)
-        record.put("before", pictures[0])
-        record.put("after", pictures[1])
-        record.remove("image")  # the photograph itself is not needed again
-        around = [cutout.name for cutout, _ in others]
-        names = [None if thing is None else thing.name for thing in (first, second)]
-        record.facts["edit"], record.facts["library"] = kind, self._identity
-        record.facts["nouns"] = names
-        record.facts["captions"] = [_sentence([name, *around]) for name in names]
-        moved = kind == "move"
-        record.facts["true_boxes"] = [[boxes[0], None], [None, boxes[1]]] if moved else [[boxes[0], boxes[1]]]
+        record.put("before", images[0])
+        record.put("after", images[1])
+        record.remove("image")  # the photograph is not needed any more
+        names = [None if edited is None else edited.name for edited in objects]
+        record.facts["edit"], record.facts["library"], record.facts["nouns"] = kind, self._identity, names
+        other_names = [cutout.name for cutout, _ in unchanged]
+        record.facts["captions"] = [_sentence([name, *other_names]) for name in names]
+        record.facts["true_boxes"] = [[boxes[0], None], [None, boxes[1]]] if kind == "move" else [boxes]
 
-    def _places(self, rng: np.random.Generator, count: int) -> list[tuple[int, int, int]]:
-        """Squares x, y, side that do not touch."""
-        found: list[tuple[int, int, int]] = []
+    def _draw_squares(self, rng: np.random.Generator, count: int) -> list[tuple[int, int, int]]:
+        """Up to ``count`` squares x, y, side that do not touch."""
+        squares: list[tuple[int, int, int]] = []
         for _ in range(_TRIES):
             side = round(self.size * rng.uniform(self.scale[0], self.scale[1]))
             x, y = (int(rng.integers(2, self.size - side - 2)) for _ in range(2))
-            grown = (x - 6, y - 6, x + side + 6, y + side + 6)
-            if all(box_iou(grown, (a, b, a + s, b + s)) == 0 for a, b, s in found):
-                found.append((x, y, side))
-            if len(found) == count:
+            padded = (x - 6, y - 6, x + side + 6, y + side + 6)
+            if all(box_iou(padded, (a, b, a + s, b + s)) == 0 for a, b, s in squares):
+                squares.append((x, y, side))
+            if len(squares) == count:
                 break
-        return found
+        return squares
 
-    def _paste(self, picture: Tensor, cutout: Cutout, place: tuple[int, int, int]) -> tuple[Tensor, list[int]]:
-        x, y, side = place
-        thing = cutout.scaled(side)
-        height, width = thing.image.shape[1:]
+    def _paste(self, image: Tensor, cutout: Cutout, square: tuple[int, int, int]) -> tuple[Tensor, list[int]]:
+        x, y, side = square
+        scaled = cutout.scaled(side)
+        height, width = scaled.image.shape[1:]
         box = [x, y, x + width, y + height]
         part = slice(None), slice(y, y + height), slice(x, x + width)
-        result = picture.clone()
+        result = image.clone()
         if self.blend == "clone":
-            result = _cloned(picture, thing, x, y)
+            result = _cloned(image, scaled, x, y)
         else:
-            mixed = thing.alpha * thing.image + (1 - thing.alpha) * picture[part]
+            mixed = scaled.alpha * scaled.image + (1 - scaled.alpha) * image[part]
             result[part] = mixed.round().to(torch.uint8)
         return result, box
 
 
 class RandomCrops(PipelineStage):
-    """Takes a random square out of each photograph, sometimes mirrored; the picture ``image`` is replaced.
+    """Crops a random square of each photograph, sometimes mirrored; replaces ``image``.
 
     Args:
-        size: height and width of the pictures, pixels.
+        size: height and width of the crop in pixels.
         seed: see `PipelineStage`.
     """
 
@@ -195,15 +193,15 @@ class RandomCrops(PipelineStage):
         return records
 
 
-def _cloned(picture: Tensor, thing: Cutout, x: int, y: int) -> Tensor:
+def _cloned(image: Tensor, cutout: Cutout, x: int, y: int) -> Tensor:
     import cv2
 
-    height, width = thing.image.shape[1:]
-    mask = ((thing.alpha > 0.5).numpy() * 255).astype(np.uint8)
-    source = np.ascontiguousarray(thing.image.permute(1, 2, 0).numpy())
-    target = np.ascontiguousarray(picture.permute(1, 2, 0).numpy())
+    height, width = cutout.image.shape[1:]
+    mask = ((cutout.alpha > 0.5).numpy() * 255).astype(np.uint8)
+    source = np.ascontiguousarray(cutout.image.permute(1, 2, 0).numpy())
+    target = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
     centre = (x + width // 2, y + height // 2)
-    # mixed gradients would let the ground shine through; MONOCHROME would lose the colour
+    # mixed gradients would show the background; MONOCHROME would lose the colour
     return torch.from_numpy(cv2.seamlessClone(source, target, mask, centre, cv2.NORMAL_CLONE)).permute(2, 0, 1)
 
 
@@ -216,13 +214,13 @@ def _cropped(image: Tensor, size: int, rng: np.random.Generator) -> Tensor:
     return part.flip(2) if rng.random() < 0.5 else part
 
 
-def _noisy(picture: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
-    noise = torch.from_numpy(rng.normal(0, 1, tuple(picture.shape)).astype(np.float32)) * deviation
-    return (picture + noise).round().clamp(0, 255).to(torch.uint8)
+def _noisy(image: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
+    noise = torch.from_numpy(rng.normal(0, 1, tuple(image.shape)).astype(np.float32)) * deviation
+    return (image + noise).round().clamp(0, 255).to(torch.uint8)
 
 
 def _recolored(cutout: Cutout, rng: np.random.Generator) -> Cutout:
-    """The thing with another named colour: each channel scaled by what lies between the two names."""
+    """A cut-out in another named colour."""
     words = cutout.name.split()
     old = next((word for word in words if word in COLORS), None)
     names = [name for name in COLORS if name != old]
@@ -230,7 +228,7 @@ def _recolored(cutout: Cutout, rng: np.random.Generator) -> Cutout:
     source = torch.tensor(COLORS[old], dtype=torch.float32) if old else cutout.image.float().mean((1, 2))
     target = torch.tensor(COLORS[new], dtype=torch.float32)
     gray = cutout.image.float().mean(0)
-    # the shading of the thing in the new colour; scaling the old channels would leave dark ones dark
+    # the shading of the object in the new colour; scaled channels would stay dark where they are dark
     shaded = gray / source.mean().clamp(min=1) * target[:, None, None]
     image = shaded.round().clamp(0, 255).to(torch.uint8)
     name = cutout.name.replace(old, new) if old else f"{new} {cutout.name}"

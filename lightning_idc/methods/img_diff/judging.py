@@ -1,4 +1,4 @@
-"""Questions to models: is a picture natural (section 15), what differs, and how right is an answer (section 14)."""
+"""Model-based checks: natural images (section 15), answers about differences and their ratings (section 14)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.methods.img_diff.filtering import kept
+from lightning_idc.methods.img_diff.filtering import accepted
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, UNNATURAL_FILTER
 from lightning_idc.synthesis.drawing import BAR, draw_box, side_by_side
 from lightning_idc.synthesis.models.base import TextModel, VisionLanguageModel
@@ -27,12 +27,12 @@ BEST = 3
 _ANSWERED = re.compile(r"True description: (?P<truth>.*?)\nAnswer: (?P<answer>.*?)\nRating:", re.DOTALL)
 
 
-class PictureCheck(VisionLanguageModel):
-    """Says without weights whether a picture shows anything: no to flat ones and to noise. It cannot see bad taste.
+class ImageCheck(VisionLanguageModel):
+    """Answers, without a trained model, whether an image has content: "no" for flat images and noise.
 
     Args:
-        contrast: least deviation of the brightness, in steps of 255.
-        smoothness: least correlation of neighbouring pixels.
+        contrast: minimum standard deviation of the brightness, in steps of 255.
+        smoothness: minimum correlation of neighbouring pixels.
     """
 
     def __init__(self, contrast: float = 4.0, smoothness: float = 0.5) -> None:
@@ -40,12 +40,12 @@ class PictureCheck(VisionLanguageModel):
         self.contrast, self.smoothness = contrast, smoothness
 
     def settings(self) -> dict[str, Any]:
-        return {"model": "PictureCheck", "contrast": self.contrast, "smoothness": self.smoothness}
+        return {"model": "ImageCheck", "contrast": self.contrast, "smoothness": self.smoothness}
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        return ["yes" if all(self._shows_something(part) for part in sides(shown)) else "no" for shown in images]
+        return ["yes" if all(self._has_content(part) for part in split_pairs(row)) else "no" for row in images]
 
-    def _shows_something(self, image: Tensor) -> bool:
+    def _has_content(self, image: Tensor) -> bool:
         gray = image.float().mean(0)
         if gray.std() < self.contrast:
             return False
@@ -53,21 +53,21 @@ class PictureCheck(VisionLanguageModel):
         return bool(torch.corrcoef(neighbours)[0, 1] > self.smoothness)
 
 
-def sides(images: Sequence[Tensor]) -> list[Tensor]:
-    """The pictures that were shown, a pair with a black bar in the middle taken apart."""
-    found: list[Tensor] = []
+def split_pairs(images: Sequence[Tensor]) -> list[Tensor]:
+    """Single images; a pair with a black bar in the middle is split."""
+    singles: list[Tensor] = []
     for image in images:
         width = (image.shape[2] - BAR) // 2
-        paired = width > 0 and not image[:, :, width : width + BAR].any()
-        found += [image[:, :, :width], image[:, :, width + BAR :]] if paired else [image]
-    return found
+        is_pair = width > 0 and not image[:, :, width : width + BAR].any()
+        singles += [image[:, :, :width], image[:, :, width + BAR :]] if is_pair else [image]
+    return singles
 
 
 class WordJudge(TextModel):
-    """Rates without weights, by the words that an answer shares with the truth.
+    """Rates answers, without a trained model, by the words that they share with the ground truth.
 
     Args:
-        steps: cosines of their content words from which on an answer is worth 1, 2 and 3.
+        steps: cosines of the content words from which on the rating is 1, 2 and 3.
     """
 
     def __init__(self, steps: tuple[float, float, float] = (0.25, 0.6, 0.95)) -> None:
@@ -78,23 +78,23 @@ class WordJudge(TextModel):
         return {"model": "WordJudge", "steps": list(self.steps)}
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        found = [_ANSWERED.search(prompt) for prompt in prompts]
-        texts = [["", ""] if match is None else [match["truth"], match["answer"]] for match in found]
+        matches = [_ANSWERED.search(prompt) for prompt in prompts]
+        texts = [["", ""] if match is None else [match["truth"], match["answer"]] for match in matches]
         vectors = self.encoder.encode([text for both in texts for text in both])
-        alike = (vectors[::2] * vectors[1::2]).sum(1).tolist()
-        return [str(sum(value >= step for step in self.steps)) for value in alike]
+        similarities = (vectors[::2] * vectors[1::2]).sum(1).tolist()
+        return [str(sum(value >= step for step in self.steps)) for value in similarities]
 
 
 class NaturalImages(PipelineStage):
-    """Unnatural-image filter: one question about both pictures of a pair (the paper's model is InternVL2.5-8B).
+    """Unnatural-image filter: one question about both images of a pair (InternVL2.5-8B in the paper).
 
-    As in the scripts both stand in one picture with a bar between them, and a pair goes if "no" is anywhere in the
+    As in the scripts, both are in one image with a bar between them, and a pair is dropped if "no" is anywhere in the
     answer.
 
     Args:
-        model: answers with yes or no.
-        prompt: the question.
-        boxes: whether red boxes are drawn around the kept areas, as in the released pictures, which the scripts take.
+        model: vision-language model that answers yes or no.
+        prompt: question.
+        boxes: whether red boxes are drawn around the accepted areas, as in the released images of the scripts.
         seed: see `PipelineStage`.
     """
 
@@ -108,31 +108,31 @@ class NaturalImages(PipelineStage):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.model, self.prompt, self.boxes = model or PictureCheck(), prompt, boxes
+        self.model, self.prompt, self.boxes = model or ImageCheck(), prompt, boxes
 
     def settings(self) -> dict[str, Any]:
         return {"model": self.model.settings(), "question": self.prompt, "boxes": self.boxes}
 
     def process(self, records: list[Record]) -> list[Record]:
-        shown = [[side_by_side(*self._pictures(record))] for record in records]
-        for record, answer in zip(records, self.model.answer(shown, [self.prompt] * len(shown)), strict=True):
+        images = [[side_by_side(*self._boxed_pair(record))] for record in records]
+        for record, answer in zip(records, self.model.answer(images, [self.prompt] * len(images)), strict=True):
             if "no" in answer.lower():
                 record.drop("unnatural image", answer, "no 'no' in the answer")
         return records
 
-    def _pictures(self, record: Record) -> tuple[Tensor, Tensor]:
+    def _boxed_pair(self, record: Record) -> tuple[Tensor, Tensor]:
         before, after = record.pair()
-        for area in kept(record.facts.get("areas") or []) if self.boxes else []:
+        for area in accepted(record.facts.get("areas") or []) if self.boxes else []:
             before, after = draw_box(before, area["box"]), draw_box(after, area["box"])
         return before, after
 
 
 class EvaluationSet(PipelineStage):
-    """Keeps a fixed number of pairs, drawn by their ids alone, with their most different area as the truth.
+    """Keeps a fixed number of pairs, drawn by their ids, with the most different area as the ground truth.
 
     Args:
         size: number of pairs; the paper's set has 500.
-        seed: of the draw.
+        seed: seed of the draw.
     """
 
     def __init__(self, size: PositiveInt = 500, seed: int = 0) -> None:
@@ -153,18 +153,18 @@ class EvaluationSet(PipelineStage):
             if record.id not in self._chosen:
                 record.drop("not drawn", None, f"{self.size} pairs")
             else:
-                area = min(kept(record.facts["areas"]), key=lambda area: area["similarity"])
+                area = min(accepted(record.facts["areas"]), key=lambda area: area["similarity"])
                 record.facts["areas"], record.facts["truth"] = [area], area["difference"]
         return records
 
 
 class AnswerPairs(PipelineStage):
-    """Asks the model that is to be rated what differs inside the red box; writes the fact ``answer``.
+    """Answers what differs inside the red box with the model under evaluation; writes the fact ``answer``.
 
-    Both pictures stand in one, with a bar between them, and the question is that of the released data.
+    Both images are in one with a bar between them; the question is that of the released data.
 
     Args:
-        model: is asked.
+        model: model under evaluation.
         seed: see `PipelineStage`.
     """
 
@@ -178,11 +178,11 @@ class AnswerPairs(PipelineStage):
         return {"model": self.model.settings(), "question": RELEASED_QUESTION}
 
     def process(self, records: list[Record]) -> list[Record]:
-        shown = []
+        images = []
         for record in records:
             before, after = (draw_box(image, record.facts["areas"][0]["box"]) for image in record.pair())
-            shown.append([side_by_side(before, after)])
-        for record, answer in zip(records, self.model.answer(shown, [RELEASED_QUESTION] * len(shown)), strict=True):
+            images.append([side_by_side(before, after)])
+        for record, answer in zip(records, self.model.answer(images, [RELEASED_QUESTION] * len(images)), strict=True):
             record.facts["answer"] = " ".join(answer.split())
         return records
 
@@ -191,7 +191,7 @@ class RateAnswers(PipelineStage):
     """Rates the fact ``answer`` against ``truth`` from 0 to 3; the sum of 500 pairs is at most 1,500.
 
     Args:
-        judge: the paper's is InternLM2.5; an answer without a number from 0 to 3 is counted and not rated.
+        judge: language model; InternLM2.5 in the paper. Its answers without a number from 0 to 3 drop the record.
         seed: see `PipelineStage`.
     """
 

@@ -1,4 +1,4 @@
-"""Names of objects by category, from WordNet's files or from a small list of our own (section 11)."""
+"""Names of objects by category, from WordNet's files or from a small built-in list (section 11)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CATEGORIES = (
 )  # fmt: skip
 """The eleven classes of section 11, as WordNet names them."""
 
-_OWN = {
+_BUILTIN = {
     "machine": "computer laptop printer tractor generator calculator typewriter robot engine drill",
     "living_thing": "dog cat horse cow sheep elephant bear zebra giraffe bird duck owl rabbit squirrel lion tiger fox "
     "monkey penguin turtle frog fish butterfly bee man woman boy girl child person tree flower rose cactus",
@@ -31,10 +31,10 @@ _OWN = {
 
 
 class Lexicon:
-    """Nouns and their category; a noun of several categories has the first.
+    """Nouns by category; a noun of several categories has the first.
 
     Args:
-        nouns: by category.
+        nouns: nouns by category.
 
     Raises:
         ConfigError: a category has fewer than two nouns, so that none can be replaced by another.
@@ -44,34 +44,36 @@ class Lexicon:
         self.category: dict[str, str] = {}
         self.nouns: dict[str, list[str]] = {}
         for name, words in nouns.items():
-            own = [word for word in dict.fromkeys(words) if word not in self.category]
-            self.category.update(dict.fromkeys(own, name))
-            self.nouns[name] = own
-        short = [name for name, words in self.nouns.items() if len(words) < 2]
-        if short:
-            raise ConfigError(f"the lexicon has fewer than two nouns for {', '.join(short)}; expected two or more each")
+            unique = [word for word in dict.fromkeys(words) if word not in self.category]
+            self.category.update(dict.fromkeys(unique, name))
+            self.nouns[name] = unique
+        too_few = [name for name, words in self.nouns.items() if len(words) < 2]
+        if too_few:
+            raise ConfigError(
+                f"the lexicon has fewer than two nouns for {', '.join(too_few)}; expected two or more each"
+            )
 
     def __len__(self) -> int:
         return len(self.category)
 
     @classmethod
-    def own(cls) -> Lexicon:
+    def builtin(cls) -> Lexicon:
         """A small list of common objects, for use without WordNet."""
-        return cls({name: words.split() for name, words in _OWN.items()})
+        return cls({name: words.split() for name, words in _BUILTIN.items()})
 
     @classmethod
     def wordnet(cls, folder: str | Path) -> Lexicon:
         """All nouns below the eleven classes of a WordNet database.
 
-        A noun's class is that of its most frequent sense that has one, and single words alone are taken, since captions
-        are searched word by word. Section 11 counts 5,526 nouns without saying how senses were chosen; this rule gives
+        A noun's class is that of its most frequent sense with a class; only single words are used, as captions are
+        searched word by word. Section 11 counts 5,526 nouns without saying how senses were chosen; this rule gives
         15,178 of WordNet 3.0.
 
         Args:
             folder: holding WordNet's ``data.noun`` and ``index.noun`` (3.0 or 3.1).
 
         Raises:
-            DataError: the files are not there or not WordNet's.
+            DataError: the files are missing or not WordNet's.
         """
         path = Path(folder).expanduser()
         try:
@@ -84,14 +86,14 @@ class Lexicon:
                 "wordnet-base (/usr/share/wordnet) or the dict folder of wordnetcode.princeton.edu"
             ) from error
         classes: dict[int, str | None] = dict(roots)
-        found: dict[str, list[str]] = defaultdict(list)
+        nouns: dict[str, list[str]] = defaultdict(list)
         for word, synsets in senses.items():
             if word.isalpha():
                 named = (_class_of(synset, parents, classes) for synset in synsets)
                 category = next((name for name in named if name is not None), None)
                 if category is not None:
-                    found[category].append(word)
-        return cls({name: found[name] for name in CATEGORIES})
+                    nouns[category].append(word)
+        return cls({name: nouns[name] for name in CATEGORIES})
 
 
 def _root_words(senses: Mapping[str, Sequence[int]]) -> Sequence[str]:
@@ -103,36 +105,36 @@ def _root_words(senses: Mapping[str, Sequence[int]]) -> Sequence[str]:
 
 def _senses(path: Path) -> list[tuple[str, list[int]]]:
     """Nouns with their synsets, the most frequent first."""
-    found = []
+    senses = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("  "):  # the licence
             parts = line.split()
             count = int(parts[2])
-            found.append((parts[0], [int(offset) for offset in parts[-count:]]))
-    return found
+            senses.append((parts[0], [int(offset) for offset in parts[-count:]]))
+    return senses
 
 
 def _parents(path: Path) -> dict[int, list[int]]:
     """Hypernyms of each synset; not of instances, which are names of persons and places."""
-    found: dict[int, list[int]] = {}
+    parents: dict[int, list[int]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("  "):
             continue
         parts = line.split(" | ")[0].split()
         pointers = 4 + 2 * int(parts[3], 16)
-        above = [
+        hypernyms = [
             int(parts[pointers + 1 + 4 * number + 1])
             for number in range(int(parts[pointers]))
             if parts[pointers + 1 + 4 * number] == "@"
         ]
-        found[int(parts[0])] = above
-    return found
+        parents[int(parts[0])] = hypernyms
+    return parents
 
 
 def _class_of(synset: int, parents: Mapping[int, list[int]], classes: dict[int, str | None]) -> str | None:
-    """The nearest of the eleven classes above a synset; remembered for all that were passed."""
+    """The nearest of the eleven classes above a synset; cached for all synsets on the path."""
     if synset not in classes:
-        classes[synset] = None  # ends a circle
-        above = (_class_of(parent, parents, classes) for parent in parents.get(synset, ()))
-        classes[synset] = next((name for name in above if name is not None), None)
+        classes[synset] = None  # ends a cycle
+        inherited = (_class_of(parent, parents, classes) for parent in parents.get(synset, ()))
+        classes[synset] = next((name for name in inherited if name is not None), None)
     return classes[synset]

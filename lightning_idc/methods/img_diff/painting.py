@@ -10,10 +10,10 @@ from lightning_idc.synthesis.stages import PipelineStage
 
 
 class PaintPairs(PipelineStage):
-    """Paints the fact ``captions``; writes ``before`` and ``after``.
+    """Generates ``before`` and ``after`` from the two texts of the fact ``captions``.
 
     Args:
-        painter: the paper's is SDXL with prompt-to-prompt.
+        painter: text-to-image model of pairs; SDXL with prompt-to-prompt in the paper.
         seed: see `PipelineStage`.
     """
 
@@ -28,11 +28,11 @@ class PaintPairs(PipelineStage):
         return 2 * (self.painter.size or 1024) ** 2
 
     def process(self, records: list[Record]) -> list[Record]:
-        # quotes around a caption are none of its words (ImgDiff scripts)
+        # quotes around a caption are not part of it (ImgDiff scripts)
         captions = [(first.strip('"'), twin.strip('"')) for first, twin in (r.facts["captions"] for r in records)]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
         for record, pair in zip(records, self.painter.paint(captions, seeds), strict=True):
             record.facts["edit"] = "replace"
-            for side, picture in zip(("before", "after"), pair, strict=True):
-                record.put(side, picture)
+            for side, image in zip(("before", "after"), pair, strict=True):
+                record.put(side, image)
         return records

@@ -1,4 +1,4 @@
-"""Thresholds of all filters, by name: the paper's four settings, those of its scripts, of data-juicer, and ours."""
+"""Presets of the filters' thresholds: the paper's four settings, its scripts', data-juicer's, and ours."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Filters:
     """Thresholds of the Difference Area Generator and the Difference Captions Generator (section 18.4).
 
     Args:
-        pair_similarity: least and greatest cosine of the two pictures (IS), both excluded.
-        confidence: of a region, at least.
-        crop_similarity: cosine of a region's two crops below which they differ.
-        region_match: least score of a crop and the name of its thing (BITM).
+        pair_similarity: minimum and maximum cosine of the two images (IS), both excluded.
+        confidence: minimum confidence of a region, excluded.
+        crop_similarity: maximum cosine of a region's two crops, excluded.
+        region_match: minimum score of a crop and the name of its object (BITM), excluded.
         sides_to_match: whether one of the two crops must match its name, or both.
-        overlap: IoU from which on only one of two regions is kept.
-        keep: which one that is.
-        most_regions: kept per pair; None for all.
-        area: least and greatest share of the picture that a box may have.
-        caption_match: least score of a crop and its caption (CITM), both crops.
-        caption_similarity: cosine of the two captions below which they differ (CS).
-        described_regions: regions that are captioned, the most different first; None for all.
+        overlap: maximum IoU of two accepted regions.
+        keep: which of two overlapping regions is accepted.
+        max_regions: maximum number of accepted regions per pair; None for no limit.
+        area: minimum and maximum area of a box, as a fraction of the image.
+        caption_match: minimum score of a crop and its caption (CITM) in both images, excluded.
+        caption_similarity: maximum cosine of the two captions (CS), excluded.
+        described_regions: number of regions to caption, the most different first; None for all.
         match_margin: pixels around a box in the crops that are compared with captions.
-        match_score: the matcher's score that the thresholds are for; None where the source does not say.
+        match_score: type of the matcher's score that the thresholds apply to; None where the source does not say.
     """
 
     pair_similarity: tuple[float, float] = (0.9, 0.98)
@@ -37,7 +37,7 @@ class Filters:
     sides_to_match: Literal["one", "both"] = "one"
     overlap: float = 0.5
     keep: Literal["most different", "first"] = "most different"
-    most_regions: int | None = None
+    max_regions: int | None = None
     area: tuple[float, float] = (0.0, 1.0)
     caption_match: float = 0.4
     caption_similarity: float = 0.85
@@ -46,7 +46,7 @@ class Filters:
     match_score: Literal["cosine", "probability"] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Plain values for a record's history."""
+        """Plain values, for a record's history."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -60,11 +60,11 @@ SCORES = Filters(
     caption_match=-10.0,
     caption_similarity=10.0,
 )
-"""Everything is measured and nothing is left out: `filtering.Refilter` applies other thresholds afterwards."""
+"""All scores are computed and nothing is rejected: `filtering.Refilter` applies other thresholds afterwards."""
 PRESETS: dict[str, Filters] = {
     "paper": PAPER,
     "scores": SCORES,
-    # Table 17; (3) is what the paper uses
+    # Table 17; (3) is the paper's choice
     "table17_1": replace(PAPER, region_match=0.3, caption_similarity=0.9, caption_match=0.3),
     "table17_2": replace(PAPER, caption_similarity=0.9, caption_match=0.3),
     "table17_3": PAPER,
@@ -73,7 +73,7 @@ PRESETS: dict[str, Filters] = {
     "scripts": replace(
         PAPER,
         caption_match=0.35,
-        most_regions=10,
+        max_regions=10,
         area=(1 / 400, 1.0),
         described_regions=5,
         match_margin=5,
@@ -90,16 +90,16 @@ PRESETS: dict[str, Filters] = {
         caption_similarity=0.8,
         match_score="probability",
     ),
-    # for the embedded slots, whose scores have scales of their own; measured in benchmarks/synthesis.py
+    # for the embedded models, whose scores have other scales; measured in benchmarks/synthesis.py
     "embedded": replace(PAPER, pair_similarity=(0.6, 0.99999), crop_similarity=0.97),
 }
 
 
 def check_matcher(filters: Filters, matcher: ImageTextMatcher) -> Filters:
-    """The thresholds, if the matcher's scores are of the kind that they are for.
+    """Return the thresholds if they apply to the matcher's type of score.
 
     Raises:
-        ConfigError: they are of another kind.
+        ConfigError: the matcher has another type of score.
     """
     if None not in (filters.match_score, matcher.score) and filters.match_score != matcher.score:
         raise ConfigError(
@@ -109,12 +109,12 @@ def check_matcher(filters: Filters, matcher: ImageTextMatcher) -> Filters:
     return filters
 
 
-def filters_named(name: str) -> Filters:
+def load_filters(name: str) -> Filters:
     """Thresholds by name.
 
     Raises:
-        ConfigError: there are none of that name.
+        ConfigError: the name is unknown.
     """
     if name not in PRESETS:
-        raise ConfigError(f"there are no filters {name!r}; expected one of {', '.join(PRESETS)}")
+        raise ConfigError(f"filters is {name!r}; expected one of {', '.join(PRESETS)}")
     return PRESETS[name]

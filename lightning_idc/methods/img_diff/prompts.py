@@ -1,4 +1,4 @@
-"""The questions that Img-Diff asks its models: the authors' strings, as data, each with where it stands.
+"""Prompts of Img-Diff: the authors' strings, with file and line of each.
 
 The strings are those of data-juicer, branch ``ImgDiff``, folder ``Img-Diff-codes`` (commit e6f3158, Apache-2.0), typing
 errors included; file and line are in `ORIGINS`. The supplement prints the question of Figure 10 and that of section 12.
@@ -14,27 +14,27 @@ CAPTION_EDIT = (
 )
 """To Vicuna, in its template; one edit a caption."""
 REGION_CAPTION = "Please provide a clear description for this region: [{x1}, {y1}, {x2}, {y2}]."
-"""To LLaVA about the whole picture, with the box as shares of its sides; about a removed object with it in pixels."""
+"""To LLaVA about the whole image, with the box in fractions of its sides; about a removed object with it in pixels."""
 _ANALYSE = "Analyse the the left image and the right image (separated by the black vertical bar). "
 DIFFERENCE = _ANALYSE + (
     "The detail within the red bounding box in the left image is: {caption1}, while the detail within the red bounding "
     "box in the right image is: {caption2}. What is their difference? Answer with a few concise sentences."
 )
-"""To LLaVA about both pictures in one."""
+"""To LLaVA, about both images in one."""
 RELEASED_QUESTION = _ANALYSE + (
     "What is the difference between the red bounding box area in each image? Answer the question in a few concise "
     "sentences."
 )
-"""What is asked of a model that is trained on the released data."""
+"""To a model that is trained on the released data."""
 REMOVAL_INPAINT = "background, nothing, 8k"
 REMOVAL_QUESTION = _ANALYSE + (
     'Which image has the object related to "{caption}" within the red bounding box?\n'
     "A. the left image\nB. the right image\nAnswer with the option's letter from the given choices directly."
 )
 UNNATURAL_FILTER = "Please determine if the content of these two images is reasonable. Answer only with 'yes' or 'no'."
-"""To InternVL about both pictures in one."""
+"""To InternVL, about both images in one."""
 COCOT = "Please identify the similarities and differences between these two images"
-"""Section 12: asked first; its answer goes before the question."""
+"""Section 12: the first question; its answer is put before the second one."""
 
 ORIGINS = {
     "caption_edit": (CAPTION_EDIT, "pairs_generator/gen.py", 52),
@@ -49,15 +49,15 @@ ORIGINS = {
 """Text, file below ``Img-Diff-codes`` and line of each prompt; the image token belongs to the filter's string there."""
 
 
-def box_in_shares(box: Sequence[float], size: Sequence[int]) -> list[str]:
-    """Box x1 y1 x2 y2 in shares of width and height: two decimals, as the scripts and the release write them.
+def box_in_fractions(box: Sequence[float], size: Sequence[int]) -> list[str]:
+    """Box x1 y1 x2 y2 in fractions of width and height: two decimals, as in the scripts and the release.
 
     Args:
-        box: pixels.
-        size: height and width, pixels.
+        box: box in pixels.
+        size: height and width in pixels.
 
     Example:
-        >>> box_in_shares([0, 10, 50, 100], [100, 100])
+        >>> box_in_fractions([0, 10, 50, 100], [100, 100])
         ['0.00', '0.10', '0.50', '1.00']
     """
     height, width = size

@@ -1,4 +1,4 @@
-"""The authors' questions to a vision-language model: what stands in a region, and how two regions differ."""
+"""The authors' questions to a vision-language model: contents of a region, and difference of two regions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_pixels, box_in_shares
+from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_fractions, box_in_pixels
 from lightning_idc.synthesis.drawing import side_by_side
 from lightning_idc.synthesis.models.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
 from lightning_idc.utils.bounds import check_arguments
 
-_WRITTEN = {"shares": box_in_shares, "pixels": box_in_pixels}
+_FORMATS = {"fractions": box_in_fractions, "pixels": box_in_pixels}
 
 
 class PromptedRegions(ImageCaptioner):
-    """Captions of regions by a model that sees the whole picture and is told where the region is (section 19.2.4).
+    """Captions of regions by a model that gets the whole image and the coordinates of the region (section 19.2.4).
 
     Args:
-        model: is asked.
-        prompt: with ``{x1}``, ``{y1}``, ``{x2}`` and ``{y2}``.
-        coordinates: ``shares`` of the picture's sides, as for replaced objects, or ``pixels``, as for removed ones.
+        model: vision-language model.
+        prompt: question with ``{x1}``, ``{y1}``, ``{x2}`` and ``{y2}``.
+        coordinates: ``fractions`` of the image's sides, as for replaced objects, or ``pixels``, as for removed ones.
 
     Raises:
         ConfigError: the coordinates are of another kind.
@@ -31,7 +31,7 @@ class PromptedRegions(ImageCaptioner):
         self,
         model: VisionLanguageModel,
         prompt: str = REGION_CAPTION,
-        coordinates: Literal["shares", "pixels"] = "shares",
+        coordinates: Literal["fractions", "pixels"] = "fractions",
     ) -> None:
         check_arguments(PromptedRegions.__init__, locals())
         super().__init__()
@@ -47,19 +47,19 @@ class PromptedRegions(ImageCaptioner):
         return self.caption_regions(images, [[0, 0, image.shape[2], image.shape[1]] for image in images])
 
     def caption_regions(self, images: Sequence[Tensor], boxes: Sequence[Sequence[float]]) -> list[str]:
-        written = [
-            dict(zip(("x1", "y1", "x2", "y2"), _WRITTEN[self.coordinates](box, image.shape[1:]), strict=True))
+        coordinates = [
+            dict(zip(("x1", "y1", "x2", "y2"), _FORMATS[self.coordinates](box, image.shape[1:]), strict=True))
             for image, box in zip(images, boxes, strict=True)
         ]
-        return self.model.answer([[image] for image in images], [self.prompt.format(**box) for box in written])
+        return self.model.answer([[image] for image in images], [self.prompt.format(**box) for box in coordinates])
 
 
 class PromptedTeller(DifferenceTeller):
-    """Difference sentences by a model that sees both pictures in one, with a bar between them.
+    """Difference sentences by a model that gets both images in one, with a bar between them.
 
     Args:
-        model: is asked.
-        prompt: with ``{caption1}`` and ``{caption2}`` for what stands in either box.
+        model: vision-language model.
+        prompt: question with ``{caption1}`` and ``{caption2}`` for the contents of the two boxes.
     """
 
     def __init__(self, model: VisionLanguageModel, prompt: str = DIFFERENCE) -> None:

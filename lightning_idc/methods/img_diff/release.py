@@ -1,4 +1,4 @@
-"""The Img-Diff data in the layout that its authors released, beside a folder that any captioner trains on."""
+"""Release of Img-Diff data in its authors' layout, and as a folder for training."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.methods.img_diff.filtering import kept
-from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_shares
+from lightning_idc.methods.img_diff.filtering import accepted
+from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_fractions
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
@@ -16,20 +16,20 @@ from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.files import fill
 
 REPLACEMENT = "img_diff_object_replacement.json"
-PICTURES = "object_replacement/filtered_new_edit_data"
-"""Folder of the replacement pictures, as the authors' archive unpacks."""
+IMAGE_FOLDER = "object_replacement/filtered_new_edit_data"
+"""Folder of the images, as in the authors' archive."""
 
 
 class Release(ReleasePairs):
-    """Writes the kept pairs as `ReleasePairs` does, and their boxes in the authors' layout, which `ImgDiff` reads.
+    """Writes the accepted pairs as `ReleasePairs` does, and their boxes in the authors' layout, which `ImgDiff` reads.
 
-    One pair of JPEG pictures for each box, with the box drawn in red, since the question asks about "the red bounding
+    One pair of JPEG images for each box, with the box drawn in red, since the question asks about "the red bounding
     box": ``object_replacement/filtered_new_edit_data/NAME_k_0.jpg`` and ``_1.jpg``, ``path`` being ``NAME_k``.
 
     Args:
-        folder: that is written; files of an earlier release are replaced.
-        boxes: whether the box is drawn into the pictures; ``plain`` for models that are told where it is.
-        options: of `ReleasePairs`.
+        folder: output folder; files of an earlier release are replaced.
+        boxes: whether the box is drawn into the images; ``plain`` for models that get its coordinates.
+        options: further arguments of `ReleasePairs`.
     """
 
     def __init__(self, folder: str, boxes: Literal["drawn", "plain"] = "drawn", **options: Any) -> None:
@@ -42,35 +42,35 @@ class Release(ReleasePairs):
 
     def write(self, store: RecordStore, folder: Path) -> None:
         super().write(store, folder)
-        (folder / PICTURES).mkdir(parents=True)
+        (folder / IMAGE_FOLDER).mkdir(parents=True)
         released: list[dict[str, Any]] = []
         for record in store:
             if record.dropped is None:
-                self._write_pictures(record, folder / PICTURES)
+                self._write_images(record, folder / IMAGE_FOLDER)
                 released += entries(record)
         text = json.dumps(released, ensure_ascii=False, indent=1)
         fill(folder / REPLACEMENT, text)
         print(f"{len(released)} boxes: {self.folder / REPLACEMENT}", flush=True)
 
-    def _write_pictures(self, record: Record, folder: Path) -> None:
-        for number, area in enumerate(kept(record.facts["areas"])):
+    def _write_images(self, record: Record, folder: Path) -> None:
+        for number, area in enumerate(accepted(record.facts["areas"])):
             for side, image in enumerate(record.pair()):
-                picture = draw_box(image, area["box"]) if self.boxes == "drawn" else image
-                fill(folder / f"{file_name(record.id)}_{number}_{side}.jpg", encode_image(picture, "jpeg"))
+                drawn = draw_box(image, area["box"]) if self.boxes == "drawn" else image
+                fill(folder / f"{file_name(record.id)}_{number}_{side}.jpg", encode_image(drawn, "jpeg"))
 
 
 def entries(record: Record) -> list[dict[str, Any]]:
-    """One entry for each kept box in the form of the released replacement data.
+    """One entry for each accepted box in the format of the released replacement data.
 
-    The box is the text of a list of shares, two decimals each; ``path`` lacks the ending ``_0.jpg`` or ``_1.jpg``.
+    The box is the text of a list of fractions, two decimals each; ``path`` lacks the ending ``_0.jpg`` or ``_1.jpg``.
 
     Args:
-        record: with the facts ``areas`` and ``size``.
+        record: record with the facts ``areas`` and ``size``.
     """
     return [
         {
             "path": f"{file_name(record.id)}_{number}",
-            "bbox": f"[{', '.join(box_in_shares(area['box'], record.facts['size']))}]",
+            "bbox": f"[{', '.join(box_in_fractions(area['box'], record.facts['size']))}]",
             "captions1": area["captions"][0],
             "captions2": area["captions"][1],
             "conversations": [
@@ -78,5 +78,5 @@ def entries(record: Record) -> list[dict[str, Any]]:
                 {"from": "gpt", "value": area["difference"]},
             ],
         }
-        for number, area in enumerate(kept(record.facts["areas"]))
+        for number, area in enumerate(accepted(record.facts["areas"]))
     ]

@@ -1,4 +1,4 @@
-"""Object removal (section 19): an object is erased from a picture, and the question is in which picture it is."""
+"""Object removal (section 19): erases an object from an image; the question is which image contains it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lightning_idc.images.resize import resize
 from lightning_idc.methods.img_diff.areas import cosines
-from lightning_idc.methods.img_diff.filtering import kept, reject, suppress_overlap
+from lightning_idc.methods.img_diff.filtering import accepted, reject, suppress_overlap
 from lightning_idc.methods.img_diff.presets import PRESETS
-from lightning_idc.methods.img_diff.prompts import REMOVAL_QUESTION, box_in_shares
+from lightning_idc.methods.img_diff.prompts import REMOVAL_QUESTION, box_in_fractions
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.models.base import (
     ImageCaptioner,
@@ -36,29 +36,29 @@ from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
-REMOVAL, PICTURES = "img_diff_object_removal.json", "object_removal/inpaint"
+REMOVAL, IMAGE_FOLDER = "img_diff_object_removal.json", "object_removal/inpaint"
 SIDES = ("before", "after")
 MARGIN = 15
 """Pixels between the box of an object and its red frame; 5 in the replacement data."""
 
 
 class EraseObjects(PipelineStage):
-    """Makes an exist-absent pair of each object in either picture of a replacement pair.
+    """Makes an exist-absent pair of each object in each image of a replacement pair.
 
-    Regions whose crops are alike in both pictures of the pair hold no object (section 19.2.2); of the others, those
-    found in a picture are erased from that picture, with that picture's own masks. Each pair becomes several records,
-    one per erased object, with the pictures ``with`` and ``without``, one entry in the fact ``areas``, the fact
-    ``erased_from``, and the pair's name as ``file`` where it was not made of one.
+    Regions with similar crops in both images hold no object (section 19.2.2). The other regions of an image are erased
+    from it with that image's masks. Each pair becomes several records, one per erased object, with the images ``with``
+    and ``without``, one entry in the fact ``areas``, the fact ``erased_from``, and the pair's id as ``file``, unless it
+    has one.
 
     Args:
-        segmenter: finds regions and their masks.
-        encoder: of crops.
-        inpainter: erases; the paper's is SDXL-turbo with the prompt "background, nothing, 8k".
-        alike: cosine of the crops of both pictures from which on a region holds no object.
-        confidence: of a region, more than this.
-        overlap: IoU from which on only the most different of two regions of one picture is kept.
-        max_objects: erased from one picture, the most different first.
-        size: height and width that both pictures are resized to; None to leave them as they are.
+        segmenter: segmenter of regions and masks.
+        encoder: image encoder of crops.
+        inpainter: inpainting model; SDXL-turbo with the prompt "background, nothing, 8k" in the paper.
+        max_similarity: cosine of the crops of both images from which on a region holds no object.
+        confidence: minimum confidence of a region, excluded.
+        overlap: maximum IoU of two accepted regions of one image; the most different one is accepted.
+        max_objects: maximum number of objects erased from one image, the most different first.
+        size: height and width to which both images are resized; None for no resizing.
         seed: see `PipelineStage`.
     """
 
@@ -69,7 +69,7 @@ class EraseObjects(PipelineStage):
         segmenter: Segmenter | None = None,
         encoder: ImageEncoder | None = None,
         inpainter: Inpainter | None = None,
-        alike: float = 0.9,
+        max_similarity: float = 0.9,
         confidence: float = 0.1,
         overlap: float = 0.5,
         max_objects: PositiveInt = 3,
@@ -81,71 +81,73 @@ class EraseObjects(PipelineStage):
         self.segmenter = segmenter or DifferenceContours()
         self.encoder = encoder or PixelEncoder()
         self.inpainter = inpainter or TeleaInpainter()
-        self.alike, self.confidence, self.overlap = alike, confidence, overlap
+        self.max_similarity, self.confidence, self.overlap = max_similarity, confidence, overlap
         self.max_objects, self.size = max_objects, size
 
     def settings(self) -> dict[str, Any]:
-        own = {"alike": self.alike, "confidence": self.confidence, "overlap": self.overlap}
-        return {**self.model_settings(), **own, "max_objects": self.max_objects, "size": self.size}
+        names = ("max_similarity", "confidence", "overlap", "max_objects", "size")
+        return {**self.model_settings(), **{name: getattr(self, name) for name in names}}
 
     def process(self, records: list[Record]) -> list[list[Record]]:
-        pairs = [self._resized(record) for record in records]
-        found = self.segmenter.regions([pair[0] for pair in pairs], [pair[1] for pair in pairs], masks=True)
-        made: list[list[Record]] = [[] for _ in records]
+        pairs = [self._resized_pair(record) for record in records]
+        regions_of_pairs = self.segmenter.regions([pair[0] for pair in pairs], [pair[1] for pair in pairs], masks=True)
+        results: list[list[Record]] = [[] for _ in records]
         masks: list[Tensor] = []
-        for record, pair, regions, own in zip(records, pairs, found, made, strict=True):
-            for side, picture in enumerate(pair):
-                for region, similarity in self._objects(pair, regions, side):
-                    child = record.child(str(len(own)))
-                    child.facts["size"] = list(picture.shape[1:])
+        for record, pair, regions, pair_children in zip(records, pairs, regions_of_pairs, results, strict=True):
+            for side, image in enumerate(pair):
+                for region, similarity in self._select_objects(pair, regions, side):
+                    child = record.child(str(len(pair_children)))
+                    child.facts["size"] = list(image.shape[1:])
                     child.facts["areas"] = [{"box": list(region.box), "similarity": similarity, "dropped": None}]
                     child.facts["erased_from"] = SIDES[side]
-                    child.facts.setdefault("file", record.id)  # what is made of one pair stays in one split
-                    child.put("with", picture)
-                    own.append(child)
-                    assert region.mask is not None  # they were asked for
+                    child.facts.setdefault("file", record.id)  # all records of one pair stay in one split
+                    child.put("with", image)
+                    pair_children.append(child)
+                    assert region.mask is not None  # requested above
                     masks.append(region.mask)
-        children = [child for own in made for child in own]
+        children = [child for pair_children in results for child in pair_children]
         seeds = [int(record_seed(self.seed, child.id).integers(2**31)) for child in children]
-        pictures = self.inpainter.fill([child.image("with") for child in children], masks, seeds) if children else []
-        for child, picture in zip(children, pictures, strict=True):
-            child.put("without", picture)
-        for record, own in zip(records, made, strict=True):
-            if not own:
-                record.drop("no object", None, f"a region with crops below {self.alike:g}")
-                own.append(record)
-        return made
+        inpainted = self.inpainter.fill([child.image("with") for child in children], masks, seeds) if children else []
+        for child, image in zip(children, inpainted, strict=True):
+            child.put("without", image)
+        for record, pair_children in zip(records, results, strict=True):
+            if not pair_children:
+                record.drop("no object", None, f"a region with crops below {self.max_similarity:g}")
+                pair_children.append(record)
+        return results
 
-    def _resized(self, record: Record) -> tuple[Tensor, Tensor]:
+    def _resized_pair(self, record: Record) -> tuple[Tensor, Tensor]:
         before, after = record.pair()
         if self.size is None:
             return before, after
         return resize(before, (self.size, self.size)), resize(after, (self.size, self.size))
 
-    def _objects(self, pair: Sequence[Tensor], regions: Sequence[Region], side: int) -> list[tuple[Region, float]]:
-        """What is erased from one picture of a pair, the most different first, with the cosine of its crops."""
-        own = [r for r in regions if r.picture in (side, None) and r.confidence > self.confidence]
-        if not own:
+    def _select_objects(
+        self, pair: Sequence[Tensor], regions: Sequence[Region], side: int
+    ) -> list[tuple[Region, float]]:
+        """Regions to erase from one image of a pair, the most different first, with the cosine of their crops."""
+        candidates = [r for r in regions if r.picture in (side, None) and r.confidence > self.confidence]
+        if not candidates:
             return []
-        crops = [[crop(image, region.box) for region in own] for image in pair]
-        areas = [
+        crops = [[crop(image, region.box) for region in candidates] for image in pair]
+        areas: list[Any] = [
             {"box": list(region.box), "similarity": round(value, 4), "dropped": None, "region": region}
-            for region, value in zip(own, cosines(self.encoder, *crops).tolist(), strict=True)
-            if value < self.alike
+            for region, value in zip(candidates, cosines(self.encoder, *crops).tolist(), strict=True)
+            if value < self.max_similarity
         ]
-        suppress_overlap(areas, replace(PRESETS["paper"], overlap=self.overlap, most_regions=self.max_objects))
-        chosen = sorted(kept(areas), key=lambda area: area["similarity"])
+        suppress_overlap(areas, replace(PRESETS["paper"], overlap=self.overlap, max_regions=self.max_objects))
+        chosen = sorted(accepted(areas), key=lambda area: area["similarity"])
         return [(area["region"], area["similarity"]) for area in chosen]
 
 
 class RemovedObjects(PipelineStage):
-    """Describes what was erased and checks that the description fits the one picture and not the other.
+    """Captions the erased object and checks that the caption matches only the image that contains it.
 
     Args:
-        captioner: of the region with the object; section 19.2.4 asks about the whole picture, with the box.
-        matcher: of crops and descriptions.
-        present: least score where the object is.
-        absent: greatest score where it is not.
+        captioner: captioner of the region; in section 19.2.4 it gets the whole image with the box.
+        matcher: image-text matcher of crops and captions.
+        present: minimum score of the image with the object.
+        absent: maximum score of the image without it.
         seed: see `PipelineStage`.
     """
 
@@ -180,12 +182,12 @@ class RemovedObjects(PipelineStage):
         crops = [
             crop(record.image(side), box) for side in self.reads for record, box in zip(records, boxes, strict=True)
         ]
-        found = self.captioner.caption_regions([record.image("with") for record in records], boxes)
-        texts = [" ".join(text.split()) for text in found]
+        captions = self.captioner.caption_regions([record.image("with") for record in records], boxes)
+        texts = [" ".join(text.split()) for text in captions]
         scores = self.matcher.match(crops, [*texts, *texts]).tolist()
-        for number, (record, text) in enumerate(zip(records, texts, strict=True)):
+        for index, (record, text) in enumerate(zip(records, texts, strict=True)):
             area = record.facts["areas"][0]
-            inside, outside = scores[number], scores[number + len(records)]
+            inside, outside = scores[index], scores[index + len(records)]
             area["captions"], area["match"] = [text], [round(inside, 4), round(outside, 4)]
             record.score(present=inside, absent=outside)
             if not text:
@@ -197,20 +199,20 @@ class RemovedObjects(PipelineStage):
             if area["dropped"] is not None:
                 record.drop(area["dropped"]["reason"], area["dropped"]["value"], area["dropped"]["limit"])
             else:
-                ask(record, record_seed(self.seed, record.id).random() < 0.5)
+                add_question(record, record_seed(self.seed, record.id).random() < 0.5)
 
 
-def ask(record: Record, object_left: bool) -> None:
-    """Turn an exist-absent pair into left and right picture with a question and its letter.
+def add_question(record: Record, object_left: bool) -> None:
+    """Make a left and a right image of an exist-absent pair, with a question and its answer.
 
     Args:
-        record: with the pictures ``with`` and ``without`` and a described area.
-        object_left: whether the picture with the object comes first.
+        record: record with the images ``with`` and ``without`` and a captioned area.
+        object_left: whether the image with the object comes first.
     """
     area = record.facts["areas"][0]
     sides = ("with", "without") if object_left else ("without", "with")
     for name, side in zip(("before", "after"), sides, strict=True):
-        # the same file twice, not a copy that is encoded anew
+        # the same encoded file, without encoding it again
         record.images[name], record.decoded[name] = record.encoded(side), record.image(side)
     record.facts["edit"] = "remove" if object_left else "add"
     record.facts["question"] = REMOVAL_QUESTION.format(caption=area["captions"][0])
@@ -218,12 +220,12 @@ def ask(record: Record, object_left: bool) -> None:
 
 
 class ReleaseRemoval(PipelineStage):
-    """Writes the kept questions as ``img_diff_object_removal.json``, with red boxes drawn on both pictures.
+    """Writes the questions as ``img_diff_object_removal.json``, with red boxes drawn on both images.
 
     Args:
-        folder: that is written; files of an earlier release are replaced.
+        folder: output folder; files of an earlier release are replaced.
         seed: see `PipelineStage`.
-        overwrite: whether files of others in the folder may be replaced.
+        overwrite: whether other files in the folder may be replaced.
     """
 
     def __init__(self, folder: str, seed: int = 0, overwrite: bool = False) -> None:
@@ -238,10 +240,10 @@ class ReleaseRemoval(PipelineStage):
             self._write(store, draft)
 
     def _write(self, store: RecordStore, folder: Path) -> None:
-        (folder / PICTURES).mkdir(parents=True)
+        (folder / IMAGE_FOLDER).mkdir(parents=True)
         released = []
         for record in store:
-            for area in kept(record.facts.get("areas") or []) if record.dropped is None else []:
+            for area in accepted(record.facts.get("areas") or []) if record.dropped is None else []:
                 pair, _, number = record.id.rpartition("/")
                 path = f"inpaint/{file_name(pair)}_{number}"
                 for side, image in enumerate(record.pair()):
@@ -249,7 +251,7 @@ class ReleaseRemoval(PipelineStage):
                     fill(folder / "object_removal" / f"{path}_{side}.jpg", encode_image(boxed, "jpeg"))
                 released.append(
                     {
-                        "bbox": [float(value) for value in box_in_shares(area["box"], record.facts["size"])],
+                        "bbox": [float(value) for value in box_in_fractions(area["box"], record.facts["size"])],
                         "conversations": [
                             {"from": "human", "value": record.facts["question"]},
                             {"from": "gpt", "value": record.facts["answer"]},

@@ -1,4 +1,4 @@
-"""Difference Captions Generator: what stands in each box of either picture, and how the two differ."""
+"""Difference Captions Generator (DCG): captions of each box in both images, and a sentence about their difference."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_idc.methods.img_diff.filtering import (
+    accepted,
     drop_without_areas,
     filter_answers,
     filter_captions,
     filter_described,
-    kept,
     summarise,
 )
-from lightning_idc.methods.img_diff.presets import check_matcher, filters_named
+from lightning_idc.methods.img_diff.presets import check_matcher, load_filters
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.models.base import (
     DifferenceTeller,
@@ -31,14 +31,15 @@ SIDES = ("before", "after")
 
 
 class RegionCaptions(PipelineStage):
-    """Step 1: what stands in each kept region of either picture; regions with a wrong or two similar captions go.
+    """Step 1: captions each accepted region in both images; rejects regions with wrong or similar captions.
 
-    Captions are checked against the crops of the regions; the scripts leave five pixels around them (``match_margin``).
+    Captions are checked against the crops of the regions; in the scripts with a margin of five pixels
+    (``match_margin``).
 
     Args:
-        captioner: of regions; one that asks about whole pictures is given the boxes.
-        matcher: of crops and captions.
-        encoder: of captions.
+        captioner: captioner of regions; one that gets whole images also gets the boxes.
+        matcher: image-text matcher of crops and captions.
+        encoder: text encoder of captions.
         filters: name of a preset; see `presets`.
         seed: see `PipelineStage`.
     """
@@ -57,7 +58,7 @@ class RegionCaptions(PipelineStage):
         self.captioner = captioner or NearestPrototype()
         self.matcher = matcher or ColorMatcher()
         self.encoder = encoder or WordEncoder()
-        self.filters = check_matcher(filters_named(filters), self.matcher)
+        self.filters = check_matcher(load_filters(filters), self.matcher)
 
     def settings(self) -> dict[str, Any]:
         return {**self.model_settings(), "filters": self.filters.plain()}
@@ -78,24 +79,25 @@ class RegionCaptions(PipelineStage):
         images = [record.pair()[side] for side in (0, 1) for record, _ in todo]
         boxes = [area["box"] for _ in (0, 1) for _, area in todo]
         captions = [" ".join(text.split()) for text in self.captioner.caption_regions(images, boxes)]
-        crops = [crop(image, grown(box, self.filters.match_margin)) for image, box in zip(images, boxes, strict=True)]
+        margin = self.filters.match_margin
+        crops = [crop(image, enlarged(box, margin)) for image, box in zip(images, boxes, strict=True)]
         scores = self.matcher.match(crops, captions).tolist()
         vectors = self.encoder.encode(captions)
-        alike = (vectors[: len(todo)] * vectors[len(todo) :]).sum(1).tolist()
-        for number, (_, area) in enumerate(todo):
-            both = number, number + len(todo)
-            area["captions"] = [captions[i] for i in both]
-            area["caption_match"] = [round(scores[i], 4) for i in both]
-            area["caption_similarity"] = round(alike[number], 4)
+        similarities = (vectors[: len(todo)] * vectors[len(todo) :]).sum(1).tolist()
+        for index, (_, area) in enumerate(todo):
+            sides = index, index + len(todo)
+            area["captions"] = [captions[i] for i in sides]
+            area["caption_match"] = [round(scores[i], 4) for i in sides]
+            area["caption_similarity"] = round(similarities[index], 4)
 
 
 class DifferenceCaptions(PipelineStage):
-    """Step 2: a sentence about each region, from both pictures with a red box around it.
+    """Step 2: a sentence about each region, from both images with a red box around it.
 
     Writes ``difference`` into each area and the fact ``summary`` with all of them.
 
     Args:
-        teller: says how the pictures differ inside the box.
+        teller: model that describes the difference inside the box.
         seed: see `PipelineStage`.
     """
 
@@ -109,7 +111,7 @@ class DifferenceCaptions(PipelineStage):
         return {"teller": self.teller.settings()}
 
     def process(self, records: list[Record]) -> list[Record]:
-        todo = [(record, area) for record in records for area in kept(record.facts["areas"])]
+        todo = [(record, area) for record in records for area in accepted(record.facts["areas"])]
         boxed = [[draw_box(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
         texts = self.teller.tell(boxed[0], boxed[1], [tuple(area["captions"]) for _, area in todo])
         for (_, area), text in zip(todo, texts, strict=True):
@@ -121,6 +123,6 @@ class DifferenceCaptions(PipelineStage):
         return records
 
 
-def grown(box: Sequence[float], margin: float) -> list[float]:
-    """Box x1 y1 x2 y2 with some pixels around it."""
+def enlarged(box: Sequence[float], margin: float) -> list[float]:
+    """Box x1 y1 x2 y2 enlarged by a margin in pixels."""
     return [box[0] - margin, box[1] - margin, box[2] + margin, box[3] + margin]

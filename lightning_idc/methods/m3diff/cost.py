@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 def measure_forward(module: nn.Module, features: Sequence[Tensor], heads: int) -> tuple[float, int]:
-    """Operations of a forward pass, and bytes of what it saves for the backward pass, in float32.
+    """Floating-point operations of a forward pass, and bytes of the activations that it saves, in float32.
 
     Args:
-        module: on the device ``meta``.
-        features: its input, ``(B, 2, L, D)`` of each depth, on ``meta``.
-        heads: of its attention.
+        module: module on the device ``meta``.
+        features: input ``(B, 2, L, D)`` of each depth, on ``meta``.
+        heads: attention heads.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,6 +1,13 @@
-"""Multi-scale differential perception (OmniDiff / M3Diff, section 4.2): what differs between two images, by depth.
+"""Multi-scale differential perception (MDP) of M3Diff (OmniDiff, section 4.2).
 
-Tokens of one depth of a vision tower are written ``(B, 2, L, D)``: pairs, before and after, places, channels.
+MDP reads the features of both images at several depths of a vision tower and refines the last ones:
+
+1. :meth:`DifferentialPerception.difference` computes a gated difference at each depth (Eq. 1 to 3),
+2. :class:`DifferentialLayer` refines difference and images by attention (Eq. 4 to 6), twice,
+3. :meth:`DifferentialPerception.forward` scores the depth (Eq. 7), and
+4. :meth:`MultiScaleDifferentialPerception.fuse` sums the depths by their scores (Eq. 8).
+
+Shapes: ``(B, 2, L, D)`` are B pairs, the before and the after image, L patches, D channels.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
 from lightning_idc.utils.errors import ConfigError
 
-# of SigLIP's 26 used layers, those that the paper reads (section 5.2)
+# layers that the paper reads, of the 26 used layers of SigLIP (section 5.2)
 PAPER_LAYERS, PAPER_DEPTH = (17, 20, 23, 26), 26
 
 
@@ -45,19 +52,19 @@ class Attention(nn.Module):
 
 
 class DifferentialLayer(nn.Module):
-    """The difference looks at itself and at both images, then each image looks at the difference.
+    """The difference attends to itself and to both images, then each image attends to the difference.
 
     M3Diff Eq. 4
     M3Diff Eq. 5
     M3Diff Eq. 6
 
-    The paper writes neither residuals nor norms; both are here as in any pre-norm transformer layer.
+    The paper has neither residuals nor norms; both are added here, as in a pre-norm transformer layer.
 
     Args:
         width: D.
-        heads: of the attention.
+        heads: attention heads.
         hidden: width of the MLP of Eq. 5.
-        as_printed: leave out residuals and norms.
+        as_printed: whether to leave out residuals and norms.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, as_printed: bool = False) -> None:
@@ -72,29 +79,31 @@ class DifferentialLayer(nn.Module):
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
-        own = self.norm_delta(delta)
-        delta = self._onto(delta, self.self_attn(own, own))  # Eq. 4
-        seen = self.norm_images(images)
+        normed = self.norm_delta(delta)
+        delta = self._add_residual(delta, self.self_attn(normed, normed))  # Eq. 4
+        context = self.norm_images(images)
         query = self.norm_query(delta)
-        delta = self._onto(delta, self.cross_attn(query, torch.cat([seen.flatten(1, 2), query], 1)))
-        delta = self._onto(delta, self.mlp(self.norm_feed(delta)))  # Eq. 5
-        told = self.norm_refined(delta)[:, None].expand_as(images)
-        source = torch.cat([seen, told], 2).flatten(0, 1)
-        return self._onto(images, self.image_cross_attn(seen.flatten(0, 1), source).view(images.shape)), delta  # Eq. 6
+        delta = self._add_residual(delta, self.cross_attn(query, torch.cat([context.flatten(1, 2), query], 1)))
+        delta = self._add_residual(delta, self.mlp(self.norm_feed(delta)))  # Eq. 5
+        refined = self.norm_refined(delta)[:, None].expand_as(images)
+        source = torch.cat([context, refined], 2).flatten(0, 1)  # (2B, 2L, D)
+        return self._add_residual(
+            images, self.image_cross_attn(context.flatten(0, 1), source).view(images.shape)
+        ), delta  # Eq. 6
 
-    def _onto(self, before: Tensor, change: Tensor) -> Tensor:
-        return change if self.as_printed else before + change
+    def _add_residual(self, x: Tensor, update: Tensor) -> Tensor:
+        return update if self.as_printed else x + update
 
 
 class DifferentialPerception(nn.Module):
-    """Eq. 1 to 7 for one depth: gated difference, its layers, and how much this depth counts.
+    """Eq. 1 to 7 for one depth: gated difference, its layers, and the score of the depth.
 
     Args:
         width: D.
-        heads: of the attention.
+        heads: attention heads.
         hidden: width of the MLPs.
-        depth: stacked layers of Eq. 4 to 6.
-        as_printed: of :class:`DifferentialLayer`.
+        depth: number of layers of Eq. 4 to 6.
+        as_printed: as in :class:`DifferentialLayer`.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, depth: int, as_printed: bool = False) -> None:
@@ -111,6 +120,7 @@ class DifferentialPerception(nn.Module):
         M3Diff Eq. 2
         M3Diff Eq. 3
         """
+        # (B, 2, L, 2D): each image and the other one, side by side in the channels
         both = torch.stack([images.transpose(1, 2).flatten(2), images.flip(1).transpose(1, 2).flatten(2)], 1)
         gated = images * self.gate(both).sigmoid()
         before, after = gated.unbind(1)
@@ -125,7 +135,7 @@ class DifferentialPerception(nn.Module):
         refined = delta
         for layer in self.layers:
             images, refined = layer(images, refined)
-        # token-wise mean of the three side by side in the channels, the inner part of Eq. 7
+        # mean over tokens of the three concatenated in the channels, the inner part of Eq. 7
         return images, self.score(torch.cat([images[:, 0], images[:, 1], delta], -1).mean(1))
 
 
@@ -136,12 +146,12 @@ class MDPOptions:
     Args:
         heads: attention heads; the largest divisor of the features' width up to 16 when None.
         hidden: width of the MLP of Eq. 5; twice the features' width when None.
-        stacked: layers of Eq. 4 to 6 (section 5.2 says two).
-        shared: one set of weights for all depths. The default, as no weight of Eq. 1 to 7 carries the index of its
-            depth, and as the paper calls the module lightweight.
-        softmax: reads sigma of Eq. 7 as a softmax over the depths; the sigmoid of Eq. 1 otherwise.
-        as_printed: Eq. 4 to 8 and nothing else: no residuals, no norms, no layer behind Eq. 8. Untrained, it then
-            replaces the features of a trained model by others.
+        stacked: number of layers of Eq. 4 to 6; two in section 5.2.
+        shared: whether all depths share weights, as no weight of Eq. 1 to 7 has the index of its depth and the paper
+            calls the module lightweight.
+        softmax: whether sigma of Eq. 7 is a softmax over depths; otherwise the sigmoid of Eq. 1.
+        as_printed: whether only Eq. 4 to 8 are computed: no residuals, no norms, no layer after Eq. 8. Untrained, it
+            then changes the features of a trained model.
     """
 
     heads: PositiveInt | None = None
@@ -156,16 +166,15 @@ class MDPOptions:
 
 
 class MultiScaleDifferentialPerception(nn.Module):
-    """MDP: refines the features of both images by what differs between them, at several depths (Eq. 1 to 8).
+    """MDP: refines the features of both images by their difference, at several depths (Eq. 1 to 8).
 
     Args:
         width: D.
         scales: number of depths.
-        options: of :class:`MDPOptions`.
+        options: fields of :class:`MDPOptions`.
 
     Raises:
-        ConfigError: no depths, a negative number of layers, a softmax over one depth, or a ``width`` that cannot be
-            split among ``heads``.
+        ConfigError: an argument is out of range, the softmax is over one depth, or ``heads`` does not divide ``width``.
     """
 
     def __init__(self, width: PositiveInt, scales: PositiveInt, **options: Any) -> None:
@@ -173,14 +182,16 @@ class MultiScaleDifferentialPerception(nn.Module):
         super().__init__()
         settings = MDPOptions(**options)
         if settings.softmax and scales == 1:
-            raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
+            raise ConfigError(
+                "softmax is true with one depth, where it is always 1; use more depths, or leave out softmax"
+            )
         heads = settings.heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
             raise ConfigError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
         self.softmax, self.as_printed = settings.softmax, settings.as_printed
         self.recomputes = False
-        """Whether the backward pass computes the activations of each depth again instead of keeping them."""
-        # depths differ in scale by orders of magnitude, which shared weights cannot bridge
+        """Whether activations of each depth are recomputed in the backward pass (activation checkpointing)."""
+        # depths differ in scale by orders of magnitude, too much for shared weights
         self.norms = nn.ModuleList(nn.Identity() if self.as_printed else nn.LayerNorm(width) for _ in range(scales))
         hidden = settings.hidden or 2 * width
         self.scales = nn.ModuleList(
@@ -190,7 +201,7 @@ class MultiScaleDifferentialPerception(nn.Module):
         if self.as_printed:
             return
         self.out = nn.Linear(width, width)
-        # the paper adds nothing to Eq. 8; a residual that starts at nothing leaves the trained model as it was
+        # not in the paper: a residual that starts at 0 leaves the trained model unchanged
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -199,9 +210,9 @@ class MultiScaleDifferentialPerception(nn.Module):
 
         M3Diff Eq. 8
         """
-        keeps = not (self.recomputes and torch.is_grad_enabled())
+        stores_activations = not (self.recomputes and torch.is_grad_enabled())
         parts = [
-            self._depth(i, images) if keeps else checkpoint(self._depth, i, images, use_reentrant=False)
+            self._depth(i, images) if stores_activations else checkpoint(self._depth, i, images, use_reentrant=False)
             for i, images in enumerate(features)
         ]
         logits = torch.stack([score for _, score in parts])
@@ -209,7 +220,7 @@ class MultiScaleDifferentialPerception(nn.Module):
         return sum(score[:, None, None] * images for score, (images, _) in zip(scores, parts, strict=True))  # type: ignore[return-value]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Features ``(B, 2, L, D)`` of every depth, the deepest last, to those that go on, ``(B, 2, L, D)``."""
+        """Refined last features ``(B, 2, L, D)`` from features ``(B, 2, L, D)`` of every depth, the deepest last."""
         fused = self.fuse(features)
         return fused if self.as_printed else features[-1] + self.out(fused)
 
@@ -223,33 +234,33 @@ Rewrite = Callable[[list[Tensor]], Tensor]
 
 @runtime_checkable
 class PairTower(Protocol):
-    """A network that lets its image features be read at several depths and replaced on their way to the words."""
+    """Interface of networks whose image features can be read at several depths and replaced."""
 
     @property
     def feature_width(self) -> int:
-        """D of the features that can be replaced."""
+        """D, width of the features that can be replaced."""
 
     @property
     def feature_depth(self) -> int:
-        """Number of layers before the place where they are replaced."""
+        """Number of layers before the features that are replaced."""
 
     @property
     def recomputes(self) -> bool:
-        """Whether activations are computed again in the backward pass."""
+        """Whether activations are recomputed in the backward pass."""
 
     def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
-        """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""
+        """Replace the last features by ``rewrite(features of the layers)``, each ``(B, 2, L, D)``."""
 
 
 class MDP(Adapter):
-    """Puts :class:`MultiScaleDifferentialPerception` onto a network.
+    """Adds :class:`MultiScaleDifferentialPerception` to a network.
 
     Args:
-        layers: depths of the vision tower to read, the last being the one that is replaced; those that match the
-            paper's 17, 20, 23 and 26 of 26 when None.
-        at: path of the module whose output is a grid ``(2B, D, h, w)`` with before and after in turn, on networks
-            that are no :class:`PairTower`.
-        options: of :class:`MDPOptions`.
+        layers: depths of the vision tower to read, of which the last is replaced; those that match the paper's 17, 20,
+            23 and 26 of 26 when None.
+        at: path of the module whose output is a grid ``(2B, D, h, w)``, before and after alternating, in networks that
+            are not a :class:`PairTower`.
+        options: fields of :class:`MDPOptions`.
     """
 
     mdp: MultiScaleDifferentialPerception
@@ -292,7 +303,7 @@ class MDP(Adapter):
         return self.mdp(features)
 
     def rewrite(self, features: list[Tensor]) -> Tensor:
-        """Features that go on: MDP's, or the last ones while it is switched off."""
+        """MDP's features, or the last ones while it is switched off."""
         return self(features) if self.on else features[-1]
 
     def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
@@ -310,7 +321,7 @@ class MDP(Adapter):
     def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
         """Forward hook on a grid backbone."""
         pairs = grid.flatten(2).mT.unflatten(0, (-1, 2))
-        # a frozen backbone runs without a graph, which must not keep MDP from learning
+        # a frozen backbone runs without gradients, but MDP is trained
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.training):
             return self.rewrite([pairs]).flatten(0, 1).mT.reshape(grid.shape)
 

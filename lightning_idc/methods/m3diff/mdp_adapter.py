@@ -10,13 +10,13 @@ from lightning_idc.models.adapter_callback import AdapterCallback
 
 
 class MDPAdapter(AdapterCallback):
-    """Puts MDP (M3Diff, Eq. 1 to 8) between the vision tower and what follows it; untrained, it changes nothing.
+    """Adds MDP (M3Diff, Eq. 1 to 8) after the vision tower; untrained, it changes nothing.
 
     Args:
         layers: depths of the vision tower to read, the last one included; those that match the paper's when None.
         at: path of the backbone within the network of a grid captioner.
-        name: of the adapter in checkpoints.
-        options: of :class:`~lightning_idc.methods.m3diff.mdp.MDPOptions`.
+        name: name of the adapter in checkpoints.
+        options: fields of :class:`~lightning_idc.methods.m3diff.mdp.MDPOptions`.
     """
 
     options_class = MDPOptions

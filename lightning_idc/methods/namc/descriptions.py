@@ -1,4 +1,4 @@
-"""Implicit-change descriptions (NAMC, Appendix D.2): what either image shows, in a template that comes apart again."""
+"""Implicit-change descriptions (NAMC, Appendix D.2): one description per image, in a template that can be parsed."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ TEMPLATE = (
 )
 _CAPTIONS = "First image could be described as: {first}. Second image could be described as: {second}. "
 _STRICTLY = "Generate the description strictly according to the template: '{template}'."
-_GIVEN = "Given the first and the second images, describe the difference between the two images. "
+_TASK = "Given the first and the second images, describe the difference between the two images. "
 INSTRUCTIONS = {
-    "spot_the_diff": _GIVEN + _CAPTIONS + "Here is the difference: {difference}. " + _STRICTLY,
+    "spot_the_diff": _TASK + _CAPTIONS + "Here is the difference: {difference}. " + _STRICTLY,
     "instruct_pix2pix": (
         "Given the first image and a prompt, the second image is generated based on them. Describe the difference "
         "between the two images. Here is the prompt: {difference}. " + _CAPTIONS + _STRICTLY
     ),
-    "cc3m": _GIVEN + _CAPTIONS + _STRICTLY,
+    "cc3m": _TASK + _CAPTIONS + _STRICTLY,
 }
 """Appendix D.2, by the data that a pair comes from."""
 CONVENTIONAL = (
@@ -51,23 +51,23 @@ CONVENTIONAL = (
 """The prompt without a template that Table 11 compares with."""
 PROMPTS = {**INSTRUCTIONS, "conventional": CONVENTIONAL}
 FILTER_VERSION = 2
-"""Of the rules by which answers are dropped: a store in which two of them met would be counted as one."""
+"""Version of the rules by which answers are dropped, so that a store never mixes two versions."""
 NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
-"""Instructions that quote what the data set says of the change."""
+"""Instructions that quote the data set's description of the change."""
 
 
 class Descriptions(PipelineStage):
-    """Lets a vision-language model describe each pair in the template, and takes the answer apart.
+    """Describes each pair in the template with a vision-language model, and parses the answer.
 
     Reads ``before`` and ``after``, the fact ``captions`` (one paragraph for each image) and, except for CC3M,
-    ``difference``; writes ``description``, ``descriptions`` (of either image), ``verb`` and ``origin``. Answers that
-    are not one whole sentence in the template, and those that say nothing, are dropped; the reason's value is the
-    answer, or what stands behind its sentence.
+    ``difference``; writes ``description``, ``descriptions`` (of each image), ``verb`` and ``origin``. Answers that are
+    not exactly one complete sentence in the template, or have no content, are dropped; the reason's value is the
+    answer, or the text after its sentence.
 
     Args:
-        model: the paper's is Qwen2-VL-7B-Instruct.
-        kind: which of the three instructions, or the one without a template.
-        seed: of the drawn verbs.
+        model: vision-language model; Qwen2-VL-7B-Instruct in the paper.
+        kind: one of the three instructions, or the one without a template.
+        seed: seed of the drawn verbs.
     """
 
     reads = ("before", "after")
@@ -88,18 +88,18 @@ class Descriptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self.refuse(record, self.model)
-        live = [record for record in records if record.dropped is None and self._has_facts(record)]
+        live = [record for record in records if record.dropped is None and self._check_facts(record)]
         verbs = [VERBS[int(record_seed(self.seed, record.id).integers(len(VERBS)))] for record in live]
         prompts = [instruction(self.kind, record.facts, verb) for record, verb in zip(live, verbs, strict=True)]
         images = [list(record.pair()) for record in live]
         answers = self.model.answer(images, prompts) if live else []
         for record, verb, answer in zip(live, verbs, answers, strict=True):
             record.facts["verb"], record.facts["origin"] = verb, self.kind
-            self._judge(record, answer)
+            self._parse_answer(record, answer)
         return records
 
-    def _judge(self, record: Record, answer: str) -> None:
-        """Keep an answer and what it says of either image, or drop the record with the reason."""
+    def _parse_answer(self, record: Record, answer: str) -> None:
+        """Store an answer and its description of each image, or drop the record with the reason."""
         cut_off = isinstance(answer, CutOff)
         if self.kind == "conventional":
             record.facts["description"] = description = " ".join(answer.split())
@@ -109,13 +109,13 @@ class Descriptions(PipelineStage):
                 record.drop("says nothing", description, "more than negations and auxiliaries")
             return
         record.facts["description"] = " ".join(unquoted(answer).split())
-        found = object_descriptions(answer, cut_off)
-        if isinstance(found, Refusal):
-            record.drop(found.reason, found.found, found.expected)
+        descriptions = object_descriptions(answer, cut_off)
+        if isinstance(descriptions, Refusal):
+            record.drop(descriptions.reason, descriptions.found, descriptions.expected)
         else:
-            record.facts["descriptions"] = list(found)
+            record.facts["descriptions"] = list(descriptions)
 
-    def _has_facts(self, record: Record) -> bool:
+    def _check_facts(self, record: Record) -> bool:
         if len(record.facts.get("captions") or []) != 2:
             record.drop("no captions", None, "one of each image")
         elif self.kind in NEED_DIFFERENCE and not record.facts.get("difference"):
@@ -134,9 +134,9 @@ def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
     """The prompt for one pair.
 
     Args:
-        kind: of `PROMPTS`.
+        kind: key of `PROMPTS`.
         facts: ``captions`` of both images and, where the instruction has it, ``difference``.
-        verb: for the template.
+        verb: verb of the template.
     """
     first, second = (text.strip().rstrip(".") for text in facts["captions"])
     difference = str(facts.get("difference") or "").strip().rstrip(".")
@@ -145,10 +145,10 @@ def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
 
 
 class ImageParagraphs(PipelineStage):
-    """Describes each image of a pair on its own; writes the fact ``captions``, which the instructions quote.
+    """Describes each image of a pair separately; writes the fact ``captions``, which the instructions quote.
 
     Args:
-        captioner: the paper takes LLaVA's detailed paragraphs.
+        captioner: captioner of single images; LLaVA in the paper.
         seed: see `PipelineStage`.
     """
 
@@ -164,10 +164,10 @@ class ImageParagraphs(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         images = [record.image(side) for side in self.reads for record in records]
         texts = self.captioner.caption(images)
-        if len(texts) != len(images):  # texts would stand beside pictures of other pairs
+        if len(texts) != len(images):  # captions would be assigned to images of other pairs
             raise DataError(
-                f"{type(self.captioner).__name__} gave {len(texts)} captions of {len(images)} pictures; expected one "
-                "of each"
+                f"{type(self.captioner).__name__} gave {len(texts)} captions for {len(images)} images; expected one "
+                "each"
             )
         for number, record in enumerate(records):
             record.facts["captions"] = [" ".join(texts[number + side * len(records)].split()) for side in (0, 1)]
@@ -177,12 +177,12 @@ class ImageParagraphs(PipelineStage):
 
 
 class EmbeddedDescriber(VisionLanguageModel):
-    """Fills the template without weights: names the content of the region where the two images differ most.
+    """Fills the template without a trained model: names the object in the region where the images differ most.
 
-    It says that it does not know, outside of the template, where it can name nothing in either image.
+    Where it can name nothing in either image, its answer is outside of the template.
 
     Args:
-        library: folder of cut-outs that the pictures were made with; None for rendered things.
+        library: folder of the cut-outs that the images were composed of; None for rendered objects.
     """
 
     def __init__(self, library: str | None = None) -> None:
@@ -194,11 +194,13 @@ class EmbeddedDescriber(VisionLanguageModel):
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         regions = self.contours.regions([pair[0] for pair in images], [pair[1] for pair in images])
-        places = [(pair, found[0].box) for pair, found in zip(images, regions, strict=True) if found]
-        names = self.captioner.caption([crop(image, box) for pair, box in places for image in pair]) if places else []
+        boxes = [
+            (pair, pair_regions[0].box) for pair, pair_regions in zip(images, regions, strict=True) if pair_regions
+        ]
+        names = self.captioner.caption([crop(image, box) for pair, box in boxes for image in pair]) if boxes else []
         answers = []
-        for found, prompt in zip(regions, prompts, strict=True):
-            if not found:
+        for pair_regions, prompt in zip(regions, prompts, strict=True):
+            if not pair_regions:
                 answers.append("The two images are the same.")
                 continue
             pair = [names.pop(0), names.pop(0)]

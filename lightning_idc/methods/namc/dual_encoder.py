@@ -1,4 +1,7 @@
-"""Pairs of encoders that put patches and words into one space: CLIP, and a small pair that is trained on the data."""
+"""Dual encoders, which embed patches and words in one space: CLIP, and a small one trained on the data.
+
+Shapes: N images or texts, P patches per image, S tokens per text, D channels of the shared space.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ class ImageEmbeddings:
     """Images in the shared space.
 
     Args:
-        patches: ``(N, P, D)``, row by row.
-        whole: the image as a whole, ``(N, D)``.
+        patches: embeddings of the patches, row by row, ``(N, P, D)``.
+        pooled: embedding of the image (CLIP's class token, or the mean), ``(N, D)``.
     """
 
     patches: Tensor
-    whole: Tensor
+    pooled: Tensor
 
 
 @dataclass(slots=True)
@@ -39,23 +42,23 @@ class TextEmbeddings:
     """Texts in the shared space.
 
     Args:
-        tokens: ``(N, S, D)``.
-        whole: the text as a whole, ``(N, D)``.
-        word_of: int64 ``(N, S)``, the word that each token belongs to; -1 for special and padding tokens.
+        tokens: embeddings of the tokens, ``(N, S, D)``.
+        pooled: embedding of the text (CLIP's end token, or the mean), ``(N, D)``.
+        word_of: int64 ``(N, S)``, index of the word of each token; -1 for special and padding tokens.
     """
 
     tokens: Tensor
-    whole: Tensor
+    pooled: Tensor
     word_of: Tensor
 
 
 class DualEncoder(nn.Module):
-    """What finds noise: an encoder of images and one of texts, whose tokens are comparable.
+    """An image encoder and a text encoder whose tokens are comparable; they identify noise.
 
     Args:
-        width: of the shared space D.
+        width: D, width of the shared space.
         grid: height and width of the grid of patches.
-        size: height and width of the images that it knows.
+        size: height and width of the images that it was trained on.
     """
 
     def __init__(self, width: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
@@ -64,26 +67,26 @@ class DualEncoder(nn.Module):
 
     @abstractmethod
     def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
-        """Encode uint8 images ``(N, 3, H, W)``; where ``masked (N, P)`` is True a learned vector replaces the patch."""
+        """Encode uint8 images ``(N, 3, H, W)``; a learned vector replaces patches where ``masked (N, P)`` is True."""
 
     @abstractmethod
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
-        """Encode N texts, given as words; the word ``[MASK]`` stands for a masked one."""
+        """Encode N texts, each a list of words; ``[MASK]`` is a masked word."""
 
 
 class SmallDualEncoder(DualEncoder):
-    """A grid backbone and a word table, each under a small transformer; for data on which no CLIP was trained.
+    """A grid backbone and a word embedding, each with a small transformer; for data unlike CLIP's training data.
 
     Args:
         vocabulary: words, the special ones and ``[MASK]`` included (:func:`vocabulary_with_mask`).
         grid: height and width of the backbone's grid for images of that size.
-        size: height and width of the images that it is trained on.
-        width: of the shared space and of both transformers.
-        layers: of each transformer.
+        size: height and width of the training images.
+        width: width of the shared space and of both transformers.
+        layers: layers of each transformer.
         heads: attention heads.
-        backbone: as of `build_backbone`.
-        freeze_backbone: keep the backbone as it is; it then builds no graph.
-        max_words: longest text.
+        backbone: name of a backbone, as in `build_backbone`.
+        freeze_backbone: whether the backbone is frozen.
+        max_words: maximum number of words of a text.
     """
 
     def __init__(
@@ -104,11 +107,11 @@ class SmallDualEncoder(DualEncoder):
         self.backbone, self.frozen = build_backbone(backbone), freeze_backbone
         if freeze_backbone:
             self.backbone.requires_grad_(False)
-        self.masked = nn.Parameter(0.02 * torch.randn(width))
+        self.mask_embedding = nn.Parameter(0.02 * torch.randn(width))
         self.project = nn.Linear(self.backbone.width, width)
-        self.place = nn.Parameter(0.02 * torch.randn(grid[0] * grid[1], width))
+        self.patch_position = nn.Parameter(0.02 * torch.randn(grid[0] * grid[1], width))
         self.words = nn.Embedding(len(vocabulary), width)
-        self.position = nn.Parameter(0.02 * torch.randn(max_words + 2, width))
+        self.word_position = nn.Parameter(0.02 * torch.randn(max_words + 2, width))
 
         def layer() -> EncoderLayer:
             return EncoderLayer(width, heads, 2 * width, 0.0)
@@ -121,7 +124,7 @@ class SmallDualEncoder(DualEncoder):
     def train(self, mode: bool = True) -> SmallDualEncoder:
         super().train(mode)
         if self.frozen:
-            self.backbone.eval()  # its batch statistics must stay what they were
+            self.backbone.eval()  # its running statistics must not change
         return self
 
     def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
@@ -129,18 +132,18 @@ class SmallDualEncoder(DualEncoder):
             maps = self.backbone(images)
         if maps.shape[-2:] != self.grid:
             maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
-        x = self.project(maps.flatten(2).mT)
+        x = self.project(maps.flatten(2).mT)  # (N, P, D)
         if masked is None:
             masked = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        x = torch.where(masked[..., None], self.masked, x) + self.place
+        x = torch.where(masked[..., None], self.mask_embedding, x) + self.patch_position
         for layer in self.image_layers:
             x = layer(x)
         x = self.image_out(x)
         return ImageEmbeddings(x, x.mean(1))
 
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
-        most = len(self.position) - 2
-        rows = [[BOS, *(self._ids.get(word, UNK) for word in text[:most]), EOS] for text in texts]
+        max_words = len(self.word_position) - 2
+        rows = [[BOS, *(self._ids.get(word, UNK) for word in text[:max_words]), EOS] for text in texts]
         ids = torch.full((len(rows), max(map(len, rows))), PAD)
         word_of = torch.full(ids.shape, -1)
         for i, row in enumerate(rows):
@@ -148,23 +151,23 @@ class SmallDualEncoder(DualEncoder):
             word_of[i, 1 : len(row) - 1] = torch.arange(len(row) - 2)
         device = self.words.weight.device
         ids, word_of = ids.to(device), word_of.to(device)
-        x = self.words(ids) + self.position[: ids.shape[1]]
+        x = self.words(ids) + self.word_position[: ids.shape[1]]
         allowed = (ids != PAD)[:, None, None]
         for layer in self.text_layers:
             x = layer(x, allowed)
         x = self.text_out(x)
-        counted = (ids != PAD)[..., None]
-        return TextEmbeddings(x, (x * counted).sum(1) / counted.sum(1), word_of)
+        is_token = (ids != PAD)[..., None]
+        return TextEmbeddings(x, (x * is_token).sum(1) / is_token.sum(1), word_of)
 
 
 def vocabulary_with_mask(words: Sequence[str]) -> list[str]:
-    """The word list of a `Vocabulary` with ``[MASK]`` behind its special words."""
+    """The words of a `Vocabulary` with ``[MASK]`` added after its special words."""
     return [*words[: len(SPECIALS)], MASK_WORD, *words[len(SPECIALS) :]]
 
 
 @reads_file("path")
 def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
-    """The encoders of a checkpoint of `RelevancePretraining`.
+    """Load the dual encoder of a checkpoint of `RelevancePretraining`.
 
     Raises:
         CheckpointError: the file is missing or holds something else.
@@ -184,12 +187,12 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
 class ClipDualEncoder(DualEncoder):
     """CLIP's two towers with all of their tokens in the joint space (NAMC section 3.2.1 uses ViT-B/16).
 
-    The last norm and the projection, which CLIP applies to its class token only, are applied to every token: without
-    them patches (768 wide) and words (512 wide) could not be compared.
+    The last norm and the projection, which CLIP applies to its class token only, are applied to every token; otherwise
+    patches (768 channels) and words (512 channels) could not be compared.
 
     Args:
-        clip: as of `build_clip`, with CLIP's own words. OpenAI's weights were trained with QuickGELU.
-        pretrained: open_clip's name of the weights, or a file; None for random ones.
+        clip: model, as in `build_clip`, with CLIP's vocabulary. OpenAI's weights were trained with QuickGELU.
+        pretrained: open_clip's name of the weights, or a file; None for random weights.
 
     Raises:
         ConfigError: open_clip knows no such model.
@@ -205,37 +208,37 @@ class ClipDualEncoder(DualEncoder):
         visual = model.visual
         super().__init__(int(visual.output_dim), tuple(visual.grid_size), tuple(visual.image_size))
         self.model, self.vocabulary = model, vocabulary
-        # CLIP's own temperature takes no part in the losses here; idle parameters are refused in distributed training
+        # CLIP's temperature is unused here, and distributed training raises an error for unused parameters
         model.logit_scale.requires_grad_(False)
-        self.masked = nn.Parameter(0.02 * torch.randn(visual.conv1.out_channels))
+        self.mask_embedding = nn.Parameter(0.02 * torch.randn(visual.conv1.out_channels))
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1) * 255, persistent=False)
 
     def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
         visual = self.model.visual
-        x = images.to(self.masked.dtype)
+        x = images.to(self.mask_embedding.dtype)
         if x.shape[-2:] != self.size:
             x = nn.functional.interpolate(x, self.size, mode="bicubic", antialias=True).clamp(0, 255)
         x = visual.conv1((x - self.mean) / self.std).flatten(2).mT
         if masked is None:
             masked = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
-        x = torch.where(masked[..., None], self.masked, x)
+        x = torch.where(masked[..., None], self.mask_embedding, x)
         x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
         x = visual.ln_post(visual.transformer(visual.ln_pre(x))) @ visual.proj
         return ImageEmbeddings(x[:, 1:], x[:, 0])
 
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
-        special, longest = self.vocabulary.special, self.model.context_length
+        special, max_tokens = self.vocabulary.special, self.model.context_length
         rows = [
             [(piece, index) for index, word in enumerate(text) for piece in self.vocabulary.encode(word)[1:-1]]
             for text in texts
         ]
-        rows = [row[: longest - 2] for row in rows]
+        rows = [row[: max_tokens - 2] for row in rows]
         ids = torch.full((len(rows), max(map(len, rows)) + 2), special.pad)
         word_of = torch.full(ids.shape, -1)
         for i, row in enumerate(rows):
             ids[i, : len(row) + 2] = torch.tensor([special.bos, *(piece for piece, _ in row), special.eos])
             word_of[i, 1 : len(row) + 1] = torch.tensor([index for _, index in row])
-        ids = ids.to(self.masked.device)
+        ids = ids.to(self.mask_embedding.device)
         x = text_tokens(self.model, ids)
         return TextEmbeddings(x, eot_pooling(x, ids, special.eos), word_of.to(ids.device))

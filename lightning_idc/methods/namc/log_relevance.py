@@ -1,4 +1,4 @@
-"""LogRelevance: see which words and patches NoiseMasking takes for noise, while it learns."""
+"""LogRelevance: draws relevance maps of NoiseMasking during training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.transforms.pairs import Resize
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
-from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+from lightning_idc.methods.namc.relevance_maps import compute_relevance, draw_relevance_maps
 from lightning_idc.models.addon import addons_of
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
@@ -21,14 +21,14 @@ from lightning_idc.utils.outputs import save
 
 
 class LogRelevance(Callback):
-    """After each validation draws the relevance maps of the same pairs (NAMC's Figures 6 to 8).
+    """Draws the relevance maps of the same pairs after each validation (NAMC's Figures 6 to 8).
 
     Writes ``relevance/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
-    picture as ``val/relevance``. Words of planted noise are underlined.
+    image as ``val/relevance``. Words of synthetic noise are underlined.
 
     Args:
-        pairs: how many, from the start of the validation split.
-        of: name of the `NoiseMasking` whose encoder is asked.
+        pairs: number of pairs, from the start of the validation split.
+        of: name of the `NoiseMasking` callback.
     """
 
     def __init__(self, pairs: PositiveInt = 4, of: str = "noise_masking") -> None:
@@ -42,11 +42,11 @@ class LogRelevance(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(addon, NoiseMaskingAddon) or not isinstance(data, PairDataModule):
             raise ConfigError(
-                f"LogRelevance asks the encoder of a NoiseMasking called {self.of!r} about a PairDataModule; list "
-                "NoiseMasking among the callbacks, or leave LogRelevance out"
+                f"LogRelevance needs a NoiseMasking called {self.of!r} and a PairDataModule; add NoiseMasking to the "
+                f"callbacks, or leave LogRelevance out"
             )
         source = data.pairs_of("val")
-        drawn = []
+        maps = []
         was_training = addon.encoder.training
         addon.encoder.eval()
         for index in range(min(self.pairs, len(source))):
@@ -57,11 +57,11 @@ class LogRelevance(Callback):
                 sample = Resize(data.image_size, data.interpolation)(sample, torch.Generator())
             wrong = data.planted("val", sample.id).wrong if isinstance(data, SyntheticDescriptions) else None
             images = torch.stack([sample.before, sample.after])
-            drawn.append((images, judge(addon.encoder, images, sample.captions[0], wrong)))
+            maps.append((images, compute_relevance(addon.encoder, images, sample.captions[0], wrong)))
         addon.encoder.train(was_training)
-        if not drawn:
+        if not maps:
             return
-        sheet = relevance_map(drawn)
+        sheet = draw_relevance_maps(maps)
         target = Path(trainer.default_root_dir) / "relevance" / f"step-{trainer.global_step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))
         for logger in trainer.loggers:

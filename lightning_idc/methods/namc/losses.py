@@ -1,4 +1,4 @@
-"""Losses that match two sets of embeddings: similarity distribution matching and InfoNCE."""
+"""Contrastive losses of image and text embeddings: similarity distribution matching (SDM) and InfoNCE."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SCALE = 50.0
-"""1 / temperature. NAMC names no temperature; Jiang and Ye 2023, whose loss it takes, fix it at 0.02."""
+"""1 / temperature. NAMC does not state it; Jiang and Ye 2023, whose loss it uses, set it to 0.02."""
 
 
 def cosines(images: Tensor, texts: Tensor) -> Tensor:
     """Cosine of every image ``(..., N, D)`` with every text ``(..., M, D)``: ``(..., N, M)``, at least in float32.
 
-    Autocast would round the product to half precision, in which 1e-8 is 0 and its logarithm infinite, and a cosine
-    near 1 is known to two digits before it is multiplied by 50.
+    Autocast would round the product to half precision, in which 1e-8 is 0 with an infinite logarithm, and a cosine
+    near 1 has two digits before it is multiplied by 50.
     """
     precision = torch.promote_types(images.dtype, torch.float32)
     with torch.autocast(images.device.type, enabled=False):
@@ -24,7 +24,7 @@ def cosines(images: Tensor, texts: Tensor) -> Tensor:
 def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
     """Similarity of every image with every text: mean over words of the best patch's cosine (Yao et al. 2022, FILIP).
 
-    Only this direction: most patches show ground that no word speaks of.
+    Only this direction: most patches show background that no word describes.
 
     Args:
         patches: ``(N, P, D)``.
@@ -45,7 +45,7 @@ def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
     return (best * valid).sum(-1) / valid.sum(-1).clamp(min=1)
 
 
-def _true(similarity: Tensor, labels: Tensor | None) -> Tensor:
+def _matching_distribution(similarity: Tensor, labels: Tensor | None) -> Tensor:
     """True matching distribution of each row, ``(B, B)``; it is symmetric.
 
     NAMC Eq. 13
@@ -65,9 +65,9 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
     The divergence KL(p || q) of the modelled matching distribution p from the true one q, mean over the batch.
 
     Args:
-        images: ``(B, D)``; only their directions count.
+        images: ``(B, D)``, normalised here.
         texts: ``(B, D)``.
-        labels: int64 ``(B,)``; pairs of one label match each other. None where every image has one text only.
+        labels: int64 ``(B,)``; pairs with the same label match. None where every image has exactly one text.
         scale: 1 / temperature.
 
     Example:
@@ -76,8 +76,8 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
         (tensor(True), tensor(True))
     """
     similarity = cosines(images, texts)
-    # the true distribution has zeros, whose logarithm the reference bounds in this way
-    log_true = (_true(similarity, labels) + 1e-8).log()
+    # the true distribution has zeros; the reference implementation adds 1e-8 before the logarithm
+    log_true = (_matching_distribution(similarity, labels) + 1e-8).log()
 
     def divergence(logits: Tensor) -> Tensor:
         log_modelled = logits.log_softmax(1)
@@ -87,10 +87,10 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
 
 
 def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
-    """:func:`info_nce` of similarities that are known already.
+    """:func:`info_nce` of a similarity matrix.
 
     Args:
-        similarity: of image i with text j, ``(B, B)``.
+        similarity: similarity of image i with text j, ``(B, B)``.
         labels: as in :func:`sdm`.
         scale: 1 / temperature.
 
@@ -98,7 +98,7 @@ def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, sca
         >>> info_nce_of_similarity(torch.zeros(2, 2))  # twice log 2
         tensor(1.3863)
     """
-    true, logits = _true(similarity, labels), scale * similarity
+    true, logits = _matching_distribution(similarity, labels), scale * similarity
     return -((true * logits.log_softmax(1)).sum(1) + (true * logits.mT.log_softmax(1)).sum(1)).mean()
 
 
@@ -106,7 +106,7 @@ def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale:
     """InfoNCE, both ways (the ablation of NAMC's Table 7): minus the log-probability of the true partner.
 
     Args:
-        images: ``(B, D)``; only their directions count.
+        images: ``(B, D)``, normalised here.
         texts: ``(B, D)``.
         labels: as in :func:`sdm`; partners share the probability evenly.
         scale: 1 / temperature.

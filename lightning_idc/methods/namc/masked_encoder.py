@@ -1,4 +1,7 @@
-"""The masked image encoder of NAMC: rebuilds masked patches from a text, and lets two images look at each other."""
+"""The masked image encoder of NAMC: reconstructs masked patches from a text, and cross-attends between two images.
+
+Shapes: B images, P patches, C channels of grid features, D channels of tokens, M tokens of the partner.
+"""
 
 from __future__ import annotations
 
@@ -9,38 +12,38 @@ from torch.nn import functional as F
 from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
 POSITION_STD = 0.3
-"""Where position embeddings start: about as large as the projected features that they are added to."""
+"""Initial standard deviation of position embeddings: about that of the projected features."""
 
 
 class MaskedImageLayer(CrossLayer):
-    """Self-attention, attention to a partner (a text or the other image) and feed-forward, normalised before each."""
+    """Pre-norm self-attention, cross-attention to a partner (a text or the other image), and feed-forward."""
 
     def forward(self, x: Tensor, partner: Tensor, valid: Tensor | None, partner_valid: Tensor | None) -> Tensor:
-        """Tokens ``(B, P, D)`` that look at ``partner (B, M, D)``; masks are bool, True where a key counts."""
+        """Tokens ``(B, P, D)`` that attend to ``partner (B, M, D)``; masks are bool, True at keys that count."""
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
-        valid = _somewhere(valid)
+        valid = _allow_all_if_none(valid)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if valid is None else valid[:, None, None])
         x = x + self._drop(self.out_self(merge_heads(attended)))
-        x = self._cross(x, self.memory(partner), _somewhere(partner_valid))
+        x = self._cross(x, self.memory(partner), _allow_all_if_none(partner_valid))
         return x + self.feed(self.norm_feed(x))
 
 
-def _somewhere(valid: Tensor | None) -> Tensor | None:
-    # where nothing may be attended to, attention would be NaN: there everything is
+def _allow_all_if_none(valid: Tensor | None) -> Tensor | None:
+    # attention without any key would be NaN; then all keys are allowed
     return None if valid is None else valid | ~valid.any(-1, keepdim=True)
 
 
 class MaskedImageEncoder(nn.Module):
-    """Embeds grid features with some cells masked, and encodes them beside a text or beside the other image.
+    """Embeds grid features, some of them masked, and encodes them with a text or with the other image.
 
     Args:
-        channels: of the grid features C.
-        width: of all tokens D.
-        cells: of the grid P.
-        layers: shared by both uses (NAMC sections 3.2.2 and 3.3 name one encoder).
+        channels: C, channels of the grid features.
+        width: D, width of all tokens.
+        cells: P, number of cells of the grid.
+        layers: number of layers, shared by both uses (NAMC sections 3.2.2 and 3.3 have one encoder).
         heads: attention heads.
         hidden: width of the feed-forward layers.
-        dropout: share of activations dropped in training.
+        dropout: dropout probability.
     """
 
     def __init__(
@@ -48,37 +51,37 @@ class MaskedImageEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.width = width
-        self.masked = nn.Parameter(torch.zeros(channels))
+        self.mask_embedding = nn.Parameter(torch.zeros(channels))
         self.project = nn.Linear(channels, width)
         self.position = nn.Parameter(torch.empty(cells, width))
         self.layers = nn.ModuleList(MaskedImageLayer(width, heads, hidden, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.norm_partner = nn.LayerNorm(width)
-        nn.init.normal_(self.masked, std=0.02)
+        nn.init.normal_(self.mask_embedding, std=0.02)
         nn.init.normal_(self.position, std=POSITION_STD)
 
     def embed(self, features: Tensor, masked: Tensor | None = None) -> Tensor:
-        """Tokens of grid features ``(B, P, C)`` with those where ``masked (B, P)`` is True replaced: ``(B, P, D)``."""
+        """Tokens of grid features ``(B, P, C)`` ``(B, P, D)``; masked where ``masked (B, P)`` is True."""
         if masked is None:
-            # the replacement stays in the graph, so that distributed training without masks has no idle parameter
+            # the mask embedding stays in the graph, so that distributed training without masks has no unused parameter
             masked = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
-        features = torch.where(masked[..., None], self.masked.to(features.dtype), features)
+        features = torch.where(masked[..., None], self.mask_embedding.to(features.dtype), features)
         return self.project(features) + self.position
 
     def forward(self, tokens: Tensor, partner: Tensor, partner_valid: Tensor | None = None) -> Tensor:
-        """Encode tokens ``(B, P, D)`` beside a partner that stays as it is; masked cells attend and are attended to.
+        """Encode tokens ``(B, P, D)`` with a fixed partner; masked cells attend and are attended to.
 
         Args:
-            tokens: of :meth:`embed`.
-            partner: ``(B, M, D)``.
-            partner_valid: bool ``(B, M)``, True where the partner counts.
+            tokens: output of :meth:`embed`.
+            partner: text or other image, ``(B, M, D)``.
+            partner_valid: bool ``(B, M)``, True at tokens that count.
         """
         partner = self.norm_partner(partner)
         for layer in self.layers:
             tokens = layer(tokens, partner, None, partner_valid)
         return self.norm(tokens)
 
-    def together(
+    def encode_pair(
         self, first: Tensor, second: Tensor, first_valid: Tensor | None = None, second_valid: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Encode two images in parallel streams, each attending to the other as it was before the layer.

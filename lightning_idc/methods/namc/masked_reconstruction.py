@@ -1,4 +1,16 @@
-"""MaskedReconstruction: rebuild what was masked in the images, guided by their descriptions (NAMC's MIR)."""
+"""Masked Image Reconstruction (MIR), the second of NAMC's three modules (section 3.2.2).
+
+One training step, in the paper's order:
+
+1. :meth:`MaskedReconstructionAddon.batch` masks cells at random, unless noise masking (NIM) has set ``batch.noise``,
+   the :class:`~lightning_idc.images.types.NoiseMask` that passes masks, descriptions and original images to MIR,
+2. :meth:`MaskedReconstructionAddon.encode_masked` replaces masked cells by the mask embedding and encodes them with the
+   denoised description of their image (or with the other image, without NIM),
+3. :class:`ImageTokens` predicts the ids of an image tokenizer (Eq. 17), and
+4. :meth:`MaskedReconstructionAddon.losses` averages their cross entropy over masked cells (L_MIR, Eq. 18).
+
+Shapes: B pairs, N = 2B images, P cells of the feature grid, C channels of features, D channels of encoded tokens.
+"""
 
 from __future__ import annotations
 
@@ -28,32 +40,33 @@ Distance = Callable[..., Tensor]
 
 
 class ImageTokens(nn.Module):
-    """Predicts the ids of a frozen image tokenizer: several per cell where its grid is the finer one.
+    """Predicts the ids of a frozen image tokenizer; several per cell where the tokenizer's grid is finer.
 
     NAMC Eq. 17
 
     Args:
-        tokenizer: gives the ids.
-        width: of the encoded tokens.
+        tokenizer: image tokenizer of the target ids.
+        width: D, width of the encoded tokens.
         per_side: ids per cell along each side.
     """
 
     def __init__(self, tokenizer: ImageTokenizer, width: int, per_side: int) -> None:
         super().__init__()
-        # in a list, so that a frozen network is not written into every checkpoint
+        # in a list, so that the frozen network is not stored in checkpoints
         self._tokenizer = [tokenizer.eval().requires_grad_(False)]
         self.per_side = per_side
         self.head = nn.Linear(width, per_side**2 * tokenizer.codebook_size)
 
     def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
         """Cross entropy per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` of ``images (N, 3, H, W)``."""
-        ids = self.true_ids(images)
+        ids = self.true_ids(images)  # (N, h, w)
         side = self.per_side
+        # (N, P, side * side): the ids of each cell
         cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
         if cells.shape[1] != tokens.shape[1]:
             raise DataError(
                 f"the image tokenizer cuts images of {images.shape[-2]}x{images.shape[-1]} into {tuple(ids.shape[1:])} "
-                f"tokens, which {tokens.shape[1]} cells of features cannot share; keep to one image size"
+                f"tokens, which do not divide among {tokens.shape[1]} cells of features; use one image size"
             )
         logits = self.head(tokens).unflatten(-1, (side**2, -1))
         return F.cross_entropy(logits.movedim(-1, 1), cells, reduction="none").mean(-1)
@@ -61,11 +74,11 @@ class ImageTokens(nn.Module):
     @torch.no_grad()
     def true_ids(self, images: Tensor) -> Tensor:
         """Ids ``(N, h, w)`` of images."""
-        found: Tensor = self._tokenizer[0].to(images.device).encode(images)
-        return found
+        ids: Tensor = self._tokenizer[0].to(images.device).encode(images)
+        return ids
 
     def predicted_ids(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Most likely ids ``(N, h, w)`` of encoded tokens ``(N, P, D)``, whose cells stand in a grid."""
+        """Most likely ids ``(N, h, w)`` of encoded tokens ``(N, P, D)`` of a grid of cells."""
         side = self.per_side
         cells = self.head(tokens).unflatten(-1, (side**2, -1)).argmax(-1)
         return cells.unflatten(1, grid).unflatten(-1, (side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
@@ -73,17 +86,17 @@ class ImageTokens(nn.Module):
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:
         """Images ``(N, 3, H, W)``, values 0 to 1, of ids."""
-        found: Tensor = self._tokenizer[0].decode(ids)
-        return found
+        images: Tensor = self._tokenizer[0].decode(ids)
+        return images
 
 
 class RawFeatures(nn.Module):
-    """Predicts the raw image features themselves: the ablation of Table 7.
+    """Predicts the image features: the ablation of Table 7.
 
     Args:
-        distance: elementwise.
-        width: of the encoded tokens.
-        channels: of the features.
+        distance: elementwise loss.
+        width: D, width of the encoded tokens.
+        channels: C, channels of the features.
     """
 
     def __init__(self, distance: Distance, width: int, channels: int) -> None:
@@ -93,7 +106,7 @@ class RawFeatures(nn.Module):
 
     def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
         """Distance per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` from ``features (N, P, C)``."""
-        # as targets the features are constants; otherwise a trainable backbone would make them all alike
+        # targets are constants; otherwise a trainable backbone would make all features equal
         return self.distance(self.head(tokens), features.detach(), reduction="none").mean(-1)
 
 
@@ -102,20 +115,20 @@ class MaskedReconstructionOptions:
     """Options of :class:`MaskedReconstruction`.
 
     Args:
-        encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains one of the add-on's
-            own, and through it the captioner's backbone.
-        share: of cells masked when alone, above 0 and up to 1.
-        width: of an encoder of its own.
-        layers: of an encoder of its own.
-        heads: of an encoder of its own.
+        encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains a separate encoder,
+            and through it the captioner's backbone.
+        mask_ratio: fraction of cells that are masked without noise masking, above 0 and up to 1.
+        width: width of a separate encoder.
+        layers: layers of a separate encoder.
+        heads: attention heads of a separate encoder.
         extras: names of the features of the before and the after image in ``PairFeatures.extras``, each ``(B, P, C)``.
 
     Raises:
-        ConfigError: ``share`` is out of range.
+        ConfigError: ``mask_ratio`` is out of range.
     """
 
     encoder: str | None = None
-    share: PositiveShare = 0.2
+    mask_ratio: PositiveShare = 0.2
     width: PositiveInt = 128
     layers: PositiveInt = 2
     heads: PositiveInt = 4
@@ -129,25 +142,25 @@ class MaskedReconstructionAddon(Addon):
     """See :class:`MaskedReconstruction`.
 
     Args:
-        target: what is rebuilt, `ImageTokens` or `RawFeatures`.
-        own: encoder of the add-on's own; None where the captioner's is trained.
-        width: of the encoder.
-        text_width: of encoded descriptions; None where no `NoiseMasking` gives any.
-        grid: of the features.
-        options: share of masked cells and names of the features.
+        target: reconstruction target, `ImageTokens` or `RawFeatures`.
+        separate_encoder: encoder of the add-on; None where the captioner's is trained.
+        width: D, width of the encoder.
+        text_width: width of encoded descriptions; None without `NoiseMasking`.
+        grid: height and width of the grid of features.
+        options: mask ratio and names of the features.
     """
 
     def __init__(
         self,
         target: ImageTokens | RawFeatures,
-        own: MaskedImageEncoder | None,
+        separate_encoder: MaskedImageEncoder | None,
         width: int,
         text_width: int | None,
         grid: tuple[int, int],
         options: MaskedReconstructionOptions,
     ) -> None:
         super().__init__()
-        self.target, self.own, self.width = target, own, width
+        self.target, self.separate_encoder, self.width = target, separate_encoder, width
         self.text = nn.Linear(text_width, width) if text_width is not None else None
         self.grid, self.options = grid, options
 
@@ -155,11 +168,11 @@ class MaskedReconstructionAddon(Addon):
         batch: PairBatch = step.batch
         if batch.noise is not None:
             return batch
-        chances = torch.full((len(batch), 2, *self.grid), self.options.share, device=batch.images.device)
-        return replace(batch, noise=NoiseMask(bernoulli(chances)))
+        probabilities = torch.full((len(batch), 2, *self.grid), self.options.mask_ratio, device=batch.images.device)
+        return replace(batch, noise=NoiseMask(bernoulli(probabilities)))
 
     def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
-        """L_MIR, as a mean over pairs of the mean over masked cells: its size must not follow their number.
+        """L_MIR: mean over pairs of the mean over masked cells, so that it does not grow with their number.
 
         NAMC Eq. 18
 
@@ -167,23 +180,24 @@ class MaskedReconstructionAddon(Addon):
         """
         if not self.weight:
             return {}
-        tokens, grids, masked = self.encoded(step)
+        tokens, grids, masked = self.encode_masked(step)
         batch, captioner = step.batch, step.module
-        # of the paper's I_i, and not of what NoiseMasking paints over it
+        # the paper reconstructs I_i, the image before noise masking fills its patches
         images = batch.images if batch.noise.unpainted is None else batch.noise.unpainted
         if images is not batch.images and isinstance(self.target, RawFeatures):
-            grids = self._grids(trial_features(captioner, captioner.with_images(batch, images)))
+            grids = self._grid_features(trial_features(captioner, captioner.with_images(batch, images)))
         per_cell = self.target(tokens, images.flatten(0, 1), grids)
-        of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
-        return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
+        # (2B, P) to (B, 2P): all cells of a pair
+        cell_losses, cell_mask = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
+        return {"rebuild": ((cell_losses * cell_mask).sum(1) / cell_mask.sum(1).clamp(min=1)).mean()}
 
-    def encoded(self, step: TrainingStep[PairCaptioner]) -> tuple[Tensor, Tensor, Tensor]:
+    def encode_masked(self, step: TrainingStep[PairCaptioner]) -> tuple[Tensor, Tensor, Tensor]:
         """Encoded cells of both images ``(2B, P, D)``, their raw features, and which are masked, bool ``(2B, P)``."""
         noise: NoiseMask = step.batch.noise
-        grids = self._grids(step.features)
+        grids = self._grid_features(step.features)
         masked = resize_mask(noise.patches, self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.module)
-        if self.own is not None and not grids.requires_grad and torch.is_grad_enabled():
+        if self.separate_encoder is not None and not grids.requires_grad and torch.is_grad_enabled():
             raise ConfigError(
                 "MaskedReconstruction would train nothing of its captioner, whose image features are frozen: train the "
                 "backbone, or name a MaskedImageEncoder of the captioner in `encoder`"
@@ -193,17 +207,17 @@ class MaskedReconstructionAddon(Addon):
             assert noise.descriptions is not None and noise.description_mask is not None
             partner, valid = self.text(noise.descriptions.flatten(0, 1)), noise.description_mask.flatten(0, 1)
         else:
-            # without a description, the other image of the pair is what can tell of masked cells
+            # without a description, masked cells can be inferred from the other image
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
         return encoder(tokens, partner, valid), grids, masked
 
-    def _grids(self, features: PairFeatures) -> Tensor:
+    def _grid_features(self, features: PairFeatures) -> Tensor:
         before, after = (features.extras[name] for name in self.options.extras)
         return torch.stack([before, after], 1).flatten(0, 1)
 
     def _encoder(self, module: LightningModule) -> MaskedImageEncoder:
-        if self.own is not None:
-            return self.own
+        if self.separate_encoder is not None:
+            return self.separate_encoder
         assert self.options.encoder is not None
         encoder = module.get_submodule(self.options.encoder)
         assert isinstance(encoder, MaskedImageEncoder)
@@ -211,20 +225,20 @@ class MaskedReconstructionAddon(Addon):
 
 
 class MaskedReconstruction(AddonCallback):
-    """Rebuilds masked cells of both images, so that an encoder learns what it may not see (NAMC's MIR).
+    """Reconstructs masked cells of both images (NAMC's MIR).
 
-    Where `NoiseMasking` stands before this callback, it says which cells are masked and gives the descriptions that
-    guide the reconstruction; what is rebuilt is the image, also where its masked patches are painted. Alone, cells are
-    masked at random and each image is guided by the other one. The captioner must keep the grid features of both images
-    in ``PairFeatures.extras``.
+    After `NoiseMasking` in the list of callbacks, its masks and descriptions are used; the target is the original image
+    even where its masked patches are filled. Without `NoiseMasking`, cells are masked at random and each image is
+    reconstructed with the help of the other one. The captioner must return the grid features of both images in
+    ``PairFeatures.extras``.
 
     Args:
-        tokenizer: path of a trained image tokenizer, or the tokenizer: its ids are rebuilt, under cross entropy.
-        distance: for the ablation of Table 7, in place of ``tokenizer``: ``torch.nn.functional.l1_loss`` or
-            ``mse_loss``, under which the raw features are rebuilt.
-        name: as of `AddonCallback`.
-        weight: of L_MIR.
-        options: of :class:`MaskedReconstructionOptions`.
+        tokenizer: a trained image tokenizer or its path; its ids are the target, with cross entropy.
+        distance: for the ablation of Table 7, instead of ``tokenizer``: ``torch.nn.functional.l1_loss`` or
+            ``mse_loss``, with the image features as the target.
+        name: as in `AddonCallback`.
+        weight: weight of L_MIR.
+        options: fields of :class:`MaskedReconstructionOptions`.
     """
 
     options_class = MaskedReconstructionOptions
@@ -249,24 +263,30 @@ class MaskedReconstruction(AddonCallback):
                 f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(module).__name__}"
             )
         height, width = module.hparams["image_size"] or (64, 64)
-        channels, cells = self._features_of(module, height, width)
+        channels, cells = self._measure_features(module, height, width)
         rows = round((cells * height / width) ** 0.5)
         grid = (rows, cells // rows)
         if grid[0] * grid[1] != cells:
             raise ConfigError(
                 f"{cells} cells of features are not a grid over images of {height}x{width}; set `image_size`"
             )
-        own, options = None, self.options
+        separate_encoder, options = None, self.options
         if options.encoder is None:
-            own = MaskedImageEncoder(
-                channels, options.width, cells, options.layers, options.heads, hidden=2 * options.width, dropout=0.0
+            separate_encoder = MaskedImageEncoder(
+                channels=channels,
+                width=options.width,
+                cells=cells,
+                layers=options.layers,
+                heads=options.heads,
+                hidden=2 * options.width,
+                dropout=0.0,
             )
-        inner = self._width_of(module)
+        encoder_width = self._encoder_width(module)
         text_width = _text_width(module)
         target: ImageTokens | RawFeatures
         if self.tokenizer is None:
             assert self.distance is not None
-            target = RawFeatures(self.distance, inner, channels)
+            target = RawFeatures(self.distance, encoder_width, channels)
         else:
             tokenizer = self.tokenizer
             if isinstance(tokenizer, str):
@@ -278,37 +298,45 @@ class MaskedReconstruction(AddonCallback):
                     f"{height // tokenizer.stride}x{width // tokenizer.stride} tokens, which do not line up with "
                     f"{grid[0]}x{grid[1]} cells of features; take a stride or a backbone that divides evenly"
                 )
-            target = ImageTokens(tokenizer, inner, per_side)
-        return MaskedReconstructionAddon(target, own, inner, text_width, grid, options)
+            target = ImageTokens(tokenizer, encoder_width, per_side)
+        return MaskedReconstructionAddon(
+            target=target,
+            separate_encoder=separate_encoder,
+            width=encoder_width,
+            text_width=text_width,
+            grid=grid,
+            options=options,
+        )
 
-    def adopt(self, module: LightningModule, addon: Addon) -> None:
-        """Take descriptions in where a `NoiseMasking` gives them now, and leave them out where none does any longer."""
+    def reuse(self, module: LightningModule, addon: Addon) -> None:
+        """Add the projection of descriptions if there is a `NoiseMasking` now, and remove it if there is none."""
         assert isinstance(addon, MaskedReconstructionAddon)
         text_width = _text_width(module)
         if (addon.text is None) != (text_width is None):
             addon.text = None if text_width is None else nn.Linear(text_width, addon.width).to(module.device)
 
-    def _width_of(self, captioner: PairCaptioner) -> int:
+    def _encoder_width(self, captioner: PairCaptioner) -> int:
         if self.options.encoder is None:
             return self.options.width
         encoder = dict(captioner.named_modules()).get(self.options.encoder)
         if not isinstance(encoder, MaskedImageEncoder):
-            known = [path for path, module in captioner.named_modules() if isinstance(module, MaskedImageEncoder)]
+            encoders = [path for path, module in captioner.named_modules() if isinstance(module, MaskedImageEncoder)]
             raise ConfigError(
                 f"MaskedReconstruction: {self.options.encoder!r} is not a MaskedImageEncoder of "
-                f"{type(captioner).__name__}, which has {', '.join(known) or 'none; leave `encoder` out'}"
+                f"{type(captioner).__name__}, which has {', '.join(encoders) or 'none; leave `encoder` out'}"
             )
         return encoder.width
 
-    def _features_of(self, captioner: PairCaptioner, height: int, width: int) -> tuple[int, int]:
-        """Channels and cells of the features that the captioner keeps, learned from one gray pair."""
+    def _measure_features(self, captioner: PairCaptioner, height: int, width: int) -> tuple[int, int]:
+        """Channels and cells of the captioner's features, measured on one gray pair."""
         gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8)
-        nothing = torch.zeros(1, 1, 2, dtype=torch.long)
-        features = trial_features(captioner, PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
+        no_tokens = torch.zeros(1, 1, 2, dtype=torch.long)
+        batch = PairBatch(gray, no_tokens, no_tokens.bool(), ids=["gray"], references=[[]], change_types=[None])
+        features = trial_features(captioner, batch)
         missing = [name for name in self.options.extras if name not in features.extras]
         if missing:
             raise ConfigError(
-                f"{type(captioner).__name__} keeps no features {missing} in PairFeatures.extras (it has "
+                f"{type(captioner).__name__} has no features {missing} in PairFeatures.extras (it has "
                 f"{sorted(features.extras)}); MaskedReconstruction needs those of both images, (B, cells, channels)"
             )
         _, cells, channels = features.extras[self.options.extras[0]].shape
@@ -316,6 +344,6 @@ class MaskedReconstruction(AddonCallback):
 
 
 def _text_width(module: LightningModule) -> int | None:
-    """Width of encoded descriptions; None where no `NoiseMasking` gives any, and one of weight 0 is absent."""
+    """Width of encoded descriptions; None without a `NoiseMasking` or with one of weight 0."""
     noise = [addon for addon in addons_of(module).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
     return noise[0].encoder.width if noise else None

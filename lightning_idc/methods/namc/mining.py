@@ -1,7 +1,7 @@
-"""Similar-pair mining (NAMC, Appendix D.1): for each image a few others that share its context without being the same.
+"""Similar-pair mining (NAMC, Appendix D.1): for each image a few others with a similar context.
 
-Two stages: `Features` encodes every image twice, `SimilarPairs` searches, filters, clusters and pairs. The second one
-reads its features from the store that the first one left, in blocks, so that its memory is the index, not the images.
+Two stages: `Features` encodes every image twice, `SimilarPairs` searches, filters, clusters and pairs. The second stage
+reads the features from the first stage's store in blocks, so that only the index is in memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from lightning_idc.synthesis.store import RecordSource, RecordStore
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
-VIEWS = ("clip", "dino")
+ENCODERS = ("clip", "dino")
 EXACT_UP_TO = 200_000
-"""Images up to which all are compared; beyond, an inverted file of half-precision vectors finds the candidates."""
+"""Number of images up to which the search is exact; above, it uses an inverted file of half-precision vectors."""
 _BLOCK, _SAMPLE = 16_384, 65_536
 
 
@@ -34,8 +34,8 @@ class Features(PipelineStage):
     NAMC Eq. 3
 
     Args:
-        clip: the paper's is CLIP ViT-L/14.
-        dino: the paper's is DINOv2-L.
+        clip: image encoder; CLIP ViT-L/14 in the paper.
+        dino: image encoder; DINOv2-L in the paper.
         seed: see `PipelineStage`.
     """
 
@@ -51,21 +51,21 @@ class Features(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         images = [record.image("image") for record in records]
-        for name, encoder in zip(VIEWS, (self.clip, self.dino), strict=True):
+        for name, encoder in zip(ENCODERS, (self.clip, self.dino), strict=True):
             for record, vector in zip(records, encoder.encode(images), strict=True):
                 record.arrays[name] = vector.numpy().astype(np.float16)
         return records
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Which images are neither the same nor too far (Appendix D.1.4).
+class SimilarityRange:
+    """Range of similarities of candidates, neither equal nor unrelated (Appendix D.1.4).
 
     Args:
-        low: least similarity of a candidate.
-        high: greatest similarity of a candidate.
-        set_max: a set of candidates counts when its greatest similarity is at least this.
-        set_min: and its least similarity is at least this.
+        low: minimum similarity of a candidate.
+        high: maximum similarity of a candidate.
+        set_max: threshold of the maximum similarity of a set of candidates.
+        set_min: threshold of the minimum similarity of a set of candidates.
     """
 
     low: float = 0.78
@@ -73,11 +73,11 @@ class Window:
     set_max: float = 0.80
     set_min: float = 0.78
 
-    def chosen(self, ids: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-        """Candidates of one image that pass, in their order; none where the set as a whole does not.
+    def select(self, ids: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+        """Candidates of one image within the range, in order; none if the set as a whole is outside.
 
         The paper's wording, "filtering out any sets where the maximum similarity is below tau_max^theta or minimum
-        similarity is below tau_min^theta", is taken of the set after the first pair of thresholds.
+        similarity is below tau_min^theta", is applied to the set after the first pair of thresholds.
         """
         inside = (similarity >= self.low) & (similarity <= self.high)
         ids, similarity = ids[inside], similarity[inside]
@@ -91,19 +91,19 @@ class SimilarPairs(PipelineStage):
 
     NAMC Eq. 12
 
-    Writes one record per pair with the pictures ``before`` and ``after`` and the facts ``first`` and ``second``. As in
-    Eq. 12, two images that find each other make two pairs, one each way round. An image without a candidate is dropped.
+    Writes one record per pair with the images ``before`` and ``after`` and the facts ``first`` and ``second``. As in
+    Eq. 12, two images that select each other make two pairs, one in each order. Images without a candidate are dropped.
 
     Args:
-        features: folder of the store that `Features` left; also the source of this stage.
-        neighbours: k of the search; the paper does not say.
-        clusters: K.
-        gamma: of the RBF kernel of the clustering.
-        alpha: weight of the CLIP feature in Eq. 8.
-        beta: weight of the DINOv2 feature.
-        clip: thresholds of the CLIP similarity.
-        dino: thresholds of the DINOv2 similarity.
-        index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by their number.
+        features: folder of the store of `Features`; also the source of this stage.
+        neighbours: k, nearest neighbours of the search; not stated in the paper.
+        clusters: K, number of clusters.
+        gamma: parameter of the RBF kernel of the clustering.
+        alpha: weight of the CLIP features in Eq. 8.
+        beta: weight of the DINOv2 features.
+        clip: range of the CLIP similarity.
+        dino: range of the DINOv2 similarity.
+        index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by the number.
         seed: see `PipelineStage`.
     """
 
@@ -115,8 +115,8 @@ class SimilarPairs(PipelineStage):
         gamma: float = 0.1,
         alpha: float = 0.4,
         beta: float = 0.6,
-        clip: Window | None = None,
-        dino: Window | None = None,
+        clip: SimilarityRange | None = None,
+        dino: SimilarityRange | None = None,
         index: Literal["auto", "exact", "approximate"] = "auto",
         seed: int = 0,
     ) -> None:
@@ -124,29 +124,29 @@ class SimilarPairs(PipelineStage):
         super().__init__(seed)
         self.features = Path(features)
         self.neighbours, self.clusters, self.gamma, self.alpha, self.beta = neighbours, clusters, gamma, alpha, beta
-        self.windows = {"clip": clip or Window(), "dino": dino or Window()}
+        self.ranges = {"clip": clip or SimilarityRange(), "dino": dino or SimilarityRange()}
         self.index = index
         self._store: RecordStore | None = None
         self._search: dict[str, Search] = {}
 
     def settings(self) -> dict[str, Any]:
-        windows = {name: [w.low, w.high, w.set_max, w.set_min] for name, w in self.windows.items()}
+        ranges = {name: [r.low, r.high, r.set_max, r.set_min] for name, r in self.ranges.items()}
         return {
             "neighbours": self.neighbours,
             "clusters": self.clusters,
             "gamma": self.gamma,
             "alpha": self.alpha,
             "beta": self.beta,
-            "windows": windows,
+            "windows": ranges,
             "index": self.index,
         }
 
     def prepare(self, source: RecordSource) -> None:
         self._store = RecordStore(self.features)
         if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
-            raise ConfigError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
+            raise ConfigError(f"SimilarPairs reads the records of {self.features}; use the same folder as the source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)
-        self._search = {name: Search.over(self._store, name, exact) for name in VIEWS}
+        self._search = {name: Search.from_store(self._store, name, exact) for name in ENCODERS}
 
     def process(self, records: list[Record]) -> list[Record | list[Record]]:
         """Make a pair of each image with each of its targets.
@@ -154,35 +154,37 @@ class SimilarPairs(PipelineStage):
         NAMC Eq. 11
         """
         rows = np.array([record.origin for record in records])
-        # one more than asked for, since every image finds itself
-        found = {name: search.top(search.vectors(rows), self.neighbours + 1) for name, search in self._search.items()}
-        made: list[Record | list[Record]] = []
-        for number, (record, row) in enumerate(zip(records, rows.tolist(), strict=True)):
+        # one more, as the nearest neighbour of an image is itself
+        neighbours = {
+            name: search.top(search.vectors(rows), self.neighbours + 1) for name, search in self._search.items()
+        }
+        results: list[Record | list[Record]] = []
+        for position, (record, row) in enumerate(zip(records, rows.tolist(), strict=True)):
             candidates = self.candidates(
-                row, {name: (ids[number], near[number]) for name, (ids, near) in found.items()}
+                row, {name: (ids[position], near[position]) for name, (ids, near) in neighbours.items()}
             )
             if len(candidates) == 0:
                 record.drop("no similar image", None, "in both windows")
-                made.append(record)
+                results.append(record)
             else:
-                made.append([self._pair(record, *target) for target in self.targets(row, candidates)])
-        return made
+                results.append([self._pair(record, *target) for target in self.targets(row, candidates)])
+        return results
 
-    def candidates(self, row: int, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Rows of records that were not dropped and pass both windows, sorted.
+    def candidates(self, row: int, neighbours: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        """Rows of records that were not dropped and are within both ranges, sorted.
 
         Args:
-            row: of the image.
-            found: per feature the nearest rows and their similarities, the image itself among them.
+            row: row of the image.
+            neighbours: nearest rows and their similarities by encoder, the image itself included.
         """
         sets = []
-        for name, (ids, similarity) in found.items():
-            others = (ids != row) & (ids >= 0)
-            sets.append(self.windows[name].chosen(ids[others], similarity[others]))
+        for name, (ids, similarity) in neighbours.items():
+            is_other = (ids != row) & (ids >= 0)
+            sets.append(self.ranges[name].select(ids[is_other], similarity[is_other]))
         assert self._store is not None
         dropped, near = self._store.column("dropped"), np.intersect1d(sets[0], sets[1])
-        # windows that reach down to 0 let in what is like none
-        return np.array([other for other in near.tolist() if dropped[other] is None], np.int64)
+        # a range that reaches 0 includes dropped records, whose vectors are 0
+        return np.array([candidate for candidate in near.tolist() if dropped[candidate] is None], np.int64)
 
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
         """The most similar candidate of each cluster with its similarity.
@@ -192,7 +194,7 @@ class SimilarPairs(PipelineStage):
         NAMC Eq. 10
         """
         rows = np.array([row, *candidates])
-        weighted = zip(VIEWS, (self.alpha, self.beta), strict=True)
+        weighted = zip(ENCODERS, (self.alpha, self.beta), strict=True)
         joint = np.concatenate([weight * self._search[name].vectors(rows) for name, weight in weighted], 1)
         labels = spectral_clusters(joint[1:], self.clusters, self.gamma, self.seed)
         unit = joint / np.linalg.norm(joint, axis=1, keepdims=True)
@@ -211,14 +213,14 @@ class SimilarPairs(PipelineStage):
 
 
 class Search:
-    """Nearest vectors by cosine, and the vectors themselves; in half precision: 2 KB per image and 1,000 dimensions.
+    """Nearest-neighbour search by cosine, in half precision: 2 KB per image and 1,000 dimensions.
 
     Args:
         vectors: blocks of unit vectors, float ``(n, D)``, read once.
-        count: of all of them.
+        count: number of vectors.
         width: D.
-        exact: compare with all; otherwise with the nearest lists of an inverted file.
-        sample: vectors that are like the others, to place the lists by.
+        exact: whether all vectors are compared; otherwise those of the nearest lists of an inverted file.
+        sample: training vectors of the inverted file.
     """
 
     def __init__(self, vectors: Iterable[np.ndarray], count: int, width: int, exact: bool, sample: np.ndarray) -> None:
@@ -232,7 +234,7 @@ class Search:
             lists = min(2 ** round(math.log2(4 * math.sqrt(count))), len(sample))
             self._coarse = faiss.IndexFlatIP(width)
             self.index = faiss.IndexIVFScalarQuantizer(self._coarse, width, lists, kind, metric)
-            self.index.by_residual = False  # the vectors come back as they are
+            self.index.by_residual = False  # `reconstruct_batch` then returns the stored vectors
             self.index.nprobe = max(1, lists // 16)
         self.index.train(sample)
         for block in vectors:
@@ -241,33 +243,33 @@ class Search:
             self.index.make_direct_map()
 
     @classmethod
-    def over(cls, store: RecordStore, name: str, exact: bool) -> Search:
-        """Search among the arrays of a store; a record without one, or that was dropped, is like none.
+    def from_store(cls, store: RecordStore, name: str, exact: bool) -> Search:
+        """Search over the arrays of a store; records without one, and dropped records, have a zero vector.
 
         Raises:
             ConfigError: no record has such an array.
         """
         count = len(store)
-        first = next((found for index in range(count) if (found := store.array(index, name)) is not None), None)
+        first = next((array for index in range(count) if (array := store.array(index, name)) is not None), None)
         if first is None:
             raise ConfigError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
 
         dropped = store.column("dropped")
 
         def row(index: int) -> np.ndarray:
-            # among the nearest a dropped copy would take the place of another image
-            found = store.array(index, name) if dropped[index] is None else None
-            return np.zeros_like(first) if found is None else found
+            # a dropped duplicate would displace another image among the nearest
+            array = store.array(index, name) if dropped[index] is None else None
+            return np.zeros_like(first) if array is None else array
 
         blocks = (
             np.stack([row(index) for index in range(start, min(start + _BLOCK, count))])
             for start in range(0, count, _BLOCK)
         )
         sampled = np.stack([row(index) for index in range(0, count, max(1, count // _SAMPLE))])
-        return cls(blocks, count, len(first), exact, sampled.astype(np.float32))
+        return cls(blocks, count=count, width=len(first), exact=exact, sample=sampled.astype(np.float32))
 
     def top(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and cosines of the nearest, ``(Q, count)`` each, the nearest first; row -1 where there are no more.
+        """Rows and cosines of the nearest, ``(Q, count)`` each, nearest first; row -1 where there are fewer.
 
         NAMC Eq. 4
         NAMC Eq. 5
@@ -277,7 +279,7 @@ class Search:
         return ids, similarity
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of some rows, float ``(n, D)``."""
+        """Vectors of rows, float ``(n, D)``."""
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
 
 
@@ -287,10 +289,10 @@ def spectral_clusters(features: np.ndarray, clusters: int, gamma: float, seed: i
     NAMC Eq. 9
 
     Args:
-        features: ``(N, D)``; N may be small: then each is a cluster of its own.
+        features: ``(N, D)``; with N up to K each row is a cluster.
         clusters: K.
-        gamma: of the kernel.
-        seed: of the k-means at its end.
+        gamma: parameter of the kernel.
+        seed: seed of the final k-means.
     """
     if len(features) <= clusters:
         return np.arange(len(features))

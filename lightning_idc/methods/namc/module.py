@@ -1,6 +1,13 @@
 """NAMC: noise-aware modelling and captioning (Guo et al. 2025).
 
-Pre-trained with the callbacks `NoiseMasking` and `MaskedReconstruction`, fine-tuned and used without them.
+Pre-training has three modules, in this order in each step:
+
+1. NIM (``noise_masking.py``) masks noise in images and captions and sets ``batch.noise``; its loss is L_NIM,
+2. MIR (``masked_reconstruction.py``) reconstructs the masked cells with ``net.encoder``; its loss is L_MIR,
+3. FDG (:meth:`NAMC.encode`, then the caption loss of the captioner) generates the denoised caption.
+
+The sum of the three losses is in ``models/addon.py``. Fine-tuning and inference use :class:`NAMC` without the
+callbacks.
 """
 
 from __future__ import annotations
@@ -18,22 +25,22 @@ from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOn
 
 
 class NAMC(PairCaptioner):
-    """Captions a pair whose images look at each other cell by cell.
+    """Captions a pair with cross-attention between the cells of both images.
 
     Args:
-        backbone: ``cnn`` for the small one, ``residual``, or the name of a timm model; the paper's is ``resnet101``.
-        stage: which feature map of a timm model, counted as timm does; -2 is the third stage of a ResNet, 14 x 14 x
+        backbone: ``cnn``, ``residual``, or the name of a timm model; ``resnet101`` in the paper.
+        stage: index of the feature map of a timm model; -2 is the third stage of a ResNet, 14 x 14 x
             1024 at 224 pixels.
-        pretrained_backbone: load timm's weights.
-        backbone_weights: checkpoint of ObjectNaming, PairTransformer or NAMC that the backbone starts from.
-        freeze_backbone: keep the backbone as it is, as the paper does.
-        width: of all tokens.
-        encoder_layers: of the masked image encoder.
-        decoder_layers: layers that write.
+        pretrained_backbone: whether timm's pretrained weights are loaded.
+        backbone_weights: checkpoint of ObjectNaming, PairTransformer or NAMC with the initial weights of the backbone.
+        freeze_backbone: whether the backbone is frozen, as in the paper.
+        width: width of all tokens.
+        encoder_layers: layers of the masked image encoder.
+        decoder_layers: layers of the decoder.
         heads: attention heads.
         hidden: width of the feed-forward layers; four times ``width`` when None.
-        dropout: share of activations dropped in training.
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        dropout: dropout probability.
+        options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     computation_hparams = ("heads",)
@@ -56,25 +63,25 @@ class NAMC(PairCaptioner):
     ) -> None:
         check_arguments(NAMC.__init__, locals())
         super().__init__(**options)
-        self._start = (pretrained_backbone, backbone_weights)
+        self._backbone_init = (pretrained_backbone, backbone_weights)
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
-        pretrained, weights = self._start
+        pretrained, weights = self._backbone_init
         options = self.hparams
         backbone = build_backbone(options["backbone"], pretrained, options["stage"])
         if weights is not None:
             load_backbone(backbone, weights)
         return NamcNet(
             backbone,
-            grid_of(backbone, options["image_size"] or (64, 64)),
-            len(vocabulary),
-            options["width"],
-            options["encoder_layers"],
-            options["decoder_layers"],
-            options["heads"],
-            options["hidden"] or 4 * options["width"],
-            options["dropout"],
-            options["freeze_backbone"],
+            grid=grid_of(backbone, options["image_size"] or (64, 64)),
+            vocabulary=len(vocabulary),
+            width=options["width"],
+            encoder_layers=options["encoder_layers"],
+            decoder_layers=options["decoder_layers"],
+            heads=options["heads"],
+            hidden=options["hidden"] or 4 * options["width"],
+            dropout=options["dropout"],
+            freeze_backbone=options["freeze_backbone"],
         )
 
     def encode(self, batch: PairBatch) -> PairFeatures:

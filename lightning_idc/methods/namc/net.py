@@ -1,4 +1,7 @@
-"""NAMC's captioner: grid features of two images that look at each other, and a decoder (MIR and FDG)."""
+"""NAMC's network: grid features of two images with cross-attention, and a decoder (MIR and FDG).
+
+Shapes: B pairs, P cells per image, C channels of the backbone, D channels of tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ from lightning_idc.nn.transformer import Decoder
 
 
 class NamcNet(GridCaptionNet):
-    """Captions pairs of images; while it is pre-trained, parts of them may be masked.
+    """Captions pairs of images; in pre-training some of their patches are masked.
 
     Args:
-        backbone: gives the grid features of one image; it is frozen, as the paper reads stored features.
+        backbone: network of the grid features of one image; frozen by default, as the paper uses stored features.
         grid: height and width of the grid for images of the training size; other sizes are pooled to it.
         vocabulary: number of words.
-        width: of all tokens.
-        encoder_layers: of the masked image encoder.
-        decoder_layers: layers that write.
+        width: D, width of all tokens.
+        encoder_layers: layers of the masked image encoder.
+        decoder_layers: layers of the decoder.
         heads: attention heads.
         hidden: width of the feed-forward layers.
-        dropout: share of activations dropped in training.
-        freeze_backbone: train everything but the backbone, which then builds no graph.
+        dropout: dropout probability.
+        freeze_backbone: whether the backbone is frozen.
     """
 
     def __init__(
@@ -44,7 +47,15 @@ class NamcNet(GridCaptionNet):
     ) -> None:
         super().__init__(backbone, grid, freeze_backbone)
         cells = grid[0] * grid[1]
-        self.encoder = MaskedImageEncoder(backbone.width, width, cells, encoder_layers, heads, hidden, dropout)
+        self.encoder = MaskedImageEncoder(
+            channels=backbone.width,
+            width=width,
+            cells=cells,
+            layers=encoder_layers,
+            heads=heads,
+            hidden=hidden,
+            dropout=dropout,
+        )
         self.fuse = nn.Linear(2 * width, width)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, hidden, dropout)
 
@@ -53,13 +64,14 @@ class NamcNet(GridCaptionNet):
 
         Args:
             images: ``(B, 2, 3, H, W)``.
-            noise: bool ``(B, 2, h, w)``, True at patches that are replaced and attended to by nothing.
+            noise: bool ``(B, 2, h, w)``, True at patches that are replaced and not attended to.
         """
-        before, after = self.grids(images).unbind(1)
+        before, after = self.grids(images).unbind(1)  # (B, P, C) each
         masks: list[Tensor | None] = [None, None]
         if noise is not None:
             masks = list(resize_mask(noise, self.grid).flatten(2).unbind(1))
         first, second = self.encoder.embed(before, masks[0]), self.encoder.embed(after, masks[1])
         valid = [None if mask is None else ~mask for mask in masks]
-        tokens = self.fuse(torch.cat(self.encoder.together(first, second, valid[0], valid[1]), -1))
+        encoded = self.encoder.encode_pair(first, second, valid[0], valid[1])  # (B, P, D) each
+        tokens = self.fuse(torch.cat(encoded, -1))  # (B, P, 2D) to (B, P, D)
         return PairFeatures(tokens, extras={"before": before, "after": after})

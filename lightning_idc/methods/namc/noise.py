@@ -1,4 +1,7 @@
-"""Which patches and words have nothing to do with each other, and how they are masked (NAMC, section 3.2.1)."""
+"""Relevance of patches and words to each other, and masking by irrelevance (NAMC, section 3.2.1).
+
+Shapes: B images with their texts, P patches, T tokens, S sub-words and W words per text.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 from lightning_idc.methods.namc.losses import cosines
 
 MaskProbabilities = Callable[[Tensor, Tensor, float], Tensor]
-"""Maps relevance ``(..., N)``, validity ``(..., N)`` and a share to the probability of masking, ``(..., N)``."""
+"""Maps relevance ``(..., N)``, validity ``(..., N)`` and a mask ratio to the probability of masking, ``(..., N)``."""
 
 
 def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
@@ -29,92 +32,92 @@ def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
 
 
 def relevance(similarity: Tensor, word_valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Best similarity of each patch with any word, and of each word with any patch.
+    """Maximum similarity of each patch over all words, and of each word over all patches.
 
     Args:
         similarity: ``(B, P, T)``.
-        word_valid: bool ``(B, T)``, True at tokens of words; special and padding tokens speak for no patch.
+        word_valid: bool ``(B, T)``, True at tokens of words, False at special and padding tokens.
 
     Returns:
-        of the patches ``(B, P)``, 0 where a description has no word; of the words ``(B, T)``.
+        relevance of patches ``(B, P)``, 0 where a text has no word, and of words ``(B, T)``.
     """
-    spoken = similarity.masked_fill(~word_valid[:, None], float("-inf")).amax(-1)
-    return torch.where(word_valid.any(-1, keepdim=True), spoken, torch.zeros_like(spoken)), similarity.amax(1)
+    of_patches = similarity.masked_fill(~word_valid[:, None], float("-inf")).amax(-1)
+    return torch.where(word_valid.any(-1, keepdim=True), of_patches, torch.zeros_like(of_patches)), similarity.amax(1)
 
 
-def pool_subwords(values: Tensor, word_of: Tensor, words: int) -> Tensor:
+def pool_subwords(values: Tensor, word_of: Tensor, num_words: int) -> Tensor:
     """Mean over the sub-words of each word.
 
-    A mean and not a maximum: a word must not seem more relevant because it was cut into more pieces.
+    A mean instead of a maximum, so that a word is not more relevant because it has more sub-words.
 
     Args:
-        values: one per token, ``(B, S)``.
-        word_of: int64 ``(B, S)``, the word that each token belongs to, -1 for special and padding tokens.
-        words: number of words W.
+        values: one value per token, ``(B, S)``.
+        word_of: int64 ``(B, S)``, index of the word of each token, -1 for special and padding tokens.
+        num_words: number of words W.
 
     Returns:
         ``(B, W)``, 0 for words without a token.
     """
-    # one more place, which takes up what belongs to no word
-    places = torch.where(word_of < 0, words, word_of)
-    sums = values.new_zeros(len(values), words + 1).scatter_add(1, places, values)
-    counts = values.new_zeros(len(values), words + 1).scatter_add(1, places, torch.ones_like(values))
-    return (sums / counts.clamp(min=1))[:, :words]
+    # an additional bin for tokens outside of words
+    index = torch.where(word_of < 0, num_words, word_of)
+    sums = values.new_zeros(len(values), num_words + 1).scatter_add(1, index, values)
+    counts = values.new_zeros(len(values), num_words + 1).scatter_add(1, index, torch.ones_like(values))
+    return (sums / counts.clamp(min=1))[:, :num_words]
 
 
-def noise_probabilities(relevance: Tensor, valid: Tensor, share: float) -> Tensor:
-    """Probability of masking that rises with irrelevance: share + IR - mean(IR), IR = 1 - relevance.
+def noise_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) -> Tensor:
+    """Probability of masking that rises with irrelevance: mask_ratio + IR - mean(IR), IR = 1 - relevance.
 
-    The paper leaves open what happens outside [0, 1]; there the probability is cut.
+    The paper does not say what happens outside [0, 1]; here the probability is clamped.
 
     Args:
         relevance: ``(..., N)``.
-        valid: bool ``(..., N)``; what is not valid counts in no mean and is never masked.
-        share: of what is valid that is masked on average, as long as nothing is cut; 0 masks nothing.
+        valid: bool ``(..., N)``; invalid elements are not part of the mean and are never masked.
+        mask_ratio: fraction of valid elements that is masked on average, if nothing is clamped; 0 masks nothing.
     """
-    if share == 0:
-        # Figure 3 varies p_I "and sets p_T = 0": there images alone are masked, or words alone. The formula would cut
-        # half of the differences from the mean and mask by the other half.
+    if mask_ratio == 0:
+        # Figure 3 varies p_I "and sets p_T = 0": only images are masked, or only words. The formula would still mask
+        # elements whose irrelevance is above the mean.
         return torch.zeros_like(relevance)
     irrelevance = 1 - relevance
     mean = (irrelevance * valid).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
-    return (share + irrelevance - mean).clamp(0, 1) * valid
+    return (mask_ratio + irrelevance - mean).clamp(0, 1) * valid
 
 
-def random_probabilities(relevance: Tensor, valid: Tensor, share: float) -> Tensor:
+def random_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) -> Tensor:
     """The same probability everywhere: the random masking of the paper's Figure 3.
 
     Args:
-        relevance: ``(..., N)``; only its shape and type count.
+        relevance: ``(..., N)``; only its shape and type are used.
         valid: bool ``(..., N)``.
-        share: of what is valid that is masked on average.
+        mask_ratio: fraction of valid elements that is masked on average.
     """
-    return torch.full_like(relevance, share) * valid
+    return torch.full_like(relevance, mask_ratio) * valid
 
 
 def bernoulli(probabilities: Tensor) -> Tensor:
-    """Independent draws, True where masked, on torch's current random numbers."""
+    """Independent Bernoulli samples, True where masked, from torch's global generator."""
     return torch.rand_like(probabilities) < probabilities
 
 
 def resize_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
-    """A mask of patches on another grid: a cell is masked if the patch at its centre is.
+    """Resize a mask of patches to another grid: a cell is masked if the patch at its centre is.
 
     Args:
         mask: bool ``(..., h, w)``.
-        grid: wanted height and width.
+        grid: height and width of the new mask.
     """
     if mask.shape[-2:] == grid:
         return mask
     rows, columns = (
-        ((torch.arange(wanted, device=mask.device) + 0.5) * have / wanted).long()
-        for wanted, have in zip(grid, mask.shape[-2:], strict=True)
+        ((torch.arange(size, device=mask.device) + 0.5) * old_size / size).long()
+        for size, old_size in zip(grid, mask.shape[-2:], strict=True)
     )
     return mask[..., rows[:, None], columns[None]]
 
 
 def fill_masked_patches(images: Tensor, mask: Tensor) -> Tensor:
-    """Images whose masked patches have the mean colour of their image, so that any captioner can be kept from them.
+    """Fill masked patches with the mean colour of their image, which hides them from any captioner.
 
     Args:
         images: uint8 ``(..., 3, H, W)``.

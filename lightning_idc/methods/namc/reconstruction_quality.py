@@ -1,4 +1,4 @@
-"""ReconstructionQuality: how well MaskedReconstruction gives masked patches back (NAMC, appendix A and Table 9)."""
+"""ReconstructionQuality: PSNR and SSIM of patches that MaskedReconstruction fills in (NAMC, appendix A and Table 9)."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
-ROWS = ("mir_vqgan", "vqgan_raw", "mir_raw")
-"""Rebuilt patches against those of the tokenizer's own ids, these against the image, rebuilt ones against the image."""
+COMPARISONS = ("mir_vqgan", "vqgan_raw", "mir_raw")
+"""Reconstruction against the tokenizer's, the tokenizer's against the image, reconstruction against the image."""
 
 
 class ReconstructionQuality(Callback):
-    """At validation measures PSNR and SSIM of masked patches: ``val/mir_vqgan/psnr`` and so on, one for each row.
+    """Measures PSNR and SSIM of masked patches at validation: ``val/mir_vqgan/psnr`` and so on, as in Table 9.
 
-    Masked cells take the ids that are predicted, all others their own. Both scores are of the pixels of masked cells,
-    PSNR from the mean squared error of an image, and means over images; which pixels the paper takes it does not say.
+    Masked cells have predicted ids, all others the tokenizer's. Both scores are computed on the pixels of masked cells
+    (the paper does not say on which), PSNR from the mean squared error of an image, and averaged over images.
 
     Args:
-        of: name of the `MaskedReconstruction`, which must rebuild the ids of an image tokenizer.
+        of: name of the `MaskedReconstruction`, whose target must be an image tokenizer.
 
     Raises:
-        CheckpointError: a checkpoint that is validated has no weights of the `MaskedReconstruction`.
+        CheckpointError: the checkpoint has no weights of the `MaskedReconstruction`.
     """
 
     def __init__(self, of: str = "masked_reconstruction") -> None:
         self.of = of
-        self._found: dict[str, Tensor] = {}
+        self._scores: dict[str, Tensor] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        known = any(name.startswith(f"{AUX}.{self.of}.") for name in checkpoint["state_dict"])
-        if trainer.validating and not known:
+        has_weights = any(name.startswith(f"{AUX}.{self.of}.") for name in checkpoint["state_dict"])
+        if trainer.validating and not has_weights:
             raise CheckpointError(
-                f"{trainer.ckpt_path} holds no weights of {self.of!r}, so an untrained one would be measured; name a "
+                f"{trainer.ckpt_path} holds no weights of {self.of!r}, so an untrained one would be measured; use a "
                 "checkpoint that was trained with MaskedReconstruction, or leave ReconstructionQuality out"
             )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._found = {}
+        self._scores = {}
 
     @torch.no_grad()
     def on_validation_batch_end(
@@ -54,13 +54,13 @@ class ReconstructionQuality(Callback):
         addon = addons_of(pl_module).get(self.of)
         if not isinstance(addon, MaskedReconstructionAddon) or not isinstance(addon.target, ImageTokens):
             raise ConfigError(
-                f"ReconstructionQuality measures a MaskedReconstruction with a tokenizer called {self.of!r}; list one "
-                "among the callbacks, or leave ReconstructionQuality out"
+                f"ReconstructionQuality needs a MaskedReconstruction with a tokenizer called {self.of!r}; add one to "
+                f"the callbacks, or leave ReconstructionQuality out"
             )
         assert isinstance(pl_module, PairCaptioner) and isinstance(batch, PairBatch)
         steps = AddonSteps(pl_module, batch, batch_idx)
         steps.change_features(pl_module.encode(steps.change_batch()))
-        tokens, _, masked = addon.encoded(cast(TrainingStep[PairCaptioner], steps.contexts[self.of]))
+        tokens, _, masked = addon.encode_masked(cast(TrainingStep[PairCaptioner], steps.contexts[self.of]))
         images = batch.images.flatten(0, 1)
         true, hidden = addon.target.true_ids(images), masked.unflatten(1, addon.grid)
         hidden = hidden.repeat_interleave(addon.target.per_side, 1).repeat_interleave(addon.target.per_side, 2)
@@ -68,21 +68,22 @@ class ReconstructionQuality(Callback):
         mir, vqgan, raw = addon.target.decode(rebuilt), addon.target.decode(true), images / 255
         pixels = torch.nn.functional.interpolate(hidden[:, None].float(), raw.shape[-2:]).bool()[:, 0]
         scores = torch.stack([masked_quality(*pair, pixels) for pair in ((mir, vqgan), (vqgan, raw), (mir, raw))], 1)
-        of_pairs = zip(scores.unflatten(0, (-1, 2)), pixels.flatten(1).any(1).unflatten(0, (-1, 2)), strict=True)
-        self._found |= {id: found[there].cpu() for id, (found, there) in zip(batch.ids, of_pairs, strict=True)}
+        has_mask = pixels.flatten(1).any(1).unflatten(0, (-1, 2))  # (B, 2)
+        rows = zip(batch.ids, scores.unflatten(0, (-1, 2)), has_mask, strict=True)
+        self._scores |= {id: pair_scores[mask].cpu() for id, pair_scores, mask in rows}
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        means = torch.cat(list(all_gather_dict(self._found).values())).mean(0)
-        for name, (psnr, ssim) in zip(ROWS, means.tolist(), strict=True):
+        means = torch.cat(list(all_gather_dict(self._scores).values())).mean(0)
+        for name, (psnr, ssim) in zip(COMPARISONS, means.tolist(), strict=True):
             pl_module.log_dict({f"val/{name}/psnr": psnr, f"val/{name}/ssim": ssim}, sync_dist=True)
 
 
-def masked_quality(given: Tensor, true: Tensor, masked: Tensor) -> Tensor:
+def masked_quality(prediction: Tensor, target: Tensor, masked: Tensor) -> Tensor:
     """PSNR and SSIM ``(N, 2)`` of masked pixels, bool ``(N, H, W)``, of images ``(N, 3, H, W)`` with values 0 to 1."""
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     count = masked.flatten(1).sum(1).clamp(min=1)
-    error = ((given - true).square().mean(1) * masked).flatten(1).sum(1) / count
-    _, similar = structural_similarity_index_measure(given, true, data_range=1.0, return_full_image=True)
-    ssim = (similar.mean(1) * masked).flatten(1).sum(1) / count
+    error = ((prediction - target).square().mean(1) * masked).flatten(1).sum(1) / count
+    _, similarity = structural_similarity_index_measure(prediction, target, data_range=1.0, return_full_image=True)
+    ssim = (similarity.mean(1) * masked).flatten(1).sum(1) / count
     return torch.stack([-10 * error.clamp(min=1e-10).log10(), ssim], 1)

@@ -1,8 +1,7 @@
-"""RelevancePretraining: a small pair of encoders that learns which word is about which patch from noisy descriptions.
+"""RelevancePretraining: trains a small dual encoder on noisy descriptions, in place of CLIP.
 
-NAMC starts its noise identification from CLIP, which knows words and patches of photographs. On data that CLIP has
-never seen, or without its weights, this stage is the stand-in: the encoders learn from the same noisy descriptions
-that they will then judge, and from nothing that says where the noise is.
+NAMC identifies noise with CLIP. For data unlike CLIP's, or without its weights, this stage trains an encoder on the
+same noisy descriptions in which it then identifies noise; no label says where the noise is.
 """
 
 from __future__ import annotations
@@ -30,22 +29,21 @@ from lightning_idc.utils.errors import ConfigError, DataError
 class RelevancePretraining(PairModule):
     """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
 
-    The loss is CLIP's (InfoNCE), on whole images with whole texts and once more on the late interaction of words and
-    patches, which makes single words comparable with single patches: CLIP gets that from 400 million pairs, a small
-    encoder has to be taught it. With `SyntheticDescriptions` the validation measures how
-    well the relevance finds the planted noise, as the area under the ROC curve x100: ``val/noise_auc`` over the words
-    that name attributes, ``val/noise_auc_all`` over all words of the object descriptions.
+    The loss is CLIP's (InfoNCE) on images and texts, plus InfoNCE on the late interaction of words and patches, which
+    makes single words comparable with single patches. With `SyntheticDescriptions`, validation measures how well
+    relevance finds the synthetic noise, as the area under the ROC curve x100: ``val/noise_auc`` over the words of
+    attributes, ``val/noise_auc_all`` over all words of the descriptions.
 
     Args:
-        width: of the shared space.
-        layers: of each transformer.
+        width: width of the shared space.
+        layers: layers of each transformer.
         heads: attention heads.
-        backbone: as of `build_backbone`.
-        backbone_weights: checkpoint that the backbone starts from.
-        freeze_backbone: train everything else only.
+        backbone: name of a backbone, as in `build_backbone`.
+        backbone_weights: checkpoint with the initial weights of the backbone.
+        freeze_backbone: whether the backbone is frozen.
         scale: 1 / temperature.
         schedule: multiplier of the learning rate over the run.
-        options: of :class:`~lightning_idc.models.module.PairModule`.
+        options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     vision_modules = ("net",)
@@ -66,17 +64,17 @@ class RelevancePretraining(PairModule):
     ) -> None:
         check_arguments(RelevancePretraining.__init__, locals())
         super().__init__(schedule=schedule, **options)
-        self._weights = backbone_weights
-        self._options: dict[str, Any] = {}
-        self._judged: dict[tuple[str, int], list[tuple[float, bool, bool]]] = {}
+        self._backbone_weights = backbone_weights
+        self._encoder_options: dict[str, Any] = {}
+        self._word_scores: dict[tuple[str, int], list[tuple[float, bool, bool]]] = {}
 
     def make_net(self) -> SmallDualEncoder | None:
-        if not self._options and self.data is None:
-            return None  # about to be made from a checkpoint
-        options = self._options = self._options or self._options_from_data()
+        if not self._encoder_options and self.data is None:
+            return None  # built later, from a checkpoint
+        options = self._encoder_options = self._encoder_options or self._options_from_data()
         encoder = SmallDualEncoder(**options)
-        if self._weights is not None:
-            load_backbone(encoder.backbone, self._weights)
+        if self._backbone_weights is not None:
+            load_backbone(encoder.backbone, self._backbone_weights)
         return encoder
 
     def _options_from_data(self) -> dict[str, Any]:
@@ -85,30 +83,30 @@ class RelevancePretraining(PairModule):
             raise ConfigError(f"{type(self).__name__} learns its words from a data module with train_captions()")
         size = data.image_size or (64, 64)
         with torch.no_grad():
-            found = build_backbone(self.hparams["backbone"]).eval()(torch.zeros(1, 3, *size, dtype=torch.uint8))
+            grid = build_backbone(self.hparams["backbone"]).eval()(torch.zeros(1, 3, *size, dtype=torch.uint8))
         return {
             "vocabulary": vocabulary_with_mask(Vocabulary.build(data.train_captions()).words),
-            "grid": (int(found.shape[-2]), int(found.shape[-1])),
+            "grid": (int(grid.shape[-2]), int(grid.shape[-1])),
             "size": size,
             **{name: self.hparams[name] for name in ("width", "layers", "heads", "backbone", "freeze_backbone")},
         }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["dual_encoder"] = self._options
+        checkpoint["dual_encoder"] = self._encoder_options
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._options, self._weights, self.net = checkpoint["dual_encoder"], None, None
+        self._encoder_options, self._backbone_weights, self.net = checkpoint["dual_encoder"], None, None
         super().on_load_checkpoint(checkpoint)
 
     @property
     def encoder(self) -> SmallDualEncoder:
-        """The pair of encoders."""
-        found: SmallDualEncoder = self.built_net
-        return found
+        """The dual encoder."""
+        encoder: SmallDualEncoder = self.built_net
+        return encoder
 
-    def _texts(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
-        """Object descriptions of both sides, as words."""
+    def _object_descriptions(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
+        """Object descriptions of both images, as words."""
         sides: list[list[list[str]]] = [[], []]
         for name, texts in zip(ids, captions, strict=True):
             if not texts:
@@ -125,22 +123,21 @@ class RelevancePretraining(PairModule):
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         images: Tensor = batch["images"]
-        texts = self._texts(batch["captions"], batch["ids"])
-        seen, read = (
-            self.encoder.encode_image(images.transpose(0, 1).flatten(0, 1)),
-            self.encoder.encode_text(texts[0] + texts[1]),
-        )
+        texts = self._object_descriptions(batch["captions"], batch["ids"])
+        # all before images, then all after images: (2B, ...)
+        image = self.encoder.encode_image(images.transpose(0, 1).flatten(0, 1))
+        text = self.encoder.encode_text(texts[0] + texts[1])
         loss = torch.zeros((), device=images.device)
         for side in range(2):
             rows = slice(side * len(images), (side + 1) * len(images))
-            similarity = late_interaction(seen.patches[rows], read.tokens[rows], read.word_of[rows] >= 0)
+            similarity = late_interaction(image.patches[rows], text.tokens[rows], text.word_of[rows] >= 0)
             loss = loss + info_nce_of_similarity(similarity, scale=self.hparams["scale"])
-            loss = loss + info_nce(seen.whole[rows], read.whole[rows], scale=self.hparams["scale"])
+            loss = loss + info_nce(image.pooled[rows], text.pooled[rows], scale=self.hparams["scale"])
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images: Tensor = batch["images"]
-        texts = self._texts(batch["captions"], batch["ids"])
+        texts = self._object_descriptions(batch["captions"], batch["ids"])
         data = self.data
         for side in range(2):
             scores = word_relevance(self.encoder, images[:, side], texts[side])
@@ -149,20 +146,20 @@ class RelevancePretraining(PairModule):
                     planted = data.planted("val", name)
                     spans = component_spans(words_of(planted.text))
                     assert spans is not None
-                    self._judged[name, side] = [
+                    self._word_scores[name, side] = [
                         (score, planted.wrong[at], planted.attribute[at])
                         for at, score in zip(spans[side], row, strict=True)
                     ]
 
     def on_validation_epoch_start(self) -> None:
-        self._judged = {}
+        self._word_scores = {}
 
     def on_validation_epoch_end(self) -> None:
-        # of all processes, which then log alike
-        judged = [word for words in all_gather_dict(self._judged).values() for word in words]
-        for name, kept in (("noise_auc", [j for j in judged if j[2]]), ("noise_auc_all", judged)):
-            if any(wrong for _, wrong, _ in kept) and not all(wrong for _, wrong, _ in kept):
-                auc = 100 * noise_auc([score for score, _, _ in kept], [wrong for _, wrong, _ in kept])
+        # of all processes, so that all log the same value
+        scored = [word for words in all_gather_dict(self._word_scores).values() for word in words]
+        for name, words in (("noise_auc", [word for word in scored if word[2]]), ("noise_auc_all", scored)):
+            if any(wrong for _, wrong, _ in words) and not all(wrong for _, wrong, _ in words):
+                auc = 100 * noise_auc([score for score, _, _ in words], [wrong for _, wrong, _ in words])
                 self.log(f"val/{name}", auc, prog_bar=True, sync_dist=True)
 
 
@@ -175,14 +172,14 @@ def word_relevance(encoder: nn.Module, images: Tensor, texts: list[list[str]]) -
         images: uint8 ``(N, 3, H, W)``.
         texts: N texts as words.
     """
-    seen, read = encoder.encode_image(images), encoder.encode_text(texts)  # type: ignore[operator]
-    _, of_tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-    rows = pool_subwords(of_tokens, read.word_of, max(map(len, texts))).tolist()
+    image, text_embeddings = encoder.encode_image(images), encoder.encode_text(texts)  # type: ignore[operator]
+    _, of_tokens = relevance(token_similarity(image.patches, text_embeddings.tokens), text_embeddings.word_of >= 0)
+    rows = pool_subwords(of_tokens, text_embeddings.word_of, max(map(len, texts))).tolist()
     return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
 
 
 def noise_auc(relevances: list[float], wrong: list[bool]) -> float:
-    """Probability that a wrong word is less relevant than a right one: the area under the ROC curve, 0 to 1."""
+    """Probability that a wrong word is less relevant than a correct one: the area under the ROC curve, 0 to 1."""
     from torchmetrics.functional.classification import binary_auroc
 
     return float(binary_auroc(-torch.tensor(relevances), torch.tensor(wrong).long()))

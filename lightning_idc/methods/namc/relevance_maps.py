@@ -1,4 +1,4 @@
-"""Relevance maps: which patches and words of a pair belong together, drawn as in NAMC's Figures 6 to 8."""
+"""Relevance maps of patches and words, drawn as in NAMC's Figures 6 to 8."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MARGIN, GAP, LINE, BAR = 20, 12, 22, 10
 
 
 @dataclass(slots=True)
-class Judged:
+class ImageRelevance:
     """Relevance of one image and its description to each other.
 
     Args:
-        words: of the description.
+        words: words of the description.
         of_words: cosine of each word with its best patch.
         of_patches: cosine of each patch with its best word, ``(h, w)``.
-        wrong: words that are known to be noise; None where nothing is known.
+        wrong: which words are noise; None where unknown.
     """
 
     words: list[str]
@@ -41,23 +41,27 @@ class Judged:
 
 
 @torch.no_grad()
-def judge(encoder: DualEncoder, images: Tensor, caption: str, wrong: Sequence[bool] | None = None) -> list[Judged]:
-    """Relevance of both images of a pair to their part of an implicit-change description, or to a whole other caption.
+def compute_relevance(
+    encoder: DualEncoder, images: Tensor, caption: str, wrong: Sequence[bool] | None = None
+) -> list[ImageRelevance]:
+    """Relevance of both images of a pair to their part of an implicit-change description, or to all of another caption.
 
     Args:
-        encoder: in evaluation mode.
+        encoder: dual encoder in evaluation mode.
         images: uint8 ``(2, 3, H, W)``.
-        caption: the sentence.
-        wrong: per word of ``words_of(caption)``, where known.
+        caption: caption of the pair.
+        wrong: which words of ``words_of(caption)`` are noise; None where unknown.
     """
     words = words_of(caption)
     spans = component_spans(words) or (range(len(words)),) * 2
     texts = [words[span.start : span.stop] for span in spans]
-    seen, read = encoder.encode_image(images.to(next(encoder.parameters()).device)), encoder.encode_text(texts)
-    of_patches, of_tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-    of_words = pool_subwords(of_tokens, read.word_of, max(map(len, texts))).tolist()
+    image = encoder.encode_image(images.to(next(encoder.parameters()).device))
+    text_embeddings = encoder.encode_text(texts)
+    similarity = token_similarity(image.patches, text_embeddings.tokens)  # (2, P, S)
+    of_patches, of_tokens = relevance(similarity, text_embeddings.word_of >= 0)
+    of_words = pool_subwords(of_tokens, text_embeddings.word_of, max(map(len, texts))).tolist()
     return [
-        Judged(
+        ImageRelevance(
             text,
             scores[: len(text)],
             patches.unflatten(0, encoder.grid).cpu(),
@@ -73,40 +77,40 @@ def normalised(values: Tensor) -> Tensor:
     return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
 
 
-def relevance_map(pairs: Sequence[tuple[Tensor, Sequence[Judged]]], height: int = 224) -> Image:
-    """Draw pairs below each other: both images under their patches' relevance, and the words coloured by theirs.
+def draw_relevance_maps(pairs: Sequence[tuple[Tensor, Sequence[ImageRelevance]]], height: int = 224) -> Image:
+    """Draw pairs below each other: both images overlaid with the relevance of patches, and words coloured by theirs.
 
-    Relevance is normalised per image and per description, as in the paper. The more blue, the more relevant; words
-    that are known to be noise are underlined in red.
+    Relevance is normalised per image and per description, as in the paper. More blue is more relevant; words that are
+    noise are underlined in red.
 
     Args:
-        pairs: uint8 images ``(2, 3, H, W)`` of each with what :func:`judge` found.
-        height: of a picture, pixels.
+        pairs: uint8 images ``(2, 3, H, W)`` of each pair and the result of :func:`compute_relevance`.
+        height: height of an image in pixels.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     font, small = ImageFont.load_default(15), ImageFont.load_default(12)
     widths = [round(height * images.shape[-1] / images.shape[-2]) for images, _ in pairs]
     column = max(max(widths), 260)
-    rows = [[_lines(side.words, font, column) for side in judged] for _, judged in pairs]
+    rows = [[_lines(side.words, font, column) for side in relevances] for _, relevances in pairs]
     heights = [height + 10 + LINE * max(len(lines) for lines in row) for row in rows]
     sheet = Image.new("RGB", (2 * column + GAP + 2 * MARGIN, sum(heights) + (len(rows) + 1) * MARGIN + LINE), PAPER)
     draw = ImageDraw.Draw(sheet)
     top = MARGIN
-    for (images, judged), row, row_height, width in zip(pairs, rows, heights, widths, strict=True):
-        for side, (found, lines) in enumerate(zip(judged, row, strict=True)):
-            left = MARGIN + side * (column + GAP)
-            sheet.paste(_overlaid(images[side], found.of_patches, (width, height)), (left, top))
-            shades = normalised(torch.tensor(found.of_words)).tolist() if found.of_words else []
+    for (images, relevances), row, row_height, width in zip(pairs, rows, heights, widths, strict=True):
+        for side, (side_relevance, lines) in enumerate(zip(relevances, row, strict=True)):
+            x_start = MARGIN + side * (column + GAP)
+            sheet.paste(_overlaid(images[side], side_relevance.of_patches, (width, height)), (x_start, top))
+            shades = normalised(torch.tensor(side_relevance.of_words)).tolist() if side_relevance.of_words else []
             y = top + height + 6
             for line in lines:
-                x: float = left
+                x: float = x_start
                 for index in line:
-                    word = plain(found.words[index])
+                    word = plain(side_relevance.words[index])
                     length = font.getlength(word)
                     draw.rectangle((x - 2, y, x + length + 2, y + LINE - 4), _shade(shades[index]))
                     draw.text((x, y), word, PAPER if shades[index] > 0.6 else INK, font)
-                    if found.wrong is not None and found.wrong[index]:
+                    if side_relevance.wrong is not None and side_relevance.wrong[index]:
                         draw.line((x, y + LINE - 3, x + length, y + LINE - 3), BAD, 2)
                     x += length + 7
                 y += LINE
@@ -137,10 +141,10 @@ def _shade(value: float) -> tuple[int, int, int]:
 def _overlaid(image: Tensor, patches: Tensor, size: tuple[int, int]) -> Image:
     from PIL import Image
 
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, Image.Resampling.BICUBIC)
+    resized = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, Image.Resampling.BICUBIC)
     shade = (normalised(patches) * 200).round().byte().contiguous().numpy()
     heat = Image.fromarray(shade, "L").resize(size, Image.Resampling.BICUBIC)
-    return Image.composite(Image.new("RGB", size, BLUE), picture, heat)
+    return Image.composite(Image.new("RGB", size, BLUE), resized, heat)
 
 
 def _bar(sheet: Image, top: int, width: int, font: object) -> None:

@@ -1,4 +1,4 @@
-"""Advantages: by how much a sampled caption is better than what it is compared with."""
+"""Advantages: the reward of a sampled caption minus a baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Scale = Literal["group", "batch", "none"]
 
 
 def self_critical(rewards: Tensor, greedy: Tensor) -> Tensor:
-    """Rewards minus that of the greedily decoded caption of the pair (SCST, Rennie et al. 2017, Eq. 9).
+    """Rewards minus the reward of the greedily decoded caption of the pair (SCST, Rennie et al. 2017, Eq. 9).
 
     Args:
         rewards: ``(B, K)``.
@@ -30,11 +30,11 @@ def self_critical(rewards: Tensor, greedy: Tensor) -> Tensor:
 
 
 def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
-    """Rewards minus their mean over a pair's samples, over their standard deviation (GRPO, Shao et al. 2024).
+    """Rewards minus their mean over a pair's samples, divided by their standard deviation (GRPO, Shao et al. 2024).
 
     Args:
         rewards: ``(B, K)``.
-        scale: deviation of the pair's own samples (``group``), of those of the whole step (``batch``), or none.
+        scale: standard deviation over the samples of the pair (``group``) or of the step (``batch``), or none.
 
     Example:
         >>> import torch
@@ -44,12 +44,12 @@ def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
     centred = rewards - rewards.mean(1, keepdim=True)
     if scale == "none":
         return centred
-    deviation = rewards.std(1, keepdim=True) if scale == "group" else spread(rewards)
+    deviation = rewards.std(1, keepdim=True) if scale == "group" else batch_std(rewards)
     return centred / (deviation + EPSILON)
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """Rewards minus their mean over a pair's samples; easy and hard pairs weigh alike (Dr. GRPO, Liu et al. 2025).
+    """Rewards minus their mean over a pair's samples; without a scale (Dr. GRPO, Liu et al. 2025).
 
     Args:
         rewards: ``(B, K)``.
@@ -72,15 +72,15 @@ def leave_one_out(rewards: Tensor) -> Tensor:
     return (rewards - rewards.mean(1, keepdim=True)) * count / (count - 1)
 
 
-def spread(rewards: Tensor) -> Tensor:
-    """Standard deviation of all rewards of a step, over all processes, which must all call this with one shape."""
+def batch_std(rewards: Tensor) -> Tensor:
+    """Standard deviation of all rewards of a step, over all processes, which must call this with the same shape."""
     mean = mean_over_processes(rewards.mean())
     count = rewards.numel() * get_rank_world_size()[1]
     return (mean_over_processes((rewards - mean).square().mean()) * count / max(1, count - 1)).sqrt()
 
 
 def has_spread(rewards: Tensor) -> Tensor:
-    """Which pairs have samples of different rewards: bool ``(B,)``; the others teach nothing (DAPO, Yu et al. 2025).
+    """Which pairs have samples of different rewards: bool ``(B,)``; the others have no gradient (DAPO, Yu et al. 2025).
 
     Args:
         rewards: ``(B, K)``.
@@ -94,4 +94,4 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "none": dr_grpo,
     "leave_one_out": leave_one_out,
 }
-"""By the name that a configuration gives them."""
+"""Advantage functions by their names in configurations."""

@@ -1,4 +1,4 @@
-"""SelfCritical and GroupRelative: train a captioner by rewards of what it says itself."""
+"""SelfCritical and GroupRelative: train a captioner by rewards of its samples (SCST; GRPO, DAPO, GSPO, RLOO)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class RewardOptimization(PolicyCallback):
-    """What all policy optimisation shares; use :class:`SelfCritical` or :class:`GroupRelative`.
+    """Base of :class:`SelfCritical` and :class:`GroupRelative`.
 
     Args:
-        reward: judges what the captioner says.
-        surrogate: how advantages become a loss.
-        samples: captions drawn per pair and step.
-        reference: what the policy shall not leave too far; :class:`FrozenCopy` when None. Not asked if beta is 0.
-        temperature: of the sampling. The loss takes the captioner's own probabilities, which are those of 1.
-        top_p: of the sampling.
-        iterations: steps that train on the captions of a batch; the loader's batches between them are left out.
-        caption_weight: of the caption loss of the references, an anchor.
-        beside: add the loss, times ``weight``, to the caption loss or to that of ``PreferenceOptimization`` instead of
-            replacing it.
-        dropout: leave dropout on.
+        reward: reward of the captioner's samples.
+        surrogate: advantages and surrogate loss.
+        samples: captions sampled per pair and step.
+        reference: reference policy of the KL divergence; :class:`FrozenCopy` when None. Unused if beta is 0.
+        temperature: sampling temperature. The loss uses the probabilities at temperature 1.
+        top_p: probability mass of the tokens to sample from.
+        iterations: steps that train on the samples of a batch; the loader's batches in between are skipped.
+        caption_weight: weight of the caption loss of the references.
+        add_to_loss: whether the loss, times ``weight``, is added to the caption loss, or to that of
+            ``PreferenceOptimization``, instead of replacing it.
+        dropout: whether dropout stays on.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
 
@@ -56,28 +56,28 @@ class RewardOptimization(PolicyCallback):
         top_p: PositiveShare = 1.0,
         iterations: PositiveInt = 1,
         caption_weight: NonNegativeFloat = 0.0,
-        beside: bool = False,
+        add_to_loss: bool = False,
         dropout: bool = False,
         name: str = "policy",
         weight: float = 1.0,
     ) -> None:
         check_arguments(RewardOptimization.__init__, locals())
         super().__init__(self._reference(reference, surrogate.beta), dropout, name, weight)
-        if beside and (caption_weight or iterations > 1):
+        if add_to_loss and (caption_weight or iterations > 1):
             raise ConfigError(
-                "beside adds to a loss that has its own captions and batches; leave caption_weight at 0 and iterations "
-                "at 1"
+                "add_to_loss adds to a loss with its own captions and batches; leave caption_weight at 0 and "
+                "iterations at 1"
             )
         self.reward, self.surrogate, self.samples = reward, surrogate, samples
         self.temperature, self.top_p, self.iterations = temperature, top_p, iterations
-        self.caption_weight, self.beside = caption_weight, beside
-        self._kept: dict[str, Any] = {}
+        self.caption_weight, self.add_to_loss = caption_weight, add_to_loss
+        self._rollout_state: dict[str, Any] = {}
 
     @staticmethod
-    def _reference(given: ReferencePolicy | None, beta: float) -> ReferencePolicy | None:
+    def _reference(reference: ReferencePolicy | None, beta: float) -> ReferencePolicy | None:
         if not beta:
             return None
-        return FrozenCopy() if given is None else given
+        return FrozenCopy() if reference is None else reference
 
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
@@ -87,56 +87,56 @@ class RewardOptimization(PolicyCallback):
                 "iterations above 1 take optimizer steps on one batch, which accumulate_grad_batches would merge; set "
                 "one of them to 1"
             )
-        self.reward.connect(train_data(module))
+        self.reward.setup(train_data(module))
         if self.reference is not None:
-            self.reference.connect(module)
+            self.reference.setup(module)
         return PolicyGradient(
-            self.reward,
-            self.surrogate,
-            self.reference,
-            self.samples,
-            self.temperature,
-            self.top_p,
-            self.iterations,
-            self.caption_weight,
-            self.beside,
+            reward=self.reward,
+            surrogate=self.surrogate,
+            reference=self.reference,
+            samples=self.samples,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            iterations=self.iterations,
+            caption_weight=self.caption_weight,
+            add_to_loss=self.add_to_loss,
         )
 
-    def adopt(self, module: LightningModule, addon: Addon) -> None:
+    def reuse(self, module: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, PolicyGradient)
         self.reward, self.reference = addon.reward, addon.reference
 
     def addon(self, module: LightningModule) -> PolicyGradient:
         """The add-on that this callback attached."""
-        found = addons_of(module)[self.name]
-        assert isinstance(found, PolicyGradient)
-        return found
+        addon = addons_of(module)[self.name]
+        assert isinstance(addon, PolicyGradient)
+        return addon
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        kept, self._kept = self._kept, {}
-        if kept:
-            self.addon(pl_module).restore(kept)
+        state, self._rollout_state = self._rollout_state, {}
+        if state:
+            self.addon(pl_module).load_rollout_state(state)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         if self.iterations > 1:
-            checkpoint["callbacks"].setdefault(self.state_key, {}).update(self.addon(pl_module).kept())
+            checkpoint["callbacks"].setdefault(self.state_key, {}).update(self.addon(pl_module).rollout_state())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._kept = state_dict
+        self._rollout_state = state_dict
 
 
 class SelfCritical(RewardOptimization):
-    """Self-critical sequence training: better than the greedy caption is good, worse is bad (Rennie et al. 2017).
+    """Self-critical sequence training: the greedy caption is the baseline (SCST, Rennie et al. 2017).
 
     Args:
-        reward: judges captions; :class:`CiderReward` when None.
-        samples: captions drawn per pair and step.
-        beta: factor of the KL divergence to the reference policy.
-        reference: as of :class:`RewardOptimization`.
-        options: of :class:`RewardOptimization`.
+        reward: reward of captions; :class:`CiderReward` when None.
+        samples: captions sampled per pair and step.
+        beta: weight of the KL divergence to the reference policy.
+        reference: reference policy, as in :class:`RewardOptimization`.
+        options: further arguments of :class:`RewardOptimization`.
 
     Example:
         >>> SelfCritical(samples=2).surrogate.advantage
@@ -152,30 +152,32 @@ class SelfCritical(RewardOptimization):
         **options: Any,
     ) -> None:
         check_arguments(SelfCritical.__init__, locals())
-        surrogate = Surrogate("greedy", 0.2, None, "token", "sample", False, beta)
+        surrogate = Surrogate(
+            advantage="greedy", low=0.2, high=None, level="token", averaging="sample", filter_groups=False, beta=beta
+        )
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)
 
 
 class GroupRelative(RewardOptimization):
-    """Group-relative policy optimisation: better than the pair's other samples is good, worse is bad (GRPO and kin).
+    """Group-relative policy optimisation: the samples of a pair are each other's baseline (GRPO and its variants).
 
     The defaults are GRPO's, with ``beta`` 0.04 in its paper and 0 in TRL; Dr. GRPO is ``scale: none`` and ``averaging:
     constant``; DAPO is ``clip_high: 0.28``, ``averaging: token`` and ``filter_groups: true``; GSPO is ``level:
     sequence``; RLOO is ``scale: leave_one_out``.
 
     Args:
-        reward: judges captions; :class:`CiderReward` when None.
-        samples: captions drawn per pair and step, at least 2.
-        beta: factor of the KL divergence to the reference policy.
-        reference: as of :class:`RewardOptimization`.
-        scale: of advantages: the deviation of the pair's own samples, of the whole step, none, or the mean of the other
-            samples as the baseline.
-        clip: how far the probability ratio may go before it counts no more.
-        clip_high: the same upwards; ``clip`` when None.
-        level: ratios of tokens or of captions.
-        averaging: as of :func:`lightning_idc.methods.policy.losses.average`.
-        filter_groups: leave out pairs whose samples all have one reward.
-        options: of :class:`RewardOptimization`.
+        reward: reward of captions; :class:`CiderReward` when None.
+        samples: captions sampled per pair and step, at least 2.
+        beta: weight of the KL divergence to the reference policy.
+        reference: reference policy, as in :class:`RewardOptimization`.
+        scale: scale of the advantages: standard deviation over the pair's samples (``group``) or the step's
+            (``batch``), or none; ``leave_one_out`` subtracts the mean of the other samples.
+        clip: the probability ratio is clipped at 1 - clip.
+        clip_high: the probability ratio is clipped at 1 + clip_high; ``clip`` when None.
+        level: probability ratios of tokens or of captions.
+        averaging: ``kind`` of :func:`lightning_idc.methods.policy.losses.average`.
+        filter_groups: whether pairs whose samples all have one reward are left out.
+        options: further arguments of :class:`RewardOptimization`.
 
     Example:
         >>> GroupRelative(samples=8, scale="none", averaging="constant").surrogate.averaging
@@ -197,5 +199,13 @@ class GroupRelative(RewardOptimization):
         **options: Any,
     ) -> None:
         check_arguments(GroupRelative.__init__, locals())
-        surrogate = Surrogate(scale, clip, clip_high, level, averaging, filter_groups, beta)
+        surrogate = Surrogate(
+            advantage=scale,
+            low=clip,
+            high=clip_high,
+            level=level,
+            averaging=averaging,
+            filter_groups=filter_groups,
+            beta=beta,
+        )
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)

@@ -1,4 +1,15 @@
-"""PolicyGradient: the add-on that draws captions, has them judged, and makes the better ones likelier."""
+"""PolicyGradient: policy optimisation (SCST, GRPO, DAPO, GSPO, RLOO) as an add-on.
+
+:meth:`PolicyGradient.policy_loss` is one training step:
+
+1. sample K captions per pair and reward them (:meth:`PolicyGradient._sample`, ``rollout.py``, ``rewards.py``),
+2. compute their advantages (``advantages.py``),
+3. compute the clipped surrogate of the probability ratio, and the KL divergence to the reference (``losses.py``),
+4. average over tokens and samples; with ``iterations`` above 1, keep the samples for the next step
+   (:meth:`PolicyGradient.batch` then returns their batch again).
+
+Shapes: B pairs, K sampled captions per pair, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +31,8 @@ from lightning_idc.methods.policy.losses import (
     kl_k3,
 )
 from lightning_idc.methods.policy.references import ReferencePolicy
-from lightning_idc.methods.policy.rewards import Reward, rewards_of
-from lightning_idc.methods.policy.rollout import Draw, Rollout, draw
+from lightning_idc.methods.policy.rewards import Reward, compute_rewards
+from lightning_idc.methods.policy.rollout import CaptionSampler, Rollout, sample_captions
 from lightning_idc.models.addon import ADDON_METHODS, Addon, TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object, get_rank_world_size, mean_over_processes
@@ -30,16 +41,16 @@ from lightning_idc.utils.bounds import NonNegativeFloat, check_fields
 
 @dataclass(frozen=True, slots=True)
 class Surrogate:
-    """How advantages become a loss.
+    """Advantages and surrogate loss.
 
     Args:
-        advantage: name of :data:`ADVANTAGES`, or ``greedy`` (SCST).
-        low: as of :func:`clipped_surrogate`.
-        high: as of :func:`clipped_surrogate`.
-        level: as of :func:`importance_ratio`.
-        averaging: as of :func:`average`.
-        filter_groups: leave out pairs whose samples all have one reward.
-        beta: factor of the KL divergence to the reference policy.
+        advantage: name of one of :data:`ADVANTAGES`, or ``greedy`` (SCST).
+        low: lower clipping range, as in :func:`clipped_surrogate`.
+        high: upper clipping range, as in :func:`clipped_surrogate`.
+        level: as in :func:`importance_ratio`.
+        averaging: as in :func:`average`.
+        filter_groups: whether pairs whose samples all have one reward are left out.
+        beta: weight of the KL divergence to the reference policy.
     """
 
     advantage: str
@@ -55,18 +66,18 @@ class Surrogate:
 
 
 class PolicyGradient(Addon):
-    """Replaces the caption loss, or adds to what trains beside it, the policy gradient of a reward.
+    """Policy gradient of a reward; replaces the caption loss or is added to it.
 
     Args:
-        reward: judges what the policy says.
-        surrogate: how advantages become a loss.
-        reference: what the policy shall not leave too far; None without a KL divergence.
-        samples: K, captions drawn per pair.
-        temperature: of the sampling.
-        top_p: of the sampling.
-        iterations: steps that train on what was drawn.
-        caption_weight: of the caption loss of the references.
-        beside: add the loss to that of the captioner or of another add-on.
+        reward: reward of the samples.
+        surrogate: advantages and surrogate loss.
+        reference: reference policy; None without a KL divergence.
+        samples: K, captions sampled per pair.
+        temperature: sampling temperature.
+        top_p: probability mass of the tokens to sample from.
+        iterations: steps that train on one set of samples.
+        caption_weight: weight of the caption loss of the references.
+        add_to_loss: whether the loss is added to that of the captioner or of another add-on.
     """
 
     sharded_methods = ADDON_METHODS
@@ -81,24 +92,24 @@ class PolicyGradient(Addon):
         top_p: float,
         iterations: int,
         caption_weight: float,
-        beside: bool,
+        add_to_loss: bool,
     ) -> None:
         super().__init__()
         self.reward, self.surrogate, self.reference = reward, surrogate, reference
         self.samples, self.temperature, self.top_p = samples, temperature, top_p
-        self.iterations, self.caption_weight, self.beside = iterations, caption_weight, beside
-        self.draw: Draw = draw
-        """Draws captions; the policy itself, unless ServerRollouts has a server do it."""
+        self.iterations, self.caption_weight, self.add_to_loss = iterations, caption_weight, add_to_loss
+        self.sampler: CaptionSampler = sample_captions
+        """Samples captions from the policy; ServerRollouts replaces it."""
         self.rollout: Rollout | None = None
-        # within the add-on's building this follows from the run's seed and the add-on's name
+        # set while the add-on is built, under a seed made from the run's seed and the add-on's name
         self._seed = torch.initial_seed()
 
     @property
     def replaces_objective(self) -> bool:
-        return not self.beside
+        return not self.add_to_loss
 
     def batch(self, step: TrainingStep[PairCaptioner]) -> PairBatch:
-        """The batch of the loader, or once more the one whose captions are not used up."""
+        """The loader's batch, or the last one again while its samples still have iterations left."""
         if self.rollout is not None and self.rollout.uses >= self.iterations:
             self.rollout = None
         if self.rollout is None:
@@ -115,78 +126,88 @@ class PolicyGradient(Addon):
         return loss
 
     def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
-        return {"policy_loss": self.policy_loss(step)} if self.beside and self.weight else {}
+        return {"policy_loss": self.policy_loss(step)} if self.add_to_loss and self.weight else {}
 
     def policy_loss(self, step: TrainingStep[PairCaptioner]) -> Tensor:
-        """Loss of a step; draws captions unless those of an earlier step are used once more."""
+        """Loss of a step, a scalar."""
         captioner = step.module
-        rollout = self.rollout or self._drawn(step)
-        log_probs = captioner.log_probs(step.features, rollout.tokens, rollout.mask)
-        setting, mask = self.surrogate, rollout.mask
-        figures: dict[str, Tensor] = {}
-        now = log_probs.detach()
-        # a server need not give the log-probability of every token
-        old = now if rollout.old is None else torch.where(rollout.old.isnan(), now, rollout.old)
+        rollout = self.rollout or self._sample(step)
+        log_probs = captioner.log_probs(step.features, rollout.tokens, rollout.mask)  # (B, K, T)
+        surrogate, mask = self.surrogate, rollout.mask
+        metrics: dict[str, Tensor] = {}
+        current = log_probs.detach()
+        # a server may leave out the log-probability of some tokens
+        old = current if rollout.old is None else torch.where(rollout.old.isnan(), current, rollout.old)
         if rollout.old is not None and not rollout.uses:
-            figures["sampling/sampling_logp_difference/mean"] = average((now - old).abs(), mask, "token")
-        ratio = importance_ratio(log_probs, old, mask, setting.level)
-        losses = clipped_surrogate(ratio, rollout.advantages, setting.low, setting.high)
-        clipped = is_clipped(ratio, rollout.advantages, setting.low, setting.high)
-        figures["clip_ratio/region_mean"] = average(clipped.float(), mask, "sample")
+            metrics["sampling/sampling_logp_difference/mean"] = average((current - old).abs(), mask, "token")
+        ratio = importance_ratio(log_probs, old, mask, surrogate.level)
+        losses = clipped_surrogate(ratio, rollout.advantages, surrogate.low, surrogate.high)
+        clipped = is_clipped(ratio, rollout.advantages, surrogate.low, surrogate.high)
+        metrics["clip_ratio/region_mean"] = average(clipped.float(), mask, "sample")
         if self.reference is not None:
-            divergence = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens, rollout.mask))
-            losses = losses + setting.beta * divergence
-            figures["kl"] = average(divergence.detach(), mask, "token")
-        kept = has_spread(rollout.rewards) if setting.filter_groups else None
-        self._log(step, rollout, figures)
+            kl = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens, rollout.mask))
+            losses = losses + surrogate.beta * kl
+            metrics["kl"] = average(kl.detach(), mask, "token")
+        pair_mask = has_spread(rollout.rewards) if surrogate.filter_groups else None
+        self._log(step, rollout, metrics)
         if self.iterations > 1:
             rollout.old, rollout.batch, rollout.uses = old, step.batch, rollout.uses + 1
             self.rollout = rollout
-        return average(losses, mask, setting.averaging, kept, captioner.hparams["max_length"])
+        return average(
+            losses,
+            mask,
+            surrogate.averaging,
+            pair_mask=pair_mask,
+            length=captioner.hparams["max_length"],
+        )
 
-    def _drawn(self, step: TrainingStep[PairCaptioner]) -> Rollout:
+    def _sample(self, step: TrainingStep[PairCaptioner]) -> Rollout:
         captioner = step.module
         key = f"{self._seed}/{captioner.trainer.current_epoch}"
-        drawn = self.draw(step, self.samples, self.temperature, self.top_p, key)
-        texts = drawn.texts
-        greedy = self.surrogate.advantage == "greedy"
-        if greedy:
-            best = captioner.generate(step.features, num_beams=1)
-            texts = [[*row, caption.text] for row, caption in zip(texts, best, strict=True)]
-        rewards = rewards_of(self.reward, step.batch, texts).to(drawn.tokens.device)
-        if greedy:
+        samples = self.sampler(step, self.samples, self.temperature, self.top_p, key)
+        texts = samples.texts
+        is_greedy = self.surrogate.advantage == "greedy"
+        if is_greedy:
+            greedy = captioner.generate(step.features, num_beams=1)
+            texts = [[*row, caption.text] for row, caption in zip(texts, greedy, strict=True)]
+        rewards = compute_rewards(self.reward, step.batch, texts).to(
+            samples.tokens.device
+        )  # (B, K), or (B, K + 1) with the greedy caption
+        if is_greedy:
             rewards, baseline = rewards[:, :-1], rewards[:, -1:]
             advantages = self_critical(rewards, baseline)
         else:
             advantages = ADVANTAGES[self.surrogate.advantage](rewards)
-        return Rollout(drawn.tokens, drawn.mask, rewards, advantages, drawn.old)
+        return Rollout(
+            tokens=samples.tokens, mask=samples.mask, rewards=rewards, advantages=advantages, old=samples.old
+        )
 
-    def _log(self, step: TrainingStep[PairCaptioner], rollout: Rollout, figures: dict[str, Tensor]) -> None:
-        """Figures by TRL's names, means over processes."""
+    def _log(self, step: TrainingStep[PairCaptioner], rollout: Rollout, metrics: dict[str, Tensor]) -> None:
+        """Log metrics under TRL's names, as means over processes."""
         rewards, captioner = rollout.rewards, step.module
-        figures |= {
+        metrics |= {
             "reward": rewards.mean(),
             "reward_std": rewards.std(1).mean() if rewards.shape[1] > 1 else rewards.new_zeros(()),
             "frac_reward_zero_std": 1 - has_spread(rewards).float().mean(),
             "completions/mean_length": rollout.mask.sum(-1).float().mean(),
         }
-        own = [number for pair in self.reward.parts.values() for number in pair]
-        values = mean_over_processes(torch.stack([*figures.values(), *rewards.new_tensor(own)]))
-        parts = values[len(figures) :].view(-1, 2)
-        logged = {f"train/{name}": value for name, value in zip(figures, values[: len(figures)], strict=True)}
+        part_values = [value for part in self.reward.parts.values() for value in part]
+        values = mean_over_processes(torch.stack([*metrics.values(), *rewards.new_tensor(part_values)]))
+        parts = values[len(metrics) :].view(-1, 2)
+        logged = {f"train/{name}": value for name, value in zip(metrics, values[: len(metrics)], strict=True)}
         logged |= {
             f"train/rewards/{name}": total / count.clamp(min=1e-6)
             for name, (total, count) in zip(self.reward.parts, parts, strict=True)
         }
         captioner.log_dict(logged, batch_size=len(rewards))
 
-    def kept(self) -> dict[str, Any]:
-        """What a checkpoint must hold to go on with captions that are not used up; called on all processes."""
+    def rollout_state(self) -> dict[str, Any]:
+        """Samples with iterations left, for a checkpoint; called on all processes."""
         return {"rollouts": all_gather_object(None if self.rollout is None else self.rollout.plain())}
 
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Take over what :meth:`kept` gave; drawn anew on another number of processes."""
+    def load_rollout_state(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`rollout_state`; on another number of processes captions are sampled again."""
         rank, count = get_rank_world_size()
-        rollouts = kept.get("rollouts") or []
-        own = rollouts[rank] if len(rollouts) == count else None
-        self.rollout = None if own is None else Rollout.of_plain(own)
+        rollouts = state.get("rollouts") or []
+        rollout = rollouts[rank] if len(rollouts) == count else None
+        self.rollout = None if rollout is None else Rollout.of_plain(rollout)

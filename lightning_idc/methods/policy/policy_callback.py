@@ -1,4 +1,4 @@
-"""PolicyCallback: what preference and policy optimisation ask of a run: dropout off, and a reference that is kept."""
+"""PolicyCallback: base of preference and policy optimisation; switches dropout off and saves the reference policy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class PolicyCallback(AddonCallback):
-    """Attaches an add-on that trains a captioner as a policy; subclasses write ``build``.
+    """Attaches an add-on that trains a captioner as a policy; subclasses implement ``build``.
 
     Args:
-        reference: what the policy is compared with; None without one.
-        dropout: leave dropout on. Off, the policy starts at the reference exactly; activation checkpointing of
-            transformers needs it on.
+        reference: reference policy; None without one.
+        dropout: whether dropout stays on. Without dropout the policy starts exactly at the reference; activation
+            checkpointing of transformers needs it on.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """
@@ -31,7 +31,7 @@ class PolicyCallback(AddonCallback):
         self.reference, self.dropout = reference, dropout
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # nothing of it is needed, and no training data is there, in any other stage
+        if stage == "fit":  # other stages need no add-on and have no training data
             super().setup(trainer, pl_module, stage)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -42,31 +42,31 @@ class PolicyCallback(AddonCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         if self.weight and self.reference is not None:
-            self.reference.follow(pl_module)
+            self.reference.update(pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._save()
+        self._save_reference()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save()
+        self._save_reference()
 
-    def _save(self) -> None:
+    def _save_reference(self) -> None:
         if self.reference is not None:
             self.reference.save()
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.reference is None else self.reference.beyond_weights()
+        return {} if self.reference is None else self.reference.extra_state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if self.reference is not None:
-            self.reference.restore(state_dict)
+            self.reference.load_extra_state(state_dict)
 
 
 def train_data(module: LightningModule) -> PairDataModule:
-    """Data module that a captioner is trained on.
+    """Data module on which a captioner is trained.
 
     Raises:
-        ConfigError: there is none, so the captions of the training split are unknown.
+        ConfigError: the trainer has no PairDataModule.
     """
     from lightning_idc.data.datamodule import PairDataModule
 

@@ -1,4 +1,4 @@
-"""The reference policy of preference optimisation: adapters off or copied, a frozen copy, a moving average, or none."""
+"""Reference policies of preference optimisation: adapters off or copied, a frozen copy, a moving average, or none."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class ReferencePolicy(nn.Module):
-    """What the trained policy is compared with."""
+    """Policy that the trained policy is compared with."""
 
-    def connect(self, captioner: PairCaptioner) -> None:
-        """Remember the policy as it is; called once, when its layers exist."""
+    def setup(self, captioner: PairCaptioner) -> None:
+        """Copy what is needed of the policy; called once, when its layers exist."""
 
-    def follow(self, captioner: Any) -> None:
-        """Follow the policy; called after every step, when sharded weights are shares again."""
+    def update(self, captioner: Any) -> None:
+        """Update the reference after a step, when gathered weights are sharded again."""
 
     def save(self) -> None:
-        """Keep what shall outlast the run; called on all processes at every checkpoint and at the end."""
+        """Write to disk what outlives the run; called on all processes at every checkpoint and at the end."""
 
-    def beyond_weights(self) -> dict[str, Any]:
-        """What a checkpoint must hold besides weights, plain types only; called on all processes."""
+    def extra_state(self) -> dict[str, Any]:
+        """State for a checkpoint besides weights, plain types only; called on all processes."""
         return {}
 
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Take over what :meth:`beyond_weights` gave to the checkpoint that a run resumes from."""
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`extra_state` from the checkpoint of a resumed run."""
 
     @abstractmethod
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
@@ -45,12 +45,12 @@ class ReferencePolicy(nn.Module):
         """Log-probability of every token, ``(B, K, T)``, without a gradient.
 
         Args:
-            step: with batch and features.
+            step: training step, with its batch and features.
             tokens: ``(B, K, T)``.
-            mask: as of :meth:`~lightning_idc.models.captioner.PairCaptioner.log_probs`.
+            mask: as in :meth:`~lightning_idc.models.captioner.PairCaptioner.log_probs`.
 
         Raises:
-            ConfigError: this reference knows sums only.
+            ConfigError: this reference computes sums only.
         """
         raise ConfigError(
             f"{type(self).__name__} gives no log-probability per token; use FrozenCopy, MovingAverage or AdaptersOff"
@@ -58,24 +58,24 @@ class ReferencePolicy(nn.Module):
 
 
 class PolicyReference(ReferencePolicy):
-    """A reference that is a captioner itself, and so scores any caption token by token."""
+    """A reference policy that is a captioner and scores captions token by token."""
 
     @abstractmethod
     def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
-        # read as the policy reads them, or the two would differ by rounding where they are the same
+        # computed as the policy's scores are; otherwise equal policies would differ by rounding
         return (self.log_probs(step, tokens, mask) * mask).sum(-1)
 
 
 def encoding_is_trained(features: PairFeatures) -> bool:
-    """Whether anything that made these features is trained; if not, policy and reference see the same ones."""
+    """Whether features depend on trained weights; if not, policy and reference share them."""
     return any(tensor.requires_grad for tensor in (features.memory, *features.extras.values()))
 
 
 @runtime_checkable
-class SwitchesAdaptersOff(Protocol):
-    """What :class:`AdaptersOff` asks of a captioner."""
+class DisablesAdapters(Protocol):
+    """Interface of captioners that :class:`AdaptersOff` supports."""
 
     def disable_adapters(self) -> AbstractContextManager[None]: ...
 
@@ -85,7 +85,7 @@ class SwitchesAdaptersOff(Protocol):
 class AdaptersOff(PolicyReference):
     """The policy with all its adapters (LoRA, MDP) switched off; costs no memory.
 
-    After supervised training with adapters these must first become part of the network, or the reference would be the
+    After supervised training with adapters, merge them into the network first; otherwise the reference would be the
     network before that training.
     """
 
@@ -97,18 +97,18 @@ class AdaptersOff(PolicyReference):
         captioner = step.module
         if not self._checked:
             self._check(captioner)
-        with torch.no_grad(), self.switched(captioner):
+        with torch.no_grad(), self.as_reference(captioner):
             features = captioner.encode(step.batch) if encoding_is_trained(step.features) else step.features
-            found: Tensor = captioner.log_probs(features, tokens, mask)
-            return found
+            log_probs: Tensor = captioner.log_probs(features, tokens, mask)
+            return log_probs
 
-    def switched(self, captioner: Any) -> AbstractContextManager[None]:
-        """While it is open the captioner is the reference policy."""
-        found: AbstractContextManager[None] = captioner.disable_adapters()
-        return found
+    def as_reference(self, captioner: Any) -> AbstractContextManager[None]:
+        """Context in which the captioner is the reference policy."""
+        context: AbstractContextManager[None] = captioner.disable_adapters()
+        return context
 
     def _check(self, captioner: Any) -> None:
-        if not isinstance(captioner, SwitchesAdaptersOff):
+        if not isinstance(captioner, DisablesAdapters):
             raise ConfigError(
                 f"{type(captioner).__name__} has no adapters to switch off; use FrozenCopy as the reference"
             )
@@ -124,22 +124,22 @@ class AdaptersOff(PolicyReference):
 class AdapterCopy(AdaptersOff):
     """The policy with its adapters as they were at the start; costs no more than their memory.
 
-    For a policy whose LoRA comes from supervised training and is trained on: a second adapter of PEFT lies beside it in
-    the same layers (TRL's ``ref_adapter_name``).
+    For a policy that continues to train the LoRA of supervised training: the same layers hold a second PEFT adapter
+    (TRL's ``ref_adapter_name``).
 
     Raises:
-        ConfigError: on :meth:`connect`, if there are no adapters, or ones that keep no copy.
+        ConfigError: in :meth:`setup`, if there are no adapters, or adapters that cannot be copied.
     """
 
-    def connect(self, captioner: PairCaptioner) -> None:
+    def setup(self, captioner: PairCaptioner) -> None:
         adapters = [adapter for adapter in captioner.adapters.installed().values() if not adapter.merged]
         if not adapters:
-            raise ConfigError(f"{type(captioner).__name__} has no adapters to keep a copy of; take FrozenCopy")
+            raise ConfigError(f"{type(captioner).__name__} has no adapters to copy; use FrozenCopy")
         for adapter in adapters:
             adapter.keep_copy()
 
     @contextmanager
-    def switched(self, captioner: Any) -> Iterator[None]:
+    def as_reference(self, captioner: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for adapter in captioner.adapters.installed().values():
                 if not adapter.merged:
@@ -152,7 +152,7 @@ class FrozenCopy(PolicyReference):
 
     twin: PairCaptioner
 
-    def connect(self, captioner: PairCaptioner) -> None:
+    def setup(self, captioner: PairCaptioner) -> None:
         if captioner.net is None:
             raise ConfigError(f"{type(captioner).__name__} has no network yet, so there is nothing to copy")
         trainer, captioner._trainer = captioner._trainer, None
@@ -173,16 +173,16 @@ class FrozenCopy(PolicyReference):
 
 
 class MovingAverage(FrozenCopy):
-    """A copy that follows the policy slowly, so that the policy may go farther than its start allows.
+    """An exponential moving average of the policy.
 
     With ``decay`` 0 and ``every`` 512 the copy is replaced every 512 steps (TRL's ``sync_ref_model``).
 
     Args:
-        decay: share of the copy that an update leaves as it was.
+        decay: weight of the average in an update.
         every: optimizer steps between updates.
 
     Raises:
-        ConfigError: the share is not between 0 and 1, or the steps are none.
+        ConfigError: ``decay`` is not between 0 and 1, or ``every`` is below 1.
     """
 
     steps: Tensor
@@ -194,18 +194,18 @@ class MovingAverage(FrozenCopy):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def follow(self, captioner: Any) -> None:
-        taken = captioner.trainer.global_step
-        if taken // self.every == int(self.steps) // self.every:
+    def update(self, captioner: Any) -> None:
+        global_step = captioner.trainer.global_step
+        if global_step // self.every == int(self.steps) // self.every:
             return
-        self.steps.fill_(taken)
+        self.steps.fill_(global_step)
         policy = dict(captioner.named_parameters())
         for path, parameter in self.twin.named_parameters():
             if policy[path].requires_grad:
                 if parameter.dtype in (torch.bfloat16, torch.float16):
                     raise ConfigError(
-                        f"a MovingAverage of weights in {parameter.dtype} stands still, since steps of 1 - decay are "
-                        "rounded away; train with precision bf16-mixed, or use another reference"
+                        f"a MovingAverage of weights in {parameter.dtype} would not move, since updates by 1 - decay "
+                        f"are rounded to 0; train with precision bf16-mixed, or use another reference"
                     )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
         # running statistics are averages already

@@ -1,4 +1,7 @@
-"""Rollouts: captions that a policy has drawn of a batch, and how good they are."""
+"""Rollouts: captions sampled from a policy, with their rewards and advantages.
+
+Shapes: B pairs, K captions per pair, T tokens.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,17 @@ from lightning_idc.models.captions import pad_captions
 
 @dataclass(slots=True)
 class Rollout:
-    """K captions of each of B pairs, drawn from the policy.
+    """K captions of each of B pairs, sampled from the policy.
 
     Args:
         tokens: ``(B, K, T)``, the begin token first.
-        mask: bool ``(B, K, T)``, True where a token was drawn.
+        mask: bool ``(B, K, T)``, True at sampled tokens.
         rewards: ``(B, K)``.
         advantages: ``(B, K)``.
-        old: log-probabilities at the time of the drawing, ``(B, K, T)``; None in the step that drew, unless a server
-            gave them, which are then not a number where it gave none.
-        batch: that it is of, if more than one step trains on it.
-        uses: steps that have trained on it.
+        old: log-probabilities at sampling time, ``(B, K, T)``; None in the step that sampled, unless a server gave
+            them, with NaN at tokens for which it gave none.
+        batch: batch of the captions, if more than one step trains on them.
+        uses: number of steps that have trained on the captions.
     """
 
     tokens: Tensor
@@ -40,16 +43,16 @@ class Rollout:
     uses: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """As plain types and tensors on the processor, for a checkpoint."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        """Fields as plain types and tensors on the CPU, for a checkpoint."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.batch is not None:
-            found["batch"] = self.batch.to("cpu").plain()
-        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
+            values["batch"] = self.batch.to("cpu").plain()
+        return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in values.items()}
 
     @classmethod
-    def of_plain(cls, kept: dict[str, Any]) -> Rollout:
-        """What :meth:`plain` gave."""
-        return cls(**{**kept, "batch": None if kept["batch"] is None else PairBatch.of_plain(kept["batch"])})
+    def of_plain(cls, values: dict[str, Any]) -> Rollout:
+        """Inverse of :meth:`plain`."""
+        return cls(**{**values, "batch": None if values["batch"] is None else PairBatch.of_plain(values["batch"])})
 
     def to(self, device: torch.device) -> Rollout:
         """Copy with every tensor on a device."""
@@ -61,43 +64,43 @@ class Rollout:
         return replace(self, **moved)
 
 
-def uniforms_of(batch: PairBatch, samples: int, length: int, key: str) -> Tensor:
-    """Numbers that decide what is drawn for each pair, ``(B * samples, length)``.
+def uniform_numbers(batch: PairBatch, samples: int, length: int, key: str) -> Tensor:
+    """Uniform random numbers that decide the samples of each pair, ``(B * samples, length)``.
 
-    They come from the seed of the pair's visit and nothing else, so that neither the other pairs of the batch nor the
-    number of processes changes what a pair is given.
+    They depend on the seed of the pair's visit and on nothing else, so that neither the other pairs of the batch nor
+    the number of processes changes the samples of a pair.
 
     Args:
         batch: B pairs.
         samples: captions per pair.
-        length: most tokens of a caption.
-        key: of the run and the epoch.
+        length: maximum number of tokens of a caption.
+        key: key of the run and the epoch.
     """
-    seeds = seeds_of(batch, key)
+    seeds = pair_seeds(batch, key)
     rows = [torch.rand(samples, length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return torch.cat(rows)
 
 
-def seeds_of(batch: PairBatch, key: str) -> list[int]:
-    """A number for each pair that decides what is drawn for it, from the seed of its visit.
+def pair_seeds(batch: PairBatch, key: str) -> list[int]:
+    """Seed of the samples of each pair, from the seed of its visit.
 
     Args:
         batch: B pairs.
-        key: of the run and the epoch.
+        key: key of the run and the epoch.
     """
     visits = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
     return [zlib.crc32(f"{key}/{id}/{visit}".encode()) for id, visit in zip(batch.ids, visits, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """K captions of each of B pairs before anything has judged them.
+class SampledCaptions:
+    """K captions of each of B pairs, before their rewards are known.
 
     Args:
         tokens: ``(B, K, T)``, the begin token first.
-        mask: bool ``(B, K, T)``, True where a token was drawn.
-        texts: of the captions.
-        old: as of :class:`Rollout`.
+        mask: bool ``(B, K, T)``, True at sampled tokens.
+        texts: texts of the captions.
+        old: as in :class:`Rollout`.
     """
 
     tokens: Tensor
@@ -106,28 +109,30 @@ class Drawn:
     old: Tensor | None = None
 
 
-Draw = Callable[[TrainingStep[PairCaptioner], int, float, float, str], Drawn]
-"""What draws captions, with the arguments of :func:`draw`."""
+CaptionSampler = Callable[[TrainingStep[PairCaptioner], int, float, float, str], SampledCaptions]
+"""A function that samples captions, with the arguments of :func:`sample_captions`."""
 
 
-def draw(step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str) -> Drawn:
-    """Captions that the policy itself draws of a batch.
+def sample_captions(
+    step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str
+) -> SampledCaptions:
+    """Sample captions from the policy that is trained.
 
     Args:
-        step: with batch and features.
-        samples: K.
-        temperature: of the sampling.
-        top_p: of the sampling.
-        key: of the run and the epoch.
+        step: training step, with its batch and features.
+        samples: K, captions per pair.
+        temperature: sampling temperature.
+        top_p: probability mass of the tokens to sample from.
+        key: key of the run and the epoch.
     """
     captioner = step.module
-    uniforms = uniforms_of(step.batch, samples, captioner.hparams["max_length"], key)
-    said = captioner.decoder.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
+    uniforms = uniform_numbers(step.batch, samples, captioner.hparams["max_length"], key)
+    sampled = captioner.decoder.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
     begin = captioner.built_vocabulary.special.bos
-    rows = grouped([[begin, *ids] for ids in said.ids], samples)
+    rows = grouped([[begin, *ids] for ids in sampled.ids], samples)
     tokens, mask = pad_captions(rows, samples, captioner.built_vocabulary.special.pad)
-    texts = grouped([captioner.built_vocabulary.decode(ids) for ids in said.ids], samples)
-    return Drawn(tokens.to(captioner.device), mask.to(captioner.device), texts)
+    texts = grouped([captioner.built_vocabulary.decode(ids) for ids in sampled.ids], samples)
+    return SampledCaptions(tokens.to(captioner.device), mask.to(captioner.device), texts)
 
 
 def grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""ServerRollouts: captions drawn by a server that runs the policy, such as vLLM, instead of the policy itself."""
+"""ServerRollouts: captions sampled by a server that runs the policy, such as vLLM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
 from lightning_idc.data.loading import PairLoader
 from lightning_idc.methods.policy.policy_addon import PolicyGradient
-from lightning_idc.methods.policy.rollout import Drawn, draw, grouped, seeds_of
+from lightning_idc.methods.policy.rollout import SampledCaptions, grouped, pair_seeds, sample_captions
 from lightning_idc.methods.policy.server_weights import ServerWeights
 from lightning_idc.models.addon import TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
@@ -25,7 +25,7 @@ from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 
 class ServerError(ConfigError):
-    """The server that draws captions failed; the training so far is saved where it can be."""
+    """The server that samples captions failed; the training so far is saved where possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +38,24 @@ class _Caption:
 
 
 class ServerRollouts(Callback):
-    """Has the captions of SelfCritical and GroupRelative drawn behind an OpenAI-compatible endpoint.
+    """Samples the captions of SelfCritical and GroupRelative from an OpenAI-compatible endpoint.
 
-    Temperature, ``top_p``, the number of samples and of tokens are those of the training, whatever the endpoint says.
-    Requests go side by side and are sent again as the endpoint says; answers are never kept on disk. Where the server
-    fails for good, the run is saved as ``interrupted.ckpt`` and ends with one sentence.
+    Temperature, ``top_p`` and the number of samples and tokens are those of the training; those of the endpoint are
+    ignored. Requests run in parallel with the endpoint's retries; answers are never cached. If the server fails, the
+    run is saved as ``interrupted.ckpt`` and ends with a one-line error.
 
     The server's weights lag behind the policy's by up to ``every`` steps of ``weights``. With ``log_probs: server`` the
-    probability ratio of the loss is to what the server has drawn with, so that the lag is accounted for; tokens are the
-    server's own ids (``logprobs`` and ``return_token_ids``, as vLLM has them). With ``policy`` any server will do: its
-    text is tokenized again and the ratio is 1 in the step that drew, which is right as long as nothing lags.
+    probability ratio is relative to the server's weights, which accounts for the lag; tokens are the server's ids
+    (``logprobs`` and ``return_token_ids``, as in vLLM). With ``policy`` any server can be used: its text is tokenized
+    again and the ratio is 1 in the step that sampled, which is correct as long as the weights do not lag.
 
     Args:
-        endpoint: where the policy is served, and how it is asked; without a cache.
-        weights: brings the policy's weights to the server; None where somebody else does.
-        log_probs: who gives those of the drawn tokens.
+        endpoint: endpoint of the served policy, without a cache.
+        weights: transfer of the policy's weights to the server; None if something else transfers them.
+        log_probs: source of the log-probabilities of the sampled tokens.
 
     Raises:
-        ConfigError: the endpoint keeps answers, or nothing draws captions.
+        ConfigError: the endpoint has a cache, or no add-on samples captions.
 
     Example:
         >>> ServerRollouts(Endpoint("http://localhost:8000/v1", "policy")).log_probs
@@ -69,125 +69,123 @@ class ServerRollouts(Callback):
         log_probs: Literal["server", "policy"] = "server",
     ) -> None:
         if endpoint.cache is not None:
-            raise ConfigError(f"captions must be drawn anew in every epoch; leave out the cache {endpoint.cache!r}")
+            raise ConfigError(f"captions must be sampled again in every epoch; leave out the cache {endpoint.cache!r}")
         self.endpoint, self.weights, self.log_probs = endpoint, weights, log_probs
-        self._kept: dict[str, Any] = {}
+        self._server_state: dict[str, Any] = {}
 
-    # ---- the run ----------------------------------------------------------------------------------------
+    # ---- hooks of the run ----------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = _policies(pl_module)
-        if not found:
-            raise ConfigError("ServerRollouts draws captions for GroupRelative or SelfCritical; list one of them, too")
-        for addon in found:
-            addon.draw = self.draw
-        kept, self._kept = self._kept, {}
+        addons = _policies(pl_module)
+        if not addons:
+            raise ConfigError(
+                "ServerRollouts samples captions for GroupRelative or SelfCritical; add one of them to the callbacks"
+            )
+        for addon in addons:
+            addon.sampler = self.sample_captions
+        state, self._server_state = self._server_state, {}
         weights = self.weights
         if weights is not None:
-            _together(lambda: weights.start(trainer, pl_module, self.endpoint, kept))
-        _together(self._reach)
+            _on_all_ranks(lambda: weights.start(trainer, pl_module, self.endpoint, state))
+        _on_all_ranks(self._check_endpoint)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         weights = self.weights
         if weights is not None and weights.due(trainer):
-            _together(lambda: weights.push(trainer, pl_module, self.endpoint))
+            _on_all_ranks(lambda: weights.push(trainer, pl_module, self.endpoint))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, ServerError):
             save_interrupted(trainer)
-        self.teardown(trainer, pl_module, "fit")  # Lightning calls none after an exception
+        self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for addon in _policies(pl_module):
-            addon.draw = draw
+            addon.sampler = sample_captions
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self.weights is None else self.weights.kept()
+        return {} if self.weights is None else self.weights.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._kept = state_dict
+        self._server_state = state_dict
 
-    def _reach(self) -> None:
+    def _check_endpoint(self) -> None:
         problem = self.endpoint.problem()
         if problem is not None:
             raise ConfigError(problem)
 
-    # ---- drawing ----------------------------------------------------------------------------------------
+    # ---- sampling ---------------------------------------------------------------------------------------
 
-    def draw(
+    def sample_captions(
         self, step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str
-    ) -> Drawn:
-        """Captions that the server draws of a batch; arguments as of :func:`lightning_idc.methods.policy.rollout.draw`.
+    ) -> SampledCaptions:
+        """Sample captions from the server; arguments as in ``rollout.sample_captions``.
 
         Raises:
-            ServerError: it failed on any process.
+            ServerError: the request failed on any process.
         """
         captioner = step.module
-        captions = _together(lambda: self._captions(step, captioner, samples, temperature, top_p, key))
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p}
+        captions = _on_all_ranks(lambda: self._request_captions(step, samples, key, options))
         begin, pad = captioner.built_vocabulary.special.bos, captioner.built_vocabulary.special.pad
         rows = grouped([[begin, *caption.ids] for caption in captions], samples)
         tokens, mask = pad_captions(rows, samples, pad)
         texts = grouped([caption.text for caption in captions], samples)
-        old = self._old(captions, tokens) if self.log_probs == "server" else None
-        return Drawn(
-            tokens.to(captioner.device),
-            mask.to(captioner.device),
-            texts,
-            None if old is None else old.to(captioner.device),
+        old = self._log_probs(captions, tokens) if self.log_probs == "server" else None
+        return SampledCaptions(
+            tokens=tokens.to(captioner.device),
+            mask=mask.to(captioner.device),
+            texts=texts,
+            old=None if old is None else old.to(captioner.device),
         )
 
-    def _captions(
-        self,
-        step: TrainingStep[PairCaptioner],
-        captioner: PairCaptioner,
-        samples: int,
-        temperature: float,
-        top_p: float,
-        key: str,
+    def _request_captions(
+        self, step: TrainingStep[PairCaptioner], samples: int, key: str, options: dict[str, Any]
     ) -> list[_Caption]:
+        captioner = step.module
         contents = [
-            [*(image_part(image.cpu()) for image in images), *([{"type": "text", "text": asked}] if asked else [])]
-            for images, asked in captioner.asked(step.batch)
+            [*(image_part(image.cpu()) for image in images), *([{"type": "text", "text": prompt}] if prompt else [])]
+            for images, prompt in captioner.images_and_prompts(step.batch)
         ]
         max_tokens = captioner.hparams["max_length"]
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+        options = {**options, "max_tokens": max_tokens}
         if self.log_probs == "server":
             options |= {"logprobs": True, "return_token_ids": True}
-        choices = self.endpoint.draws(contents, seeds_of(step.batch, key), samples, options)
-        found = [self._caption(choice, captioner, max_tokens) for row in choices for choice in row]
-        if not any(caption.text.strip() for caption in found):
+        choices = self.endpoint.draws(contents, pair_seeds(step.batch, key), samples, options)
+        captions = [self._parse_choice(choice, captioner, max_tokens) for row in choices for choice in row]
+        if not any(caption.text.strip() for caption in captions):
             raise DataError(
-                f"all {len(found)} captions that the endpoint drew of {len(choices)} pairs are empty, which teaches "
-                "nothing; check its weights and its chat template"
+                f"all {len(captions)} captions that the endpoint sampled for {len(choices)} pairs are empty; "
+                "check its weights and its chat template"
             )
-        return found
+        return captions
 
-    def _caption(self, choice: dict[str, Any], captioner: PairCaptioner, max_tokens: int) -> _Caption:
+    def _parse_choice(self, choice: dict[str, Any], captioner: PairCaptioner, max_tokens: int) -> _Caption:
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else None
         text = text if isinstance(text, str) else ""
         special = captioner.built_vocabulary.special
         if self.log_probs == "server":
-            ids, log_probs = _drawn_tokens(choice, self.endpoint)
+            ids, log_probs = _sampled_tokens(choice, self.endpoint)
         else:
             ids, log_probs = captioner.tokenize([text])[0][1:], []
             if choice.get("finish_reason") == "length":
                 ids = ids[:-1]
-        ended = bool(ids) and ids[-1] in special.ends
-        if not ended and choice.get("finish_reason") != "length":
+        has_ended = bool(ids) and ids[-1] in special.ends
+        if not has_ended and choice.get("finish_reason") != "length":
             ids = [*ids, special.eos]  # some servers leave the end token out
         wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(captioner.built_vocabulary)]
         if wrong:
             raise DataError(
-                f"the endpoint drew {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) that "
-                "the policy never says; it must serve the same model with the same tokenizer"
+                f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) "
+                f"that the policy never generates; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
         return _Caption(ids, log_probs[:max_tokens], captioner.built_vocabulary.decode(ids))
 
     @staticmethod
-    def _old(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:
-        """Log-probabilities by the server, ``(B, K, T)``; not a number where it gives none."""
+    def _log_probs(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:
+        """The server's log-probabilities, ``(B, K, T)``; NaN where it gives none."""
         old = torch.full(tokens.shape, float("nan")).flatten(0, 1)
         old[:, 0] = 0.0
         for row, caption in zip(old, captions, strict=True):
@@ -199,60 +197,61 @@ def _policies(module: LightningModule) -> list[PolicyGradient]:
     return [addon for addon in addons_of(module).values() if isinstance(addon, PolicyGradient)]
 
 
-def _drawn_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[int], list[float]]:
+def _sampled_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[int], list[float]]:
     """Ids and log-probabilities of a choice's tokens.
 
     Raises:
-        DataError: the server does not give them.
+        DataError: the answer lacks them.
     """
-    ids, known = choice.get("token_ids"), choice.get("logprobs")
-    content = known.get("content") if isinstance(known, dict) else None
+    token_ids, log_probs = choice.get("token_ids"), choice.get("logprobs")
+    content = log_probs.get("content") if isinstance(log_probs, dict) else None
     try:
-        found = [float(token["logprob"]) for token in content]  # type: ignore[union-attr]
-        own = [int(i) for i in ids]  # type: ignore[union-attr]
+        values = [float(token["logprob"]) for token in content]  # type: ignore[union-attr]
+        ids = [int(i) for i in token_ids]  # type: ignore[union-attr]
     except (TypeError, KeyError, ValueError):
-        found, own = [], []
-    if not own or len(found) not in (len(own), len(own) - 1) or any(value > 1e-3 or value != value for value in found):
+        values, ids = [], []
+    has_all = bool(ids) and len(values) in (len(ids), len(ids) - 1)
+    if not has_all or any(value > 1e-3 or value != value for value in values):
         raise DataError(
             f"the endpoint answered {endpoint.shown(choice)!r} without ids and log-probabilities of its tokens "
             "(token_ids, logprobs), which log_probs: server needs; vLLM gives them. Set log_probs: policy for other "
             "servers"
         )
-    return own, found
+    return ids, values
 
 
-def _together(work: Any) -> Any:
-    """Result of what every process does; where one fails, all end with its sentence instead of waiting for it.
+def _on_all_ranks(function: Any) -> Any:
+    """Run a function on every process; if it fails on one, raise its error on all, which would wait for it otherwise.
 
     Raises:
-        ServerError: a process failed.
+        ServerError: the function failed on a process.
     """
-    found, failure = None, None
+    result, error_message = None, None
     try:
-        found = work()
+        result = function()
     except IDCError as error:
-        failure = str(error)
-    failures = [said for said in all_gather_object(failure) if said is not None]
+        error_message = str(error)
+    failures = [message for message in all_gather_object(error_message) if message is not None]
     if failures:
         raise ServerError(failures[0])
-    return found
+    return result
 
 
 def save_interrupted(trainer: Trainer) -> None:
-    """Save a run whose server failed, as it was before the step or after it, and say where.
+    """Save a run whose server failed, in its state before or after the step, and print the path.
 
-    Where gradients are accumulated over batches, those so far would be lost; nothing is saved then.
+    Nothing is saved between accumulated batches, as their gradients would be lost.
     """
     progress, loader = trainer.fit_loop.epoch_loop.batch_progress, trainer.train_dataloader
-    now: Any = progress.current
-    if not trainer.global_step or now.processed % trainer.accumulate_grad_batches:
+    current: Any = progress.current
+    if not trainer.global_step or current.processed % trainer.accumulate_grad_batches:
         return
-    if now.ready > now.processed:  # the step itself failed, so its batch comes again
+    if current.ready > current.processed:  # the step itself failed, so its batch is repeated
         if not isinstance(loader, PairLoader):
             return
         loader.give_back()
         progress.total.reset_on_restart()
-        now.reset_on_restart()
+        current.reset_on_restart()
     target = Path(trainer.default_root_dir) / "checkpoints" / INTERRUPTED
     trainer.save_checkpoint(target)
     if trainer.is_global_zero:

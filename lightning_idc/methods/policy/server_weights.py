@@ -1,4 +1,4 @@
-"""ServerWeights: brings the weights of a policy in training to the server that draws its captions."""
+"""ServerWeights: transfers the weights of a policy in training to the server that samples its captions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.http import check_url
 from lightning_idc.utils.outputs import Output
 
-PLACE = "{folder}"
+FOLDER_FIELD = "{folder}"
 _OUTPUT = "weights for a server"
 
 
 class ServerWeights:
-    """Writes the weights to a folder every so many optimizer steps, and asks the server to load them.
+    """Writes the weights to a folder every few optimizer steps, and requests that the server loads them.
 
-    The request is answered when the weights are loaded, and training waits for it. vLLM takes LoRA adapters (layout
+    Training waits until the request is answered, which is when the weights are loaded. vLLM takes LoRA adapters (layout
     ``adapters``) at ``/v1/load_lora_adapter`` with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING`` set; SGLang takes whole models
     (layout ``model``) at ``/update_weights_from_disk``.
 
     Args:
-        folder: in which each set of weights gets a folder; the server reads it under the same path.
-        url: of the request that makes the server load them.
-        body: of that request; ``{folder}`` in its texts stands for the folder that was written.
-        every: optimizer steps between two of them.
-        layout: ``adapters`` as ``save_adapters`` writes them, LoRA as PEFT has it in the folder ``lora``; ``model`` for
-            transformers; ``captioner`` for ``save_pretrained``.
+        folder: parent of the folders of weights; the server reads it under the same path.
+        url: URL of the request that loads weights.
+        body: body of that request; ``{folder}`` in its texts is replaced by the folder of the weights.
+        every: optimizer steps between two transfers.
+        layout: ``adapters`` for ``save_adapters`` (LoRA in PEFT's format in the folder ``lora``), ``model`` for
+            transformers, ``captioner`` for ``save_pretrained``.
 
     Raises:
         ConfigError: ``every`` is below 1, or the body does not name the folder.
@@ -54,46 +54,48 @@ class ServerWeights:
         layout: Literal["adapters", "model", "captioner"] = "adapters",
     ) -> None:
         check_arguments(ServerWeights.__init__, locals())
-        if not any(isinstance(value, str) and PLACE in value for value in body.values()):
-            raise ConfigError(f"the body {dict(body)} does not name the weights; put {PLACE} where the server reads it")
+        if not any(isinstance(value, str) and FOLDER_FIELD in value for value in body.values()):
+            raise ConfigError(
+                f"the body {dict(body)} does not name the weights; put {FOLDER_FIELD} where the server reads it"
+            )
         check_url("url", url)
         self.folder, self.url, self.body = Path(folder).expanduser().absolute(), url, dict(body)
         self.every, self.layout = every, layout
         self.last: tuple[str, int] | None = None
-        """Folder that the server has loaded last, and the step it is of."""
+        """Folder that the server loaded last, and its step."""
 
-    def start(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint, kept: Mapping[str, Any]) -> None:
-        """Give the server the weights of now, or those that it had when a run was stopped.
+    def start(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
+        """Give the server the current weights, or those that it had when a resumed run was stopped.
 
         Raises:
             ConfigError: the layout does not go with the captioner, or the server does not load them.
         """
         assert isinstance(module, PairCaptioner)
         if self.layout == "model" and len(module.adapters):
-            raise ConfigError("layout model would merge the adapters, which train on; use layout adapters")
+            raise ConfigError("layout model would merge the adapters, which are still trained; use layout adapters")
         if self.layout == "adapters" and not len(module.adapters):
-            raise ConfigError("there are no adapters to bring to the server; use layout model, or add LoRA")
-        had = kept.get("server_weights")
-        there = had is not None and (self.folder / had[0]).is_dir()
-        if all(all_gather_object(there)):
-            assert had is not None
-            self.last = (had[0], had[1])
+            raise ConfigError("there are no adapters to transfer to the server; use layout model, or add LoRA")
+        stored = state.get("server_weights")
+        exists = stored is not None and (self.folder / stored[0]).is_dir()
+        if all(all_gather_object(exists)):
+            assert stored is not None
+            self.last = (stored[0], stored[1])
             self._load(endpoint)
         else:
             self.push(trainer, module, endpoint)
 
     def due(self, trainer: Trainer) -> bool:
-        """Whether enough steps went by."""
+        """Whether ``every`` steps have passed since the last transfer."""
         return self.last is None or trainer.global_step // self.every > self.last[1] // self.every
 
     def push(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint) -> None:
-        """Write the weights, have them loaded, and remove those before; all processes must call this."""
+        """Write the weights, let the server load them, and remove the previous ones; all processes must call this."""
         assert isinstance(module, PairCaptioner)
-        before, step = self.last, trainer.global_step
+        previous, step = self.last, trainer.global_step
         name = all_gather_object(f"step-{step}-{uuid.uuid4().hex[:8]}")[0]
         with ExitStack() as stack:
             target = self.folder / name
-            if is_rank_zero():  # which alone writes
+            if is_rank_zero():  # the only process that writes
                 target = stack.enter_context(Output(target, _OUTPUT))
             if self.layout == "adapters":
                 module.save_adapters(target)
@@ -103,16 +105,16 @@ class ServerWeights:
                 module.save_pretrained(target)
         self.last = (name, step)
         self._load(endpoint)
-        if before is not None and is_rank_zero():
-            Output(self.folder / before[0], _OUTPUT).remove()
+        if previous is not None and is_rank_zero():
+            Output(self.folder / previous[0], _OUTPUT).remove()
 
     def _load(self, endpoint: Endpoint) -> None:
         assert self.last is not None
         target = str(self.folder / self.last[0])
         if is_rank_zero():
-            filled = {k: v.replace(PLACE, target) if isinstance(v, str) else v for k, v in self.body.items()}
+            filled = {k: v.replace(FOLDER_FIELD, target) if isinstance(v, str) else v for k, v in self.body.items()}
             endpoint.load(self.url, filled)
 
-    def kept(self) -> dict[str, Any]:
-        """What :meth:`start` takes."""
+    def state(self) -> dict[str, Any]:
+        """State for :meth:`start` of a resumed run."""
         return {} if self.last is None else {"server_weights": list(self.last)}

@@ -1,4 +1,4 @@
-"""The frame halfway between two: optical flow both ways, two warped images, and a soft mask (ProCap, section 3.1.1)."""
+"""Midpoint frames of two images: optical flow both ways, two warped images, and a soft mask (ProCap, section 3.1.1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 class Midpoint(nn.Module, ABC):
-    """Makes the frame halfway between two."""
+    """Computes the frame halfway between two."""
 
     @abstractmethod
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
@@ -26,18 +26,18 @@ class Midpoint(nn.Module, ABC):
 
 
 class CrossFade(Midpoint):
-    """The mean of both images: nothing moves, everything fades. The null model of interpolation."""
+    """The mean of both images: nothing moves, everything fades. The baseline of interpolation."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return (before + after) / 2
 
 
 class FlowMidpoint(Midpoint):
-    """Warps both images halfway along their optical flow and blends them; subclasses write :meth:`flow`."""
+    """Warps both images halfway along their optical flow and blends them; subclasses implement :meth:`flow`."""
 
     @abstractmethod
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
-        """Where what stands at p in ``start`` is in ``end``: p + flow, ``(N, 2, H, W)`` in pixels, x and y."""
+        """Optical flow ``(N, 2, H, W)`` in pixels, x and y: a point at p in ``start`` is at p + flow in ``end``."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return blend(before, after, self.flow(before, after), self.flow(after, before))
@@ -47,7 +47,7 @@ class DISMidpoint(FlowMidpoint):
     """Flow by dense inverse search (Kroeger et al. 2016), from OpenCV; needs no weights.
 
     Args:
-        preset: trade of speed for care.
+        preset: trade-off of speed and accuracy.
 
     Raises:
         ConfigError: OpenCV is not installed.
@@ -56,7 +56,7 @@ class DISMidpoint(FlowMidpoint):
     def __init__(self, preset: Literal["ultrafast", "fast", "medium"] = "medium") -> None:
         super().__init__()
         if importlib.util.find_spec("cv2") is None:
-            raise ConfigError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
+            raise ConfigError("DISMidpoint needs OpenCV: install opencv-python-headless, or use CrossFade")
         self.preset = preset
 
     def extra_repr(self) -> str:
@@ -76,8 +76,8 @@ class RAFTMidpoint(FlowMidpoint):
 
     Args:
         weights: state dict of torchvision's ``raft_small`` or ``raft_large``.
-        size: which of the two.
-        updates: refinements of the flow.
+        size: size of the network.
+        updates: number of refinement steps.
 
     Raises:
         CheckpointError: there is no such file, or it holds another network.
@@ -107,49 +107,49 @@ class RAFTMidpoint(FlowMidpoint):
 
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         height, width = start.shape[-2:]
-        # its pyramid of correlations needs at least 16 cells of 8 pixels each way
+        # the correlation pyramid needs at least 16 cells of 8 pixels each way
         size = tuple(max(128, 8 * round(side / 8)) for side in (height, width))
         scaled = [F.interpolate(images, size, mode="bilinear") / 127.5 - 1 for images in (start, end)]
-        found = self.net(*scaled, num_flow_updates=self.updates)[-1]
-        back = F.interpolate(found, (height, width), mode="bilinear")
-        return back * back.new_tensor([width / size[1], height / size[0]]).view(2, 1, 1)
+        flow = self.net(*scaled, num_flow_updates=self.updates)[-1]
+        resized = F.interpolate(flow, (height, width), mode="bilinear")
+        return resized * resized.new_tensor([width / size[1], height / size[0]]).view(2, 1, 1)
 
 
-def blend(before: Tensor, after: Tensor, forth: Tensor, back: Tensor) -> Tensor:
+def blend(before: Tensor, after: Tensor, forward_flow: Tensor, backward_flow: Tensor) -> Tensor:
     """Frame halfway between two images, given the flow between them.
 
     I = H * warped before + (1 - H) * warped after (ProCap, section 3.1.1). The flows from the middle to both ends are
-    those of Jiang et al. 2018, eq. 4, at t = 1/2. H trusts each side as far as its flow, followed there and back, ends
-    where it began: what only one image shows is taken from that one. The residual image of the paper is left out: it
-    comes from a trained network.
+    those of Jiang et al. 2018, eq. 4, at t = 1/2. H weighs each image by the consistency of its forward and backward
+    flow, so that occluded pixels come from the other image. The residual image of the paper, the output of a trained
+    network, is left out.
 
     Args:
         before: ``(N, 3, H, W)``.
         after: the same.
-        forth: flow from before to after, ``(N, 2, H, W)`` in pixels.
-        back: flow from after to before.
+        forward_flow: flow from before to after, ``(N, 2, H, W)`` in pixels.
+        backward_flow: flow from after to before.
     """
-    to_before = (back - forth) / 4
-    trust_before = warp(torch.exp(-round_trip(forth, back)), to_before)
-    trust_after = warp(torch.exp(-round_trip(back, forth)), -to_before)
-    share = (trust_before + 1e-6) / (trust_before + trust_after + 2e-6)
-    return share * warp(before, to_before) + (1 - share) * warp(after, -to_before)
+    to_before = (backward_flow - forward_flow) / 4
+    trust_before = warp(torch.exp(-round_trip(forward_flow, backward_flow)), to_before)
+    trust_after = warp(torch.exp(-round_trip(backward_flow, forward_flow)), -to_before)
+    weight = (trust_before + 1e-6) / (trust_before + trust_after + 2e-6)
+    return weight * warp(before, to_before) + (1 - weight) * warp(after, -to_before)
 
 
-def round_trip(forth: Tensor, back: Tensor) -> Tensor:
-    """How far from home one ends after following both flows, ``(N, 1, H, W)`` in pixels."""
-    return (forth + warp(back, forth)).norm(dim=1, keepdim=True)
+def round_trip(forward_flow: Tensor, backward_flow: Tensor) -> Tensor:
+    """Forward-backward error of two flows, ``(N, 1, H, W)`` in pixels."""
+    return (forward_flow + warp(backward_flow, forward_flow)).norm(dim=1, keepdim=True)
 
 
 def warp(images: Tensor, flow: Tensor) -> Tensor:
-    """Read images ``(N, C, H, W)`` at p + flow; beyond the border its pixels go on."""
+    """Sample images ``(N, C, H, W)`` at p + flow; border pixels are repeated outside."""
     height, width = images.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
     )
-    places = torch.stack([x, y]).to(flow) + flow
+    positions = torch.stack([x, y]).to(flow) + flow
     scale = flow.new_tensor([max(width - 1, 1), max(height - 1, 1)]).view(2, 1, 1)
-    grid = (2 * places / scale - 1).movedim(1, -1)
+    grid = (2 * positions / scale - 1).movedim(1, -1)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=True)
 
 

@@ -1,4 +1,7 @@
-"""FrameInterpolator: make the change between two images explicit, frame by frame (ProCap, section 3.1.1)."""
+"""FrameInterpolator: interpolates frames between the two images of each pair (ProCap, section 3.1.1).
+
+Shapes: B pairs, l frames between two images.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.data.store.feature_store import weights_digest
 from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
-from lightning_idc.methods.procap.keyframes import OWN, RANDOM
+from lightning_idc.methods.procap.keyframes import INTERPOLATOR, RANDOM
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
 class Similarity(Protocol):
-    """How like each frame is to both ends: s in ProCap's eq. 2."""
+    """Similarity of each frame to both images: s in ProCap's eq. 2."""
 
     def __call__(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
         """Similarities ``(B, 2, l)`` of uint8 frames ``(B, l, 3, H, W)`` to uint8 pairs ``(B, 2, 3, H, W)``."""
@@ -36,36 +39,36 @@ def interpolate(pairs: Tensor, frames: int, midpoint: Midpoint) -> Tensor:
     Args:
         pairs: uint8 ``(B, 2, 3, H, W)``.
         frames: l, one less than a power of two: 1, 3, 7, 15.
-        midpoint: makes the frame halfway between two.
+        midpoint: midpoint frame of two images.
 
     Returns:
-        uint8 ``(B, l, 3, H, W)``, without the two ends.
+        uint8 ``(B, l, 3, H, W)``, without the two images.
 
     Raises:
-        ConfigError: no recursion gives this number of frames.
+        ConfigError: ``frames`` + 1 is not a power of two.
     """
     levels = (frames + 1).bit_length() - 1
     if frames < 1 or frames + 1 != 2**levels:
-        raise ConfigError(f"halving gives 1, 3, 7, 15, ... frames; {frames} were asked for")
+        raise ConfigError(f"frames is {frames}; expected 1, 3, 7, 15, ..., as recursive halving gives")
     sequence = pairs.float()
     for _ in range(levels):
         before, after = sequence[:, :-1], sequence[:, 1:]
         middle = midpoint(before.flatten(0, 1), after.flatten(0, 1)).view_as(before)
-        woven = torch.stack([before, middle], 2).flatten(1, 2)
-        sequence = torch.cat([woven, sequence[:, -1:]], 1)
+        interleaved = torch.stack([before, middle], 2).flatten(1, 2)
+        sequence = torch.cat([interleaved, sequence[:, -1:]], 1)  # (B, 2^level + 1, 3, H, W)
     return sequence[:, 1:-1].round().clamp(0, 255).to(torch.uint8)
 
 
 class FrameInterpolator(LightningModule):
     """Writes the procedures of all pairs of a ``predict`` run into a folder.
 
-    Several processes write shards of their own. A run that was stopped goes on with the pairs that are missing.
+    Each process writes separate shards. A run that was stopped continues with the missing pairs.
 
     Args:
-        folder: where the procedures go.
+        folder: output folder of the procedures.
         frames: l, frames between the two images: 1, 3, 7 or 15.
-        midpoint: makes the frame halfway between two; OpenCV's DIS flow when None.
-        similarity: measured for every frame and kept beside it, for the choice of keyframes; none when None.
+        midpoint: midpoint frame of two images; OpenCV's DIS flow when None.
+        similarity: similarity to store for every frame, by which keyframes are drawn; none when None.
     """
 
     def __init__(
@@ -97,34 +100,33 @@ class FrameInterpolator(LightningModule):
         pairs = batch["images"][missing]
         frames = interpolate(pairs, self.frames, self.midpoint)
         captions = [batch["captions"][row] for row in missing]
-        found = None if self.similarity is None else self.similarity(pairs, frames, captions)
+        similarities = None if self.similarity is None else self.similarity(pairs, frames, captions)
         ids = [batch["ids"][row] for row in missing]
-        self.procedures.add(ids, pairs, frames, found)
+        self.procedures.add(ids, pairs, frames, similarities)
         return ids
 
 
 class FrameSimilarity(LightningModule):
-    """Measures another similarity of the frames of a folder, and keeps it beside them (ProCap, Figure 4).
+    """Adds another similarity to the frames of a folder (ProCap, Figure 4).
 
-    Frames take gigabytes and hours; which of them are chosen depends on two numbers of each. ``similarity: NAME`` of
-    ``ProcedureModel`` chooses by these numbers. A run that was stopped goes on with the pairs that are missing; another
-    similarity, or other weights of it, needs another name.
+    ``similarity: NAME`` of ``ProcedureModel`` draws frames by it, without another interpolation. A run that was stopped
+    continues with the missing pairs; another similarity, or other weights of it, needs another name.
 
     Args:
-        folder: of the frames.
-        similarity: measured for every frame.
-        name: under which it is kept.
+        folder: folder of the frames.
+        similarity: similarity to measure for every frame.
+        name: name of the similarity.
 
     Raises:
-        ConfigError: the name is no name of a folder, or has a meaning of its own to `Keyframes`.
+        ConfigError: the name is not a valid folder name, or is reserved by `Keyframes`.
     """
 
     def __init__(self, folder: str, similarity: torch.nn.Module, name: str) -> None:
         super().__init__()
-        if name in (OWN, RANDOM) or not name.strip(".") or "/" in name:
+        if name in (INTERPOLATOR, RANDOM) or not name.strip(".") or "/" in name:
             raise ConfigError(
-                f"name is {name!r}; expected the name of a folder other than {OWN!r} (measured by FrameInterpolator) "
-                f"and {RANDOM!r} (none at all), such as 'visual'"
+                f"name is {name!r}; expected the name of a folder other than {INTERPOLATOR!r} (measured by "
+                f"FrameInterpolator) and {RANDOM!r} (uniform), such as 'visual'"
             )
         self.procedures, self.similarity, self.name = ProcedureFolder(folder), similarity, name
 
@@ -134,22 +136,22 @@ class FrameSimilarity(LightningModule):
             "similarity": type(self.similarity).__qualname__,
             "similarity_weights": weights_digest(self.similarity),
         }
-        self._kept = self.procedures.check_similarities(self.name, settings)
+        self._store = self.procedures.check_similarities(self.name, settings)
         self.trainer.strategy.barrier()
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
         """Write the similarities that are missing and return the ids of their pairs."""
         import pyarrow as pa
 
-        missing = [row for row, name in enumerate(batch["ids"]) if name not in self._kept]
+        missing = [row for row, name in enumerate(batch["ids"]) if name not in self._store]
         if not missing:
             return []
         pairs, ids = batch["images"][missing], [batch["ids"][row] for row in missing]
-        made = [self.procedures.of(name, *pair.cpu()) for name, pair in zip(ids, pairs, strict=True)]
-        frames = torch.stack([procedure.frames for procedure in made]).to(pairs.device)
-        found = self.similarity(pairs, frames, [batch["captions"][row] for row in missing])
-        scores = pa.array(found.double().cpu().tolist(), pa.list_(pa.list_(pa.float64())))
-        self._kept.add(ids, scores=scores)
+        procedures = [self.procedures.of(name, *pair.cpu()) for name, pair in zip(ids, pairs, strict=True)]
+        frames = torch.stack([procedure.frames for procedure in procedures]).to(pairs.device)
+        similarities = self.similarity(pairs, frames, [batch["captions"][row] for row in missing])
+        scores = pa.array(similarities.double().cpu().tolist(), pa.list_(pa.list_(pa.float64())))
+        self._store.add(ids, scores=scores)
         return ids
 
 
@@ -157,8 +159,8 @@ class EveryPair(PairDataModule):
     """Predicts on several splits of another data module, one after the other.
 
     Args:
-        data: gives the pairs; their size and how they are scaled to it, too.
-        splits: names of its splits.
+        data: data module of the pairs, with their image size and interpolation.
+        splits: names of the splits.
         batch_size: pairs per process and step.
     """
 
@@ -181,24 +183,24 @@ class EveryPair(PairDataModule):
         self.data.setup(stage)
 
     def source(self, split: Split) -> PairSource:
-        return _Joined([self.data.pairs_of(name) for name in self.splits])
+        return _ConcatenatedSource([self.data.pairs_of(name) for name in self.splits])
 
 
-class _Joined(PairSource):
-    """One source after another."""
+class _ConcatenatedSource(PairSource):
+    """The pairs of several sources, one source after another."""
 
     def __init__(self, sources: Sequence[PairSource]) -> None:
         self._rows = [(source, index) for source in sources for index in range(len(source))]
         self.ids = [source.ids[index] for source, index in self._rows]
 
     def load(self, index: int) -> PairSample:
-        source, own = self._rows[index]
-        return source.load(own)
+        source, local_index = self._rows[index]
+        return source.load(local_index)
 
     def captions(self, index: int) -> list[str]:
-        source, own = self._rows[index]
-        return source.captions(own)
+        source, local_index = self._rows[index]
+        return source.captions(local_index)
 
     def change_type(self, index: int) -> str | None:
-        source, own = self._rows[index]
-        return source.change_type(own)
+        source, local_index = self._rows[index]
+        return source.change_type(local_index)

@@ -1,4 +1,7 @@
-"""Which frames of a procedure are worth learning from: the confidence of eq. 2, and a draw by it."""
+"""Keyframes of a procedure: the confidence of each frame (eq. 2), and sampling by confidence (eq. 3).
+
+Shapes: l frames of a procedure, k keyframes, B pairs, D channels of an embedding.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ from lightning_idc.utils.errors import ConfigError, DataError
 PAPERS_ENCODER = "facebook/dinov2-large"
 
 CLIP_SCALE = 100.0
-"""What CLIP multiplies its cosines by. Eq. 2 takes a softmax of squared differences of similarities: of plain cosines
-they are near 0.01, so that every frame gets the same confidence; of cosines as logits they are near 100, and the frame
-that is most like one end is left out. Confidences sum to l - 1 and none exceeds 1, so no scale can favour the middle by
-more than a factor of l / (l - 1) over an even draw: eq. 2 removes the worst frame, it does not pick the best."""
+"""CLIP's factor of cosines. Eq. 2 is a softmax of squared differences of similarities: of plain cosines they are near
+0.01, so that every frame has the same confidence; of cosines as logits they are near 100, and the frame most similar to
+one end is left out. Confidences sum to l - 1 and none exceeds 1, so no scale favours a frame by more than l / (l - 1)
+over uniform sampling: eq. 2 removes the worst frame, it does not select the best."""
 
 
 def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
@@ -35,8 +38,8 @@ def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
     ProCap Eq. 2
 
     Args:
-        similarities: to before and after, ``(..., 2, l)``.
-        scale: factor of the similarities; 1 takes the paper's equation at its word for cosines.
+        similarities: similarities to before and after, ``(..., 2, l)``.
+        scale: factor of the similarities; 1 is the paper's equation for cosines.
 
     Returns:
         ``(..., l)``.
@@ -47,21 +50,22 @@ def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
 def mixed_confidence(similarities: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """Confidence of every frame of a procedure by several similarities, as in the authors' code.
 
-    The squared differences of each are scaled to reach from 0 to 1 and summed by weight before the softmax of eq. 2.
+    The squared differences of each are scaled to [0, 1] and summed by weight before the softmax of eq. 2.
 
     Args:
-        similarities: each to before and after, ``(2, l)``.
-        weights: of each.
+        similarities: similarities to before and after by name, ``(2, l)`` each.
+        weights: weight of each similarity.
 
     Returns:
         ``(l,)``.
     """
     total = torch.zeros(())
     for name, weight in weights.items():
-        found = squared_difference(similarities[name])
-        # over the frames of the pair, where the code has the extremes of the data set: the frames of a pair then do not
-        # depend on other pairs, and no shard of frames is read for two numbers
-        total = total + weight * (found - found.min()) / (found.max() - found.min()).clamp(min=1e-12)
+        difference = squared_difference(similarities[name])
+        # extremes of the pair, where the authors' code has those of the data set: keyframes of a pair then do not
+        # depend on other pairs
+        low, high = difference.min(), difference.max()
+        total = total + weight * (difference - low) / (high - low).clamp(min=1e-12)
     return 1 - total.softmax(-1)
 
 
@@ -71,46 +75,45 @@ def squared_difference(similarities: Tensor) -> Tensor:
 
 
 def draw_keyframes(confidences: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Positions of ``count`` frames, drawn without replacement by confidence ``(l,)``, in temporal order."""
+    """Positions of ``count`` frames, sampled without replacement by confidence ``(l,)``, in temporal order."""
     if not count:
         return torch.empty(0, dtype=torch.long)
-    weights = confidences.double().clamp(min=1e-6)  # where all but one are zero, the rest must still be drawable
+    weights = confidences.double().clamp(min=1e-6)  # if all but one are zero, the others must still be possible
     return torch.multinomial(weights, count, generator=generator).sort().values
 
 
 def evenly_spaced(length: int, count: int) -> list[int]:
-    """Positions of ``count`` of ``length`` frames, evenly spaced between both images, as the authors' code takes them.
+    """Positions of ``count`` of ``length`` frames, evenly spaced between both images, as in the authors' code.
 
     Example:
         >>> evenly_spaced(7, 2)
         [2, 4]
     """
-    return [round(place * (length + 1) / (count + 1)) - 1 for place in range(1, count + 1)]
+    return [round(step * (length + 1) / (count + 1)) - 1 for step in range(1, count + 1)]
 
 
-RANDOM, OWN = "random", "own"
-"""Names of no similarity, by which every frame is as good as another, and of the one that came with the frames."""
+RANDOM, INTERPOLATOR = "random", "own"
+"""Names of uniform sampling, and of the similarity that `FrameInterpolator` measured."""
 Similarities = str | dict[str, float] | None
-"""Which similarity chooses frames: None, that which came with them; ``random``; a name of ``FrameSimilarity``; or
-several names, ``own`` too, with weights, as :func:`mixed_confidence` takes them."""
+"""Similarity by which keyframes are sampled: None for that of `FrameInterpolator`; ``random``; a name of
+`FrameSimilarity`; or several names, ``own`` included, with the weights of :func:`mixed_confidence`."""
 
 
 class Keyframes:
-    """Takes k frames of the cached procedure of a pair and adds its two images.
+    """Samples k frames of the stored procedure of a pair and adds its two images.
 
     ProCap Eq. 3
 
     Args:
-        folder: what :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator` wrote.
-        count: k.
-        scale: of the similarities in eq. 2; where none were measured, every frame is as good as another. A mix of
-            similarities has a scale of its own.
-        length: l, where fewer frames than the folder has are to be chosen from: every second or fourth.
-        similarity: that frames are chosen by.
-        even: take evenly spaced frames, by no similarity.
+        folder: folder of :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator`.
+        count: k, number of keyframes.
+        scale: factor of the similarities in eq. 2; unused for a mix of similarities.
+        length: l, number of frames to sample from, if fewer than the folder has: every second or fourth.
+        similarity: similarity by which frames are sampled; uniform where none was measured.
+        even: whether frames are evenly spaced instead of sampled.
 
     Raises:
-        ConfigError: an argument could choose no frame.
+        ConfigError: an argument is out of range, or all weights of similarities are 0.
         DataError: the folder holds no procedures.
     """
 
@@ -127,71 +130,73 @@ class Keyframes:
         if isinstance(similarity, Mapping) and not any(similarity.values()):
             raise ConfigError(
                 f"similarity is {similarity}; expected names of similarities with weights, one of them not 0, or None "
-                "for the one that came with the frames"
+                "for that of FrameInterpolator"
             )
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
         self.length, self.similarity, self.even = length, similarity, even
-        named = [similarity] if isinstance(similarity, str) else list(similarity or ())
-        self._kept: dict[str, KeyedStore] = {
-            name: self.procedures.similarities(name) for name in named if name not in (RANDOM, OWN)
+        names = [similarity] if isinstance(similarity, str) else list(similarity or ())
+        self._stores: dict[str, KeyedStore] = {
+            name: self.procedures.similarities(name) for name in names if name not in (RANDOM, INTERPOLATOR)
         }
         if count and not len(self.procedures):
             raise DataError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
 
     def of(self, sample: PairSample) -> Tensor:
-        """uint8 ``(k + 2, 3, H, W)``: drawn by ``meta["seed"]``, the most confident frames without a seed.
+        """Keyframes and both images, uint8 ``(k + 2, 3, H, W)``; sampled by ``meta["seed"]``, or the most confident.
 
         Raises:
-            ConfigError: l frames cannot be taken evenly of the procedure's.
+            ConfigError: l does not divide the frames of the procedure evenly.
             DataError: the procedure has fewer than k frames, or no similarity to choose by.
         """
         if not self.count:
             return torch.stack([sample.before, sample.after])
         procedure = self.procedures.of(sample.id, sample.before, sample.after)
         frames = procedure.frames
-        step, rest = divmod(len(frames) + 1, (self.length or len(frames)) + 1)
-        if rest:
-            raise ConfigError(f"{self.length} frames cannot be taken evenly of {len(frames)}; make others")
-        taken = slice(step - 1, None, step)
-        frames = frames[taken]
+        step, remainder = divmod(len(frames) + 1, (self.length or len(frames)) + 1)
+        if remainder:
+            raise ConfigError(
+                f"frames is {self.length}, which does not divide the {len(frames)} frames of a procedure evenly"
+            )
+        selection = slice(step - 1, None, step)
+        frames = frames[selection]
         if len(frames) < self.count:
-            raise DataError(f"procedures of {len(frames)} frames cannot give {self.count}; make longer ones")
+            raise DataError(f"procedures have {len(frames)} frames; expected {self.count} or more")
         seed = sample.meta.get("seed")
         if self.even:
-            chosen = torch.tensor(evenly_spaced(len(frames), self.count))
+            positions = torch.tensor(evenly_spaced(len(frames), self.count))
         else:
-            weights = self._confidences(sample.id, procedure.similarities, taken)
+            weights = self._confidences(sample.id, procedure.similarities, selection)
             if weights is None:
                 weights = torch.ones(len(frames))
             if seed is None:
-                chosen = weights.topk(self.count).indices.sort().values
+                positions = weights.topk(self.count).indices.sort().values
             else:
-                chosen = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
-        return torch.cat([sample.before[None], frames[chosen], sample.after[None]])
+                positions = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
+        return torch.cat([sample.before[None], frames[positions], sample.after[None]])
 
-    def _confidences(self, name: str, own: Tensor | None, taken: slice) -> Tensor | None:
-        """Of the frames of a pair that are taken; None where there is no similarity to choose by."""
-        found = {} if own is None else {OWN: own[:, taken]}
-        for kind, store in self._kept.items():
+    def _confidences(self, name: str, stored: Tensor | None, selection: slice) -> Tensor | None:
+        """Confidence of the selected frames of a pair; None where there is no similarity to sample by."""
+        similarities = {} if stored is None else {INTERPOLATOR: stored[:, selection]}
+        for kind, store in self._stores.items():
             if name not in store:
                 raise DataError(
                     f"{str(store.folder)!r} has no similarity {kind!r} of the pair {name!r}; measure it with "
                     "FrameSimilarity over this split first"
                 )
-            found[kind] = torch.tensor(store.value(name, "scores"))[:, taken]
+            similarities[kind] = torch.tensor(store.value(name, "scores"))[:, selection]
         if self.similarity is None or self.similarity == RANDOM:
-            chosen = found.get(self.similarity or OWN)
-            return None if chosen is None else confidence(chosen, self.scale)
-        named = [self.similarity] if isinstance(self.similarity, str) else self.similarity
-        missing = [kind for kind in named if kind not in found]
+            values = similarities.get(self.similarity or INTERPOLATOR)
+            return None if values is None else confidence(values, self.scale)
+        names = [self.similarity] if isinstance(self.similarity, str) else self.similarity
+        missing = [kind for kind in names if kind not in similarities]
         if missing:
             raise DataError(
-                f"{str(self.procedures.path)!r} has no similarity {missing[0]!r} of the pair {name!r}; {OWN!r} is that "
-                "which FrameInterpolator measures, other ones come from FrameSimilarity"
+                f"{str(self.procedures.path)!r} has no similarity {missing[0]!r} of the pair {name!r}; "
+                f"{INTERPOLATOR!r} is measured by FrameInterpolator, others by FrameSimilarity"
             )
         if isinstance(self.similarity, str):
-            return confidence(found[self.similarity], self.scale)
-        return mixed_confidence(found, self.similarity)
+            return confidence(similarities[self.similarity], self.scale)
+        return mixed_confidence(similarities, self.similarity)
 
 
 def cosines(ends: Tensor, frames: Tensor) -> Tensor:
@@ -203,10 +208,10 @@ def cosines(ends: Tensor, frames: Tensor) -> Tensor:
 
 
 class VisualSimilarity(nn.Module):
-    """How like two images are to a network that has only seen images (appendix C.1).
+    """Similarity of images by a vision encoder (appendix C.1).
 
     Args:
-        encoder: of single images; the paper's DINOv2 ViT-L/14, by its class token, when None.
+        encoder: encoder of single images; DINOv2 ViT-L/14 (class token) as in the paper when None.
     """
 
     def __init__(self, encoder: ImageEncoder | None = None) -> None:
@@ -220,16 +225,16 @@ class VisualSimilarity(nn.Module):
     @torch.no_grad()
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
         images = torch.cat([pairs, frames], 1)
-        # unit vectors already
-        found = self.encoder.encode(list(images.flatten(0, 1))).view(len(images), images.shape[1], -1)
-        return found[:, :2] @ found[:, 2:].mT
+        # unit vectors, (B, 2 + l, D)
+        embeddings = self.encoder.encode(list(images.flatten(0, 1))).view(len(images), images.shape[1], -1)
+        return embeddings[:, :2] @ embeddings[:, 2:].mT
 
 
 class TokenizerSimilarity(nn.Module):
-    """How like two images are cell by cell to an image tokenizer, which needs no other weights.
+    """Similarity of images by the features of an image tokenizer, cell by cell; needs no other weights.
 
     Args:
-        tokenizer: its checkpoint.
+        tokenizer: checkpoint of the tokenizer.
     """
 
     def __init__(self, tokenizer: str) -> None:
@@ -238,27 +243,27 @@ class TokenizerSimilarity(nn.Module):
 
     @torch.no_grad()
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        kind = self.tokenizer.codebook.weight.dtype
+        dtype = self.tokenizer.codebook.weight.dtype
         ends, between = (
-            self.tokenizer.features(as_pixels(images.flatten(0, 1), kind)).flatten(1).unflatten(0, images.shape[:2])
+            self.tokenizer.features(as_pixels(images.flatten(0, 1), dtype)).flatten(1).unflatten(0, images.shape[:2])
             for images in (pairs, frames)
         )
         return cosines(ends, between)
 
 
 class VisualTextSimilarity(nn.Module):
-    """How well the change up to a frame, and from it on, fits the captions of the whole.
+    """Similarity of the captions to the change up to a frame, and from the frame on.
 
     ProCap Eq. 12
 
     The pair is (before, frame) on one side and (frame, after) on the other, in the order of time as in the authors'
-    code; eq. 12 would put the after image first, and so compare a change run backwards with its caption.
+    code; eq. 12 has the after image first, and so would compare a reversed change with the caption.
 
     Args:
-        encoder: of pairs and captions, or a checkpoint of ``Clip4IdcRetrieval``, the paper's.
+        encoder: encoder of pairs and captions, or a checkpoint of ``Clip4IdcRetrieval``, as in the paper.
 
     Raises:
-        ConfigError: the encoder embeds something else.
+        ConfigError: the encoder does not embed pairs and captions.
     """
 
     def __init__(self, encoder: str | nn.Module) -> None:
@@ -269,7 +274,7 @@ class VisualTextSimilarity(nn.Module):
             encoder = load_module(Clip4IdcRetrieval, encoder)
         if not isinstance(encoder, PairTextEncoder):
             raise ConfigError(
-                f"{type(encoder).__name__} embeds no pairs and captions; expected embed_pairs and embed_captions"
+                f"{type(encoder).__name__} has no embed_pairs and embed_captions, which a PairTextEncoder has"
             )
         self.encoder = encoder.requires_grad_(False).eval()
 

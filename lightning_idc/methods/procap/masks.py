@@ -14,7 +14,7 @@ MaskRule = Callable[[tuple[int, int, int], torch.Generator], Tensor]
 """Frames, height and width of a sample's grid to bool ``(F, h, w)``, True where a patch is masked."""
 
 PROBABILITIES = (0.1, 0.7, 0.1, 0.1)
-"""Of entire, random patch, in-block and out-of-block masking."""
+"""Probabilities of entire, random patch, in-block and out-of-block masking."""
 
 
 def _uniform(low: float, high: float, generator: torch.Generator) -> float:
@@ -32,45 +32,45 @@ def entire_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tenso
 def random_patch_mask(
     grid: tuple[int, int, int], generator: torch.Generator, interval: tuple[float, float] = (0.2, 0.5)
 ) -> Tensor:
-    """Mask each patch with a probability of its own, drawn evenly from an interval.
+    """Mask each patch with its own probability, drawn uniformly from an interval.
 
     ProCap Eq. 14
     """
     low, high = interval
-    chances = low + (high - low) * torch.rand(grid, generator=generator)
-    return torch.rand(grid, generator=generator) < chances
+    probabilities = low + (high - low) * torch.rand(grid, generator=generator)
+    return torch.rand(grid, generator=generator) < probabilities
 
 
 def random_rectangle(
     height: int, width: int, generator: torch.Generator, area: tuple[float, float] = (0.2, 0.8)
 ) -> Tensor:
-    """Bool ``(h, w)``, True within a rectangle whose share of the grid is drawn evenly from an interval.
+    """Bool ``(h, w)``, True within a rectangle whose fraction of the grid is drawn uniformly from an interval.
 
     ProCap Eq. 15
 
     Raises:
-        ConfigError: the grid has no rectangle of such a share.
+        ConfigError: the grid has no rectangle of such an area.
     """
     cells = height * width
-    least, most = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
-    wanted = _uniform(*area, generator) * cells
-    # of each height the width that comes closest to the wanted area; on a small grid all of these may be out of bounds
-    closest = [(rows, min(max(round(wanted / rows), 1), width)) for rows in range(1, height + 1)]
-    fits = [(rows, columns) for rows, columns in closest if least <= rows * columns <= most] or [
+    min_cells, max_cells = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
+    target_area = _uniform(*area, generator) * cells
+    # for each height the width closest to the target area; on a small grid all of these may be out of bounds
+    closest = [(rows, min(max(round(target_area / rows), 1), width)) for rows in range(1, height + 1)]
+    fits = [(rows, columns) for rows, columns in closest if min_cells <= rows * columns <= max_cells] or [
         (rows, columns)
         for rows in range(1, height + 1)
         for columns in range(1, width + 1)
-        if least <= rows * columns <= most
+        if min_cells <= rows * columns <= max_cells
     ]
-    # widths at the border of the grid may be far from the wanted area: half a row or column is near enough
-    near = [(rows, columns) for rows, columns in fits if abs(rows * columns - wanted) <= rows / 2 + 1e-9] or fits
+    # prefer rectangles within half a row of the target area
+    near = [(rows, columns) for rows, columns in fits if abs(rows * columns - target_area) <= rows / 2 + 1e-9] or fits
     if not near:
         raise ConfigError(f"a grid of {height}x{width} has no rectangle of {area[0]:g} to {area[1]:g} of its area")
     rows, columns = near[int(torch.randint(len(near), (), generator=generator))]
-    top = int(torch.randint(height - rows + 1, (), generator=generator))
-    left = int(torch.randint(width - columns + 1, (), generator=generator))
+    top_edge = int(torch.randint(height - rows + 1, (), generator=generator))
+    left_edge = int(torch.randint(width - columns + 1, (), generator=generator))
     mask = torch.zeros(height, width, dtype=torch.bool)
-    mask[top : top + rows, left : left + columns] = True
+    mask[top_edge : top_edge + rows, left_edge : left_edge + columns] = True
     return mask
 
 
@@ -103,9 +103,9 @@ def multi_granularity_mask(
 
     Args:
         grid: frames, height and width.
-        generator: of all random choices.
-        probabilities: of entire, random patch, in-block and out-of-block masking.
-        rules: these four.
+        generator: random numbers.
+        probabilities: probabilities of entire, random patch, in-block and out-of-block masking.
+        rules: the four masking rules.
 
     Returns:
         bool ``(F, h, w)``.

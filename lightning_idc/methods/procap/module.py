@@ -1,4 +1,15 @@
-"""ProCap, second stage: infer the procedure that a pair implies, and say what changed (sections 3.2 and 3.3)."""
+"""ProCap, second stage: implicit procedure captioning (sections 3.2 and 3.3).
+
+One training step:
+
+1. the frozen image tokenizer embeds both images (:meth:`ProCapNet.features <.net.ProCapNet.features>`),
+2. k frames of procedure queries, copies of the first stage's mask embedding, are put between them (Eq. 9,
+   :meth:`ProcedureEncoder.queries <.net.ProcedureEncoder.queries>`),
+3. the encoder, which starts from the first stage (:meth:`ProCap.start_from_procedure`), infers the procedure, and
+4. the decoder generates the caption (the caption loss of the captioner).
+
+Shapes: B pairs, k frames of queries, n patches per frame, D channels of tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +24,7 @@ from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint, re
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.methods.procap.stages import frames_of_other_images, image_size_of, start_from_clip, tokenizer_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.schedules import Constant, Schedule
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
@@ -24,36 +35,37 @@ from lightning_idc.utils.errors import CheckpointError, reads_file
 
 
 class ProCap(PairCaptioner):
-    """Captions a pair from its two images and k frames' worth of procedure queries between them.
+    """Captions a pair from its two images and k frames of procedure queries between them.
 
-    :class:`~lightning_idc.methods.procap.official.module.OfficialProCap` is what the authors' code computes.
+    The class attributes below are the paper's parts;
+    :class:`~lightning_idc.methods.procap.official.module.OfficialProCap` has those of the authors' code.
 
     Args:
         tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; that of ``procedure`` when None.
-        procedure: checkpoint of ``ProcedureModel``, whose encoder training starts from; fresh weights when None.
-        queries: k, frames of procedure queries; 0 is the static pair.
-        explicit: folder of procedures; when given, k evenly spaced frames of them are encoded instead of queries
-            (Table 14), and the mask embedding, which then stands nowhere, is not trained.
-        trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the encoder's layers begin; the code
-            begins so without a first stage, too.
-        width: of the encoder.
-        layers: of the encoder.
-        heads: of the encoder.
-        decoder_width: of the decoder.
-        decoder_layers: of the decoder.
-        decoder_heads: of the decoder.
-        dropout: share of activations dropped in the decoder.
-        relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
-            the paper does not. Both stages must agree.
+        procedure: checkpoint of ``ProcedureModel``, from whose encoder training starts; random weights when None.
+        queries: k, frames of procedure queries; 0 encodes the two images only.
+        explicit_frames: folder of procedures, of which k evenly spaced frames are encoded instead of queries
+            (Table 14); the mask embedding, then unused, is not trained. None for queries.
+        encoder_init: OpenAI's CLIP weights, whose first visual blocks initialise the encoder's layers, with or without
+            a first stage.
+        width: width of the encoder.
+        layers: layers of the encoder.
+        heads: attention heads of the encoder.
+        decoder_width: width of the decoder.
+        decoder_layers: layers of the decoder.
+        decoder_heads: attention heads of the decoder.
+        dropout: dropout probability of the decoder.
+        relative_position_bias: whether the attention has a learned bias by the relative position of two patches, as in
+            `PairTransformer`; not in the paper. Both stages must agree.
         encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)
     computation_hparams = ("heads", "decoder_heads")
-    not_stored = ("procedure", "trunk")
-    edition: ClassVar[str] = "paper"
-    """Whose ProCap it is; both stages must agree."""
+    not_stored = ("procedure", "encoder_init")
+    variant: ClassVar[str] = "paper"
+    """Whose ProCap it is, ``paper`` or ``official``; both stages must agree."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     decoder_class: ClassVar[type[nn.Module]] = Decoder
     net_class: ClassVar[type[ProCapNet]] = ProCapNet
@@ -63,8 +75,8 @@ class ProCap(PairCaptioner):
         tokenizer: str | dict[str, Any] | None = None,
         procedure: str | None = None,
         queries: NonNegativeInt = 2,
-        explicit: str | None = None,
-        trunk: str | None = None,
+        explicit_frames: str | None = None,
+        encoder_init: str | None = None,
         width: PositiveInt = 768,
         layers: PositiveInt = 12,
         heads: PositiveInt = 12,
@@ -73,41 +85,46 @@ class ProCap(PairCaptioner):
         decoder_heads: PositiveInt = 8,
         dropout: ShareBelowOne = 0.1,
         encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
-        relative_places: bool = False,
+        relative_position_bias: bool = False,
         **options: Any,
     ) -> None:
         check_arguments(ProCap.__init__, locals())
         super().__init__(**options)
-        self._trunk, self._procedure, self.encoder_schedule = trunk, procedure, encoder_schedule
+        self._encoder_init, self._procedure, self.encoder_schedule = encoder_init, procedure, encoder_schedule
         self.store_hparams(tokenizer=tokenizer if tokenizer is not None else procedure)
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
-        options, given = self.hparams, self.hparams["tokenizer"]
+        options, source = self.hparams, self.hparams["tokenizer"]
         tokenizer = self.hparams_tokenizer()
         encoder = self.encoder_class(
-            tokenizer.latent,
-            tokenizer.grid(*image_size_of(options)),
-            options["queries"] + 2,
-            options["width"],
-            options["layers"],
-            options["heads"],
-            relative_places=options["relative_places"],
+            latent=tokenizer.latent,
+            grid=tokenizer.grid(*image_size_of(options)),
+            frames=options["queries"] + 2,
+            width=options["width"],
+            layers=options["layers"],
+            heads=options["heads"],
+            relative_position_bias=options["relative_position_bias"],
         )
-        if self._trunk is not None:
-            start_from_clip(encoder, self._trunk)
+        if self._encoder_init is not None:
+            start_from_clip(encoder, self._encoder_init)
         if self._procedure is not None:
-            beside = tokenizer if isinstance(given, str) else None
-            self.start_from_procedure(encoder, self._procedure, beside)
-        encoder.mask_embedding.requires_grad_(options["explicit"] is None)
-        width, dropout = options["decoder_width"], options["dropout"]
+            named_tokenizer = tokenizer if isinstance(source, str) else None
+            self.start_from_procedure(encoder, self._procedure, named_tokenizer)
+        encoder.mask_embedding.requires_grad_(options["explicit_frames"] is None)
+        width = options["decoder_width"]
         decoder = self.decoder_class(
-            len(vocabulary), width, options["decoder_layers"], options["decoder_heads"], 4 * width, dropout
+            vocabulary=len(vocabulary),
+            width=width,
+            layers=options["decoder_layers"],
+            heads=options["decoder_heads"],
+            hidden=4 * width,
+            dropout=options["dropout"],
         )
         return self.net_class(tokenizer, encoder, decoder, width)
 
     def hparams_tokenizer(self) -> ImageTokenizer:
-        """Tokenizer that the hyper-parameters name, or, with weights to come, describe."""
+        """Tokenizer of the checkpoint, or of the configuration, in the hyper-parameters."""
         tokenizer, described = tokenizer_of(self.hparams["tokenizer"])
         self.store_hparams(tokenizer=described)
         return tokenizer
@@ -117,30 +134,30 @@ class ProCap(PairCaptioner):
         self.store_hparams(tokenizer=hparams["tokenizer"])
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        if self.hparams["explicit"] is None:
+        if self.hparams["explicit_frames"] is None:
             return super().encode(batch)
         return self.built_net.encode_frames(batch.model_inputs["frames"])
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
-        """Batch whose pairs show other images; explicit frames can only be those between an image and itself.
+        """Batch with other images; with explicit frames, only two equal images are possible.
 
         Raises:
-            ConfigError: frames are read, and the two images of a pair differ.
+            ConfigError: there are explicit frames, and the two images of a pair differ.
         """
-        shown = super().with_images(batch, images)
-        if self.hparams["explicit"] is None:
-            return shown
+        changed = super().with_images(batch, images)
+        if self.hparams["explicit_frames"] is None:
+            return changed
         if not torch.equal(images[:, 0], images[:, 1]):
-            raise frames_of_own_images(type(self).__name__, self.hparams["explicit"])
-        # halfway between an image and itself stands that image
+            raise frames_of_other_images(type(self).__name__, self.hparams["explicit_frames"])
+        # every frame between an image and itself is that image
         frames = images[:, :1].expand_as(batch.model_inputs["frames"]).contiguous()
-        return replace(shown, model_inputs={**shown.model_inputs, "frames": frames})
+        return replace(changed, model_inputs={**changed.model_inputs, "frames": frames})
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
-        if self.hparams["explicit"] is not None:
+        if self.hparams["explicit_frames"] is not None:
             if self._keyframes is None:
-                self._keyframes = Keyframes(self.hparams["explicit"], self.hparams["queries"], even=True)
+                self._keyframes = Keyframes(self.hparams["explicit_frames"], self.hparams["queries"], even=True)
             batch.model_inputs["frames"] = torch.stack([self._keyframes.of(sample) for sample in samples])
         return batch
 
@@ -148,46 +165,46 @@ class ProCap(PairCaptioner):
     def start_from_procedure(
         self, encoder: ProcedureEncoder, checkpoint: str, tokenizer: ImageTokenizer | None = None
     ) -> None:
-        """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
+        """Load the encoder of a first stage. Without queries, only its first and last frame embeddings are used.
 
         Args:
-            encoder: to load.
-            checkpoint: of the first stage.
-            tokenizer: that was named beside it; None where it is the checkpoint's own, or has no weights yet.
+            encoder: encoder to load.
+            checkpoint: checkpoint of the first stage.
+            tokenizer: separately named tokenizer to compare with the checkpoint's; None where there is none.
 
         Raises:
             CheckpointError: there is no such checkpoint, its encoder has another shape or other heads, it is of the
-                other edition, or it was trained on another tokenizer.
+                other variant, or it was trained with another tokenizer.
         """
-        found = read_checkpoint(checkpoint)
-        state, theirs = found["state_dict"], edition_of(found)
-        own = {
+        stored = read_checkpoint(checkpoint)
+        state, variant = stored["state_dict"], variant_of(stored)
+        weights = {
             key.removeprefix("net.encoder."): value for key, value in state.items() if key.startswith("net.encoder.")
         }
-        if not own:
+        if not weights:
             raise CheckpointError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
-        if theirs != self.edition:
+        if variant != self.variant:
             raise CheckpointError(
-                f"the first stage in {checkpoint!r} is of the edition {theirs!r} and {type(self).__name__} of "
-                f"{self.edition!r}; both stages must agree: ProcedureModel with ProCap, OfficialProcedureModel with "
+                f"the first stage in {checkpoint!r} is of the variant {variant!r} and {type(self).__name__} of "
+                f"{self.variant!r}; both stages must agree: ProcedureModel with ProCap, OfficialProcedureModel with "
                 "OfficialProCap"
             )
-        refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(found, checkpoint), checkpoint)
+        refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(stored, checkpoint), checkpoint)
         if tokenizer is not None:
-            refuse_other_tokenizer(tokenizer, state, checkpoint)
-        own |= self.beside_encoder(state)
+            check_tokenizer(tokenizer, state, checkpoint)
+        weights |= self.extra_encoder_weights(state)
         if encoder.frames == 2:
-            own = first_and_last(own)
+            weights = first_and_last(weights)
         try:
-            encoder.load_state_dict(own)
+            encoder.load_state_dict(weights)
         except RuntimeError as error:
             raise CheckpointError(
-                f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, relative_places, "
-                "image size and k of both stages must agree"
+                f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, "
+                f"relative_position_bias, image size and k of both stages must agree"
             ) from error
 
-    def beside_encoder(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the encoder that a first stage keeps elsewhere."""
+    def extra_encoder_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the encoder that the first stage has outside of its encoder."""
         return {}
 
     def schedule_of(self, group: str) -> Schedule:
@@ -195,35 +212,36 @@ class ProCap(PairCaptioner):
 
 
 def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a procedure encoder of two frames: those of the first and the last frame of one of more."""
-    ends, frames = [0, -1], len(state["frame_place"])
-    found = {**state, "frame_place": state["frame_place"][ends]}
-    if "relative.table" in state:  # of each pair of frames
+    """Weights of a procedure encoder of two frames: those of the first and last frame of a longer one."""
+    ends, frames = [0, -1], len(state["frame_embed"])
+    weights = {**state, "frame_embed": state["frame_embed"][ends]}
+    if "relative.table" in state:  # one table for each pair of frames
         table = state["relative.table"].unflatten(0, (frames, frames, -1))
-        found["relative.table"] = table[ends][:, ends].flatten(0, 2)
-    return found
+        weights["relative.table"] = table[ends][:, ends].flatten(0, 2)
+    return weights
 
 
-def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], checkpoint: str) -> None:
-    """Refuse a tokenizer whose features the encoder of a first stage has never seen.
+def check_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], checkpoint: str) -> None:
+    """Check that a first stage was trained with a tokenizer.
 
     Args:
-        tokenizer: that was named.
-        state: of the first stage.
-        checkpoint: that it was read from.
+        tokenizer: tokenizer named by the user.
+        state: state dict of the first stage.
+        checkpoint: path of the first stage.
 
     Raises:
-        CheckpointError: the first stage was trained on another one.
+        CheckpointError: the first stage was trained with another tokenizer.
     """
-    prefix, own = "net.tokenizer.encoder.", tokenizer.encoder.state_dict()
-    theirs = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    if theirs and (own.keys() != theirs.keys() or not all(torch.equal(own[name], theirs[name]) for name in own)):
+    prefix, weights = "net.tokenizer.encoder.", tokenizer.encoder.state_dict()
+    stored = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    is_same = weights.keys() == stored.keys() and all(torch.equal(weights[name], stored[name]) for name in weights)
+    if stored and not is_same:
         raise CheckpointError(
-            f"the first stage in {checkpoint!r} was trained on another tokenizer than the one that `tokenizer` names; "
-            "leave it out, since a first stage brings its own"
+            f"the first stage in {checkpoint!r} was trained with another tokenizer than `tokenizer`; leave `tokenizer` "
+            "out to use that of the first stage"
         )
 
 
-def edition_of(checkpoint: Mapping[str, Any]) -> str:
-    """Whose first stage a checkpoint holds."""
+def variant_of(checkpoint: Mapping[str, Any]) -> str:
+    """Variant of the first stage in a checkpoint, ``paper`` or ``official``."""
     return "official" if str(checkpoint.get("class_path")).endswith(".OfficialProcedureModel") else "paper"

@@ -1,4 +1,7 @@
-"""ProCap's networks: the procedure encoder that both stages share, and the captioner of the second (section 3.2)."""
+"""ProCap's networks: the procedure encoder of both stages, and the captioner of the second (section 3.2).
+
+Shapes: B pairs, F frames, n = h w patches per frame, D channels of tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from lightning_idc.nn.relative_position import RelativePositionBias
 from lightning_idc.nn.transformer import DecoderState, EncoderLayer
 from lightning_idc.utils.errors import DataError
 
-PLACE_SCALE = 0.3
-"""Standard deviation of each of the three parts of a place: together they are as large as embedded features."""
+POSITION_STD = 0.3
+"""Initial standard deviation of frame, row and column embeddings; their sum is about as large as embedded features."""
 
 
 class ProcedureEncoder(nn.Module):
-    """Embeds the frames of a procedure and looks across all of them.
+    """Embeds the frames of a procedure and encodes them with attention across all frames.
 
     Args:
         latent: channels of the tokenizer's features.
         grid: height and width of the grid of a frame.
-        frames: k + 2, the frames of a procedure with its two ends.
-        width: of all tokens.
+        frames: F = k + 2, frames of a procedure with both images.
+        width: D, width of all tokens.
         layers: encoder layers.
         heads: attention heads.
         hidden: width of the feed-forward layers; four times ``width`` when None.
-        dropout: share of activations dropped in training.
-        relative_places: add to the attention what is learned for how two patches stand to each other, in which frames.
+        dropout: dropout probability.
+        relative_position_bias: whether the attention has a learned bias by the relative position of two patches.
     """
 
     def __init__(
@@ -41,18 +44,18 @@ class ProcedureEncoder(nn.Module):
         heads: int = 12,
         hidden: int | None = None,
         dropout: float = 0.0,
-        relative_places: bool = False,
+        relative_position_bias: bool = False,
     ) -> None:
         super().__init__()
         self.grid, self.frames, self.width = grid, frames, width
         self.norm, self.project = nn.LayerNorm(latent), nn.Linear(latent, width)
         self.mask_embedding = nn.Parameter(torch.zeros(width))
-        # a place is the sum of its frame, row and column
-        self.frame_place = nn.Parameter(PLACE_SCALE * torch.randn(frames, 1, 1, width))
-        self.row_place = nn.Parameter(PLACE_SCALE * torch.randn(grid[0], 1, width))
-        self.column_place = nn.Parameter(PLACE_SCALE * torch.randn(grid[1], width))
-        # not in the paper, whose encoder starts from CLIP's: one from scratch is slow to find a cell in another frame
-        self.relative = RelativePositionBias(heads, grid, frames) if relative_places else None
+        # the position embedding is the sum of frame, row and column
+        self.frame_embed = nn.Parameter(POSITION_STD * torch.randn(frames, 1, 1, width))
+        self.row_embed = nn.Parameter(POSITION_STD * torch.randn(grid[0], 1, width))
+        self.column_embed = nn.Parameter(POSITION_STD * torch.randn(grid[1], width))
+        # not in the paper, whose encoder starts from CLIP's; an encoder from scratch learns it slowly
+        self.relative = RelativePositionBias(heads, grid, frames) if relative_position_bias else None
         self.layers = nn.ModuleList(
             EncoderLayer(width, heads, 4 * width if hidden is None else hidden, dropout) for _ in range(layers)
         )
@@ -63,12 +66,12 @@ class ProcedureEncoder(nn.Module):
         return self.grid[0] * self.grid[1]
 
     def embed(self, features: Tensor) -> Tensor:
-        """Tokens ``(B, F, n, D)``, without their places, of the tokenizer's features ``(B, F, latent, h, w)``."""
+        """Tokens ``(B, F, n, D)``, without positions, of the tokenizer's features ``(B, F, latent, h, w)``."""
         return self.project(self.norm(features.flatten(3).mT))
 
-    def places(self) -> Tensor:
-        """Where each token stands, ``(F * n, D)``."""
-        return (self.frame_place + self.row_place + self.column_place).flatten(0, 2)
+    def position_embeddings(self) -> Tensor:
+        """Position embedding of each token, ``(F * n, D)``."""
+        return (self.frame_embed + self.row_embed + self.column_embed).flatten(0, 2)
 
     def queries(self, ends: Tensor) -> Tensor:
         """Procedure queries between two embedded images.
@@ -79,50 +82,50 @@ class ProcedureEncoder(nn.Module):
             ends: ``(B, 2, n, D)``.
 
         Returns:
-            ``(B, F * n, D)``; each query is the mask embedding of the first stage, told apart by its place.
+            ``(B, F * n, D)``; each query is the mask embedding of the first stage plus its position embedding.
         """
         between = self.mask_embedding.expand(len(ends), (self.frames - 2) * self.cells, -1)
-        return torch.cat([ends[:, 0], between, ends[:, 1]], 1) + self.places()
+        return torch.cat([ends[:, 0], between, ends[:, 1]], 1) + self.position_embeddings()
 
     def relative_bias(self, before: int = 0) -> Tensor | None:
-        """What ``relative_places`` adds to the attention, ``(heads, N, N)``; None without.
+        """Relative position bias of the attention, ``(heads, N, N)``; None without.
 
         Args:
-            before: tokens that stand before the patches, to and from which nothing is added.
+            before: number of tokens before the patches, whose bias is 0.
         """
         return None if self.relative is None else F.pad(self.relative(), (before, 0, before, 0))
 
     def run(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
-        """All layers over tokens ``(B, N, D)``; ``bias`` is added to the attention, or says where it may look."""
+        """All layers over tokens ``(B, N, D)``; ``bias`` is added to the attention, or a bool mask of it."""
         for layer in self.layers:
             tokens = layer(tokens, bias)
         return tokens
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Hidden states ``(B, F * n, D)`` of the tokens of a procedure, their places included."""
+        """Hidden states ``(B, F * n, D)`` of the tokens of a procedure with their position embeddings."""
         return self.run(tokens, self.relative_bias())
 
 
-def bridge(inputs: int, outputs: int) -> nn.Sequential:
-    """From the encoder's width to the decoder's; the paper gives 768 and 512 and no word on what lies between."""
+def build_projector(inputs: int, outputs: int) -> nn.Sequential:
+    """MLP from the encoder's width to the decoder's; the paper states the widths, 768 and 512, but not the layers."""
     return nn.Sequential(nn.Linear(inputs, inputs), nn.ReLU(), nn.Linear(inputs, outputs), nn.LayerNorm(outputs))
 
 
 class ProCapNet(nn.Module):
-    """Captions a pair from the procedure that it implies.
+    """Captions a pair from its implicit procedure.
 
     Args:
-        tokenizer: gives the features of an image; it stays frozen.
-        encoder: looks across the procedure.
-        decoder: writes.
-        width: of the decoder's memory.
+        tokenizer: image tokenizer of the input features; frozen.
+        encoder: procedure encoder.
+        decoder: caption decoder.
+        width: width of the decoder's memory.
     """
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, decoder: nn.Module, width: int) -> None:
         super().__init__()
         self.tokenizer = tokenizer.requires_grad_(False).eval()
         self.encoder, self.decoder = encoder, decoder
-        self.bridge = bridge(encoder.width, width)
+        self.projector = build_projector(encoder.width, width)
 
     def train(self, mode: bool = True) -> ProCapNet:
         super().train(mode)
@@ -137,27 +140,27 @@ class ProCapNet(nn.Module):
         """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.
 
         Raises:
-            DataError: the frames are not of the size that the encoder has places for.
+            DataError: the frames have another size than the position embeddings.
         """
-        found, expected = self.tokenizer.grid(*images.shape[-2:]), self.encoder.grid
-        if found != expected:
+        grid, expected = self.tokenizer.grid(*images.shape[-2:]), self.encoder.grid
+        if grid != expected:
             stride = self.tokenizer.stride
             raise DataError(
-                f"images of {images.shape[-2]}x{images.shape[-1]} meet a ProCap for {expected[0] * stride}x"
-                f"{expected[1] * stride}; set the data module's `image_size`"
+                f"images are {images.shape[-2]}x{images.shape[-1]}; expected {expected[0] * stride}x"
+                f"{expected[1] * stride}, the size of this ProCap; set the data module's `image_size`"
             )
         with torch.no_grad():
             return self.tokenizer_features(images.flatten(0, 1)).unflatten(0, images.shape[:2])
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``: the implicit procedure (eq. 9)."""
-        ends = self.encoder.embed(self.features(images))
-        return PairFeatures(self.bridge(self.encoder(self.encoder.queries(ends))))
+        ends = self.encoder.embed(self.features(images))  # (B, 2, n, D)
+        return PairFeatures(self.projector(self.encoder(self.encoder.queries(ends))))
 
     def encode_frames(self, frames: Tensor) -> PairFeatures:
         """Features of uint8 procedures ``(B, k + 2, 3, H, W)``: explicit captioning, Table 14's ablation."""
-        tokens = self.encoder.embed(self.features(frames)).flatten(1, 2) + self.encoder.places()
-        return PairFeatures(self.bridge(self.encoder(tokens)))
+        tokens = self.encoder.embed(self.features(frames)).flatten(1, 2) + self.encoder.position_embeddings()
+        return PairFeatures(self.projector(self.encoder(tokens)))
 
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
@@ -173,9 +176,12 @@ class ProCapNet(nn.Module):
 
 
 def sinusoids(start: int, count: int, like: Tensor) -> Tensor:
-    """Places ``(count, D)`` from ``start``: sine in even channels, cosine in odd ones (Vaswani et al. 2017)."""
+    """Sinusoidal position embeddings ``(count, D)`` from position ``start`` (Vaswani et al. 2017).
+
+    Even channels are sines, odd ones cosines.
+    """
     width = like.shape[-1]
-    places = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
+    positions = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
     rates = 10000 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
-    angles = places[:, None] * rates
+    angles = positions[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)

@@ -1,4 +1,16 @@
-"""ProCap, first stage: learn how change happens by reconstructing masked procedures (section 3.1)."""
+"""ProCap, first stage: explicit procedure modelling by masked reconstruction (section 3.1).
+
+One training step:
+
+1. :meth:`ProcedureModel.collate` draws k keyframes of each procedure (Eq. 2 and 3, ``keyframes.py``), their mask
+   (Eq. 13 to 17, ``masks.py``), a broken procedure (Eq. 18 to 20, ``warps.py``) and a negative caption,
+2. :meth:`ProcedureModel.encode` encodes three versions of each sample in one pass (Eq. 4, ``procedure_net.py``): as it
+   is, with the negative caption, and with the broken procedure,
+3. :meth:`ProcedureModel.losses` computes masked sequence modelling, alignment and consistency (Eq. 6 to 8), and
+4. :meth:`ProcedureModel.training_loss` sums them by weight (Eq. 5).
+
+Shapes: B pairs, F = k + 2 frames, n patches per frame, D channels of tokens, T words.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +24,24 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
+from lightning_idc.methods.procap.losses import (
+    captions_of_others,
+    discrimination_loss,
+    masked_sequence_loss,
+    mean_consistency_loss,
+)
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.procedure_net import (
     ProcedureNet,
     ProcedureReader,
-    discrimination_loss,
-    masked_sequence_loss,
 )
-from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.methods.procap.stages import (
+    frames_of_other_images,
+    image_size_of,
+    start_from_clip,
+    tokenizer_of,
+)
 from lightning_idc.methods.procap.warps import shifted_color, warp
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.models.captioner import PairCaptioner
@@ -33,10 +54,10 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class WarmupHold(Warmup):
-    """Linear rise from a share of the rate, then the rate; the paper's rise is from 1e-6 to 1e-4 in 5,000 steps.
+    """Linear warm-up, then constant; in the paper from 1e-6 to 1e-4 in 5,000 steps.
 
     Args:
-        warmup: share of the run spent rising.
+        warmup: fraction of the run of the warm-up.
         start: multiplier at the first step.
     """
 
@@ -47,57 +68,40 @@ class WarmupHold(Warmup):
         return self.start + (1 - self.start) * min(1.0, progress / max(self.warmup, 1e-12))
 
 
-def captions_of_others(said: Sequence[list[int]], own: Sequence[list[list[int]]]) -> list[int]:
-    """For each pair the next one whose caption is not said of it; -1 where the batch has none.
-
-    Args:
-        said: the caption that was drawn for each pair, as ids.
-        own: all captions of each pair.
-    """
-    count = len(said)
-    found = []
-    for row, captions in enumerate(own):
-        later = ((row + step) % count for step in range(1, count))
-        found.append(next((other for other in later if said[other] not in [said[row], *captions]), -1))
-    return found
-
-
-def mean_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tensor:
-    """Eq. 8, a mean over the procedures that are not fully masked."""
-    return discrimination_loss(whole, broken, seen, seen)
-
-
 class ProcedureModel(PairCaptioner):
-    """Reconstructs masked frames of procedures given their caption, and tells whole procedures from broken ones.
+    """Reconstructs masked frames of procedures given their caption, and classifies procedures as intact or broken.
 
-    It reads captions and writes none; its encoder is what the second stage begins with.
-    :class:`~lightning_idc.methods.procap.official.module.OfficialProcedureModel` is what the authors' code computes.
+    It reads captions and generates none; the second stage starts from its encoder. The class attributes below are the
+    paper's parts; :class:`~lightning_idc.methods.procap.official.module.OfficialProcedureModel` has those of the
+    authors' code.
 
     Args:
-        procedures: folder that ``FrameInterpolator`` wrote, with all pairs of the splits in use.
+        procedures: folder of ``FrameInterpolator`` with all pairs of the splits in use.
         tokenizer: checkpoint of ``TokenizerTraining``.
-        keyframes: k, frames drawn of each procedure and visit.
-        scale: of the similarities in eq. 2; a mix of several has a scale of its own.
-        trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the layers begin.
-        width: of the encoder.
-        layers: of the encoder.
-        heads: of the encoder.
-        dropout: share of activations dropped.
-        loss_weights: of masked sequence modelling, alignment and consistency; those of the class when None.
-        mask_probabilities: of entire, random patch, in-block and out-of-block masking.
-        first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
-        read_caption: read it at all; without it (Table 10) there is nothing to align, and that loss is left out.
-        frames: l, where fewer frames than the folder has are to be chosen from (Figure 4).
-        relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
-            the paper does not. Both stages must agree.
-        similarity: that frames are chosen by, as of :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        keyframes: k, frames drawn of each procedure at each visit.
+        scale: factor of the similarities in eq. 2; unused for a mix of similarities.
+        encoder_init: OpenAI's CLIP weights, whose first visual blocks initialise the layers.
+        width: width of the encoder.
+        layers: layers of the encoder.
+        heads: attention heads of the encoder.
+        dropout: dropout probability.
+        loss_weights: weights of masked sequence modelling, alignment and consistency; those of the class when None.
+        mask_probabilities: probabilities of entire, random patch, in-block and out-of-block masking.
+        first_caption: whether always the first caption of a pair is read, instead of a random one at each visit.
+        read_caption: whether the caption is read; without it (Table 10) the alignment loss is left out.
+        frames: l, number of frames to draw from, if fewer than the folder has (Figure 4).
+        relative_position_bias: whether the attention has a learned bias by the relative position of two patches, as in
+            `PairTransformer`; not in the paper. Both stages must agree.
+        similarity: similarity by which frames are drawn, as in
+            :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
+        options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)
     computation_hparams = ("heads",)
-    not_stored = ("trunk",)
-    edition: ClassVar[str] = "paper"
+    not_stored = ("encoder_init",)
+    variant: ClassVar[str] = "paper"
+    """Whose ProCap it is, ``paper`` or ``official``."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     net_class: ClassVar[type[ProcedureReader]] = ProcedureNet
     default_loss_weights: ClassVar[tuple[float, float, float]] = (1.0, 1.0, 1.0)
@@ -112,7 +116,7 @@ class ProcedureModel(PairCaptioner):
         tokenizer: str | dict[str, Any] | None = None,
         keyframes: NonNegativeInt = 2,
         scale: NonNegativeFloat = CLIP_SCALE,
-        trunk: str | None = None,
+        encoder_init: str | None = None,
         width: PositiveInt = 768,
         layers: PositiveInt = 12,
         heads: PositiveInt = 12,
@@ -125,7 +129,7 @@ class ProcedureModel(PairCaptioner):
         read_caption: bool = True,
         frames: PositiveInt | None = None,
         similarity: Similarities = None,
-        relative_places: bool = False,
+        relative_position_bias: bool = False,
         captions_per_pair: PositiveInt = 1,
         **options: Any,
     ) -> None:
@@ -134,21 +138,21 @@ class ProcedureModel(PairCaptioner):
         if captions_per_pair != 1:
             raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
         weights = list(loss_weights or self.default_loss_weights)
-        counted = weights if read_caption else weights[::2]
-        if not any(counted):
+        active = weights if read_caption else weights[::2]
+        if not any(active):
             raise ConfigError(
-                f"loss_weights is {weights}; expected three numbers, 0 or more, of which one is above 0: of masked "
-                "sequence modelling, alignment and consistency; without `read_caption` there is nothing to align"
+                f"loss_weights is {weights}; expected three numbers, 0 or more, at least one above 0: of masked "
+                "sequence modelling, alignment and consistency; without `read_caption` there is no alignment"
             )
-        shares = list(mask_probabilities)
-        if len(shares) != len(self.mask_rules) or not any(shares):
+        probabilities = list(mask_probabilities)
+        if len(probabilities) != len(self.mask_rules) or not any(probabilities):
             raise ConfigError(
-                f"mask_probabilities is {shares}; expected {len(self.mask_rules)} shares of which one is above 0: of "
+                f"mask_probabilities is {probabilities}; expected {len(self.mask_rules)}, at least one above 0: of "
                 "entire, random patch, in-block and out-of-block masking"
             )
         # plain types only: a checkpoint must load without running code
-        self.store_hparams(loss_weights=weights, mask_probabilities=shares)
-        self._trunk = trunk
+        self.store_hparams(loss_weights=weights, mask_probabilities=probabilities)
+        self._encoder_init = encoder_init
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProcedureReader:
@@ -156,17 +160,17 @@ class ProcedureModel(PairCaptioner):
         tokenizer, described = tokenizer_of(options["tokenizer"])
         self.store_hparams(tokenizer=described)
         encoder = self.encoder_class(
-            tokenizer.latent,
-            tokenizer.grid(*image_size_of(options)),
-            options["keyframes"] + 2,
-            options["width"],
-            options["layers"],
-            options["heads"],
+            latent=tokenizer.latent,
+            grid=tokenizer.grid(*image_size_of(options)),
+            frames=options["keyframes"] + 2,
+            width=options["width"],
+            layers=options["layers"],
+            heads=options["heads"],
             dropout=options["dropout"],
-            relative_places=options["relative_places"],
+            relative_position_bias=options["relative_position_bias"],
         )
-        if self._trunk is not None:
-            start_from_clip(encoder, self._trunk)
+        if self._encoder_init is not None:
+            start_from_clip(encoder, self._encoder_init)
         return self.net_class(tokenizer, encoder, len(vocabulary))
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
@@ -179,7 +183,7 @@ class ProcedureModel(PairCaptioner):
 
     @property
     def keyframes(self) -> Keyframes:
-        """What chooses the frames of a pair."""
+        """Keyframes of a pair."""
         if self._keyframes is None:
             options = (self.hparams[name] for name in ("procedures", "keyframes", "scale", "frames", "similarity"))
             self._keyframes = Keyframes(*options)
@@ -191,9 +195,9 @@ class ProcedureModel(PairCaptioner):
         return self.built_net.encoder.grid
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        """Make a batch with keyframes, their masks, broken procedures and whose caption serves as the wrong one.
+        """Make a batch with keyframes, their masks, broken procedures and the negative caption of each pair.
 
-        All choices come from the samples' seeds, so that neither workers nor processes change them.
+        All random choices come from the samples' seeds, so that they do not depend on workers or processes.
 
         Raises:
             DataError: a pair has no caption, or no procedure.
@@ -206,8 +210,8 @@ class ProcedureModel(PairCaptioner):
         masked, warped = [], []
         for row, sample in enumerate(samples):
             generator = torch.Generator().manual_seed(_seed(sample))
-            chances = tuple(self.hparams["mask_probabilities"])
-            masked.append(multi_granularity_mask(grid, generator, chances, self.mask_rules))
+            probabilities = tuple(self.hparams["mask_probabilities"])
+            masked.append(multi_granularity_mask(grid, generator, probabilities, self.mask_rules))
             others = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
             warped.append(warp(frames[row], others, generator, self.color_shift))
         batch.model_inputs |= {
@@ -219,38 +223,39 @@ class ProcedureModel(PairCaptioner):
         return batch
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
-        """Refuse other images: procedures are read, not pairs.
+        """Raise an error: this model reads procedures, which were made from the original images.
 
         Raises:
             ConfigError: always.
         """
-        raise frames_of_own_images(type(self).__name__, self.hparams["procedures"])
+        raise frames_of_other_images(type(self).__name__, self.hparams["procedures"])
 
     def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
-        """Whose caption is the wrong one for each pair, ``(B,)``; -1 where there is none."""
+        """Index of the pair whose caption is the negative of each pair, ``(B,)``; -1 where there is none."""
         empty = [sample.id for sample, mask in zip(samples, batch.caption_mask, strict=True) if not mask.any()]
         if empty:
-            raise DataError(f"a procedure is learned with a caption; there is none for {', '.join(empty[:5])}")
+            raise DataError(f"{len(empty)} pairs have no caption, such as {', '.join(empty[:5])}; expected one each")
         lengths = 1 + batch.caption_mask[:, 0].sum(1)
-        said = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
-        own = [self.tokenize(sample.captions) for sample in samples]
-        # what is said of one unchanged pair is true of all
+        captions = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
+        references = [self.tokenize(sample.captions) for sample in samples]
+        # the caption of one unchanged pair is true of all unchanged pairs
         unchanged = [row for row, sample in enumerate(samples) if sample.change_type == NO_CHANGE]
         for row in unchanged:
-            own[row] += [said[other] for other in unchanged]
-        return torch.tensor(self.captions_of_others(said, own))
+            references[row] += [captions[other] for other in unchanged]
+        return torch.tensor(self.captions_of_others(captions, references))
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         """Hidden states of the masked procedures; ``extras`` has the logits of both tokens and the targets.
 
         Returns:
-            features whose ``align (B, 2)`` is for the pair's caption and the wrong one, ``consistency (B, 2)`` for the
-            procedure as it is and the broken one, and ``targets (B, F * n)`` are the tokenizer's ids.
+            features whose ``align (B, 2)`` is for the pair's caption and the negative one, ``consistency (B, 2)`` for
+            the intact and the broken procedure, and ``targets (B, F * n)`` are the tokenizer's ids.
         """
         net, inputs = self.built_net, batch.model_inputs
         words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
-        features, other = net.tokenizer_features(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
-        # three readings in one pass: as it is, with another caption, and broken
+        features = net.tokenizer_features(inputs["frames"])  # (B, F, latent, h, w)
+        other = inputs["wrong_caption"].clamp(min=0)
+        # (3B, ...): as it is, with the negative caption, and broken
         hidden = net(
             torch.cat([features, features, net.tokenizer_features(inputs["warped"])]),
             inputs["masked"].repeat(3, 1),
@@ -258,34 +263,34 @@ class ProcedureModel(PairCaptioner):
             torch.cat([word_mask, word_mask[other], word_mask]),
         )
         aligned, misaligned, _ = net.align_head(hidden.align)[:, 0].split(len(batch))
-        whole, _, broken = net.consistency_head(hidden.consistency)[:, 0].split(len(batch))
+        intact, _, broken = net.consistency_head(hidden.consistency)[:, 0].split(len(batch))
         extras = {
             "align": torch.stack([aligned, misaligned], 1),
-            "consistency": torch.stack([whole, broken], 1),
+            "consistency": torch.stack([intact, broken], 1),
             "targets": net.targets(inputs["frames"], features),
         }
         return PairFeatures(hidden.visual[: len(batch)], extras=extras)
 
     def losses(self, features: PairFeatures, batch: PairBatch) -> dict[str, Tensor]:
-        """The three losses of eq. 5, and how often each task is solved, in %.
+        """The three losses of eq. 5, and the accuracy of each task in %.
 
-        A procedure of which everything is masked shows nothing that could be aligned or consistent, so it counts for
-        reconstruction only. A caption that is also said of the pair itself is not a wrong one.
+        A fully masked procedure cannot be aligned or consistent, so it counts for reconstruction only. A caption that
+        is also a reference of the pair is not a negative.
         """
         masked, extras = batch.model_inputs["masked"], features.extras
         targets = extras["targets"][masked]
         logits = self.built_net.code_head(features.memory[masked])
-        seen = ~masked.all(1)
-        known = seen & (batch.model_inputs["wrong_caption"] >= 0)
+        visible = ~masked.all(1)
+        has_negative = visible & (batch.model_inputs["wrong_caption"] >= 0)
         aligned, misaligned = extras["align"].unbind(1)
-        whole, broken = extras["consistency"].unbind(1)
+        intact, broken = extras["consistency"].unbind(1)
         return {
             "msm": masked_sequence_loss(logits, targets),
-            "align": discrimination_loss(aligned, misaligned, seen, known),
-            "consistency": self.consistency_loss(whole, broken, seen),
+            "align": discrimination_loss(aligned, misaligned, visible, has_negative),
+            "consistency": self.consistency_loss(intact, broken, visible),
             "patches_right": _percent(logits.argmax(-1) == targets),
-            "alignment_right": _percent(torch.cat([aligned[seen] > 0, misaligned[known] <= 0])),
-            "consistency_right": _percent(torch.cat([whole[seen] > 0, broken[seen] <= 0])),
+            "alignment_right": _percent(torch.cat([aligned[visible] > 0, misaligned[has_negative] <= 0])),
+            "consistency_right": _percent(torch.cat([intact[visible] > 0, broken[visible] <= 0])),
         }
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
@@ -293,17 +298,17 @@ class ProcedureModel(PairCaptioner):
 
         ProCap Eq. 5
         """
-        return self._weighted(self.losses(features, batch), batch, "train")
+        return self._log_and_sum(self.losses(features, batch), batch, "train")
 
-    def _weighted(self, found: dict[str, Tensor], batch: PairBatch, split: str) -> Tensor:
+    def _log_and_sum(self, losses: dict[str, Tensor], batch: PairBatch, split: str) -> Tensor:
         weights = dict(zip(("msm", "align", "consistency"), self.hparams["loss_weights"], strict=True))
         weights["align"] *= self.hparams["read_caption"]
         self.log_dict(
-            {f"{split}/{name}": value.detach() for name, value in found.items()},
+            {f"{split}/{name}": value.detach() for name, value in losses.items()},
             batch_size=len(batch),
             sync_dist=split != "train",
         )
-        return torch.stack([weight * found[name] for name, weight in weights.items()]).sum()
+        return torch.stack([weight * losses[name] for name, weight in weights.items()]).sum()
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         self._measure(batch, "val")
@@ -312,18 +317,18 @@ class ProcedureModel(PairCaptioner):
         self._measure(batch, "test")
 
     def _measure(self, batch: PairBatch, split: str) -> None:
-        loss = self._weighted(self.losses(self.encode(batch), batch), batch, split)
+        loss = self._log_and_sum(self.losses(self.encode(batch), batch), batch, split)
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:
-        """No captions are written, so there are none to score."""
+        """No captions are generated, so there are none to score."""
 
     def on_test_epoch_end(self) -> None:
-        """No captions are written, so there are none to score."""
+        """No captions are generated, so there are none to score."""
 
     @torch.no_grad()
     def reconstruct(self, batch: PairBatch) -> Tensor:
-        """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
+        """Frames uint8 ``(B, k + 2, 3, H, W)`` with masked patches predicted and the others original."""
         net, masked, frames = self.built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
         features = net.tokenizer_features(frames)
         word_mask = batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
@@ -334,10 +339,10 @@ class ProcedureModel(PairCaptioner):
 
 
 def _seed(sample: PairSample) -> int:
-    """Seed of masks and warps, another stream than that of the keyframes; fixed by the id in evaluation."""
+    """Seed of masks and warps, different from that of the keyframes; depends on the id only in evaluation."""
     seed = sample.meta.get("seed")
     return zlib.crc32(f"{sample.id}/{seed}".encode())
 
 
-def _percent(right: Tensor) -> Tensor:
-    return 100 * right.float().sum() / max(1, len(right))
+def _percent(correct: Tensor) -> Tensor:
+    return 100 * correct.float().sum() / max(1, len(correct))

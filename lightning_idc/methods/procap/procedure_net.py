@@ -1,4 +1,7 @@
-"""The network of ProCap's first stage and its three losses (section 3.1, eq. 4 to 8)."""
+"""The network of ProCap's first stage (section 3.1, eq. 4).
+
+Shapes: B pairs, F = k + 2 frames, n patches per frame, D channels of tokens, T words.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.methods.procap.net import PLACE_SCALE, ProcedureEncoder, sinusoids
+from lightning_idc.methods.procap.net import POSITION_STD, ProcedureEncoder, sinusoids
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
 
 
 @dataclass
 class Hidden:
-    """What the encoder makes of procedures and captions.
+    """Hidden states of procedures and captions.
 
     ProCap Eq. 4
 
     Args:
-        align: of the alignment token, ``(B, D)``.
-        consistency: of the consistency token, ``(B, D)``.
-        visual: of the patches, ``(B, F * n, D)``.
+        align: hidden state of the alignment token, ``(B, D)``.
+        consistency: hidden state of the consistency token, ``(B, D)``.
+        visual: hidden states of the patches, ``(B, F * n, D)``.
     """
 
     align: Tensor
@@ -36,11 +39,11 @@ def _head(width: int, outputs: int) -> nn.Sequential:
 
 
 class ProcedureReader(nn.Module, ABC):
-    """Tokenizer, encoder and heads of the first stage; subclasses write :meth:`forward` and bring the words.
+    """Tokenizer, encoder and heads of the first stage; subclasses implement :meth:`forward` and embed the words.
 
     Args:
-        tokenizer: gives features and targets; it stays frozen.
-        encoder: looks across caption and procedure.
+        tokenizer: image tokenizer of features and targets; frozen.
+        encoder: encoder of caption and procedure.
         vocabulary: number of words.
     """
 
@@ -61,7 +64,7 @@ class ProcedureReader(nn.Module, ABC):
     def tokenizer_features(self, frames: Tensor) -> Tensor:
         """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.
 
-        Autocast has no say: the ids that are to be learned are read of them, and rounded features give others.
+        Without autocast: the target ids are computed from these features, and rounded features have other ids.
         """
         pixels = as_pixels(frames.flatten(0, 1), self.encoder.mask_embedding.dtype)
         with torch.autocast(frames.device.type, enabled=False):
@@ -69,7 +72,7 @@ class ProcedureReader(nn.Module, ABC):
 
     @torch.no_grad()
     def targets(self, frames: Tensor, features: Tensor) -> Tensor:
-        """Ids ``(B, F * n)`` of the frames, whose features :meth:`look` gave: one pass of the CNN serves both."""
+        """Ids ``(B, F * n)`` of frames whose :meth:`tokenizer_features` are known, so that the CNN runs once."""
         return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
 
     @abstractmethod
@@ -77,27 +80,27 @@ class ProcedureReader(nn.Module, ABC):
         """Encode a caption and a masked procedure.
 
         Args:
-            features: of :meth:`look`, ``(B, F, latent, h, w)``.
-            masked: bool ``(B, F * n)``, True where the mask embedding stands instead of a patch.
-            words: ids ``(B, T)``, T of any size, the end token included.
+            features: :meth:`tokenizer_features`, ``(B, F, latent, h, w)``.
+            masked: bool ``(B, F * n)``, True at patches that the mask embedding replaces.
+            words: ids ``(B, T)`` with the end token.
             word_mask: bool ``(B, T)``, False at padding.
         """
 
     def masked_tokens(self, features: Tensor, masked: Tensor) -> Tensor:
-        """Tokens ``(B, F * n, D)`` of the procedure with their places, mask embeddings where ``masked``."""
+        """Tokens ``(B, F * n, D)`` of the procedure with their positions; mask embeddings where ``masked``."""
         visual = self.encoder.embed(features).flatten(1, 2)
         mask = self.encoder.mask_embedding.to(visual)
-        return torch.where(masked[..., None], mask, visual) + self.encoder.places()
+        return torch.where(masked[..., None], mask, visual) + self.encoder.position_embeddings()
 
 
 class ProcedureNet(ProcedureReader):
     """Masked, caption-conditioned reconstruction of {alignment token, caption, consistency token, procedure}.
 
-    Padding is attended to by nothing, and no caption is too long.
+    Padding is not attended to, and captions may have any length.
 
     Args:
-        tokenizer: gives features and targets; it stays frozen.
-        encoder: looks across caption and procedure.
+        tokenizer: image tokenizer of features and targets; frozen.
+        encoder: encoder of caption and procedure.
         vocabulary: number of words.
     """
 
@@ -105,55 +108,18 @@ class ProcedureNet(ProcedureReader):
         super().__init__(tokenizer, encoder, vocabulary)
         self.words = nn.Embedding(vocabulary, encoder.width)
         self.align_token, self.consistency_token = (
-            nn.Parameter(PLACE_SCALE * torch.randn(1, 1, encoder.width)) for _ in range(2)
+            nn.Parameter(POSITION_STD * torch.randn(1, 1, encoder.width)) for _ in range(2)
         )
-        nn.init.normal_(self.words.weight, std=PLACE_SCALE)
+        nn.init.normal_(self.words.weight, std=POSITION_STD)
 
     def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
         count, length = words.shape
         visual = self.masked_tokens(features, masked)
-        # sinusoids, so that no caption is too long
-        text = self.words(words) + PLACE_SCALE * sinusoids(0, length, visual)
-        ends = (self.align_token.expand(count, -1, -1), self.consistency_token.expand(count, -1, -1))
-        sequence = torch.cat([ends[0], text, ends[1], visual], 1)
-        seen = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)[:, None, None]
+        # sinusoids, so that captions may have any length
+        text = self.words(words) + POSITION_STD * sinusoids(0, length, visual)
+        align, consistency = self.align_token.expand(count, -1, -1), self.consistency_token.expand(count, -1, -1)
+        sequence = torch.cat([align, text, consistency, visual], 1)  # (B, 2 + T + F * n, D)
+        valid = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)[:, None, None]
         bias = self.encoder.relative_bias(length + 2)
-        hidden = self.encoder.run(sequence, seen if bias is None else bias.masked_fill(~seen, -torch.inf))
+        hidden = self.encoder.run(sequence, valid if bias is None else bias.masked_fill(~valid, -torch.inf))
         return Hidden(hidden[:, 0], hidden[:, length + 1], hidden[:, length + 2 :])
-
-
-def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy at the masked patches of the batch; 0 without any.
-
-    ProCap Eq. 6
-
-    Args:
-        logits: at the M masked patches, ``(M, codebook)``.
-        targets: their ids, ``(M,)``.
-
-    Example:
-        >>> masked_sequence_loss(torch.zeros(3, 4), torch.tensor([0, 1, 2]))  # log 4
-        tensor(1.3863)
-    """
-    return F.cross_entropy(logits.float(), targets, reduction="sum") / max(1, len(targets))
-
-
-def discrimination_loss(right: Tensor, wrong: Tensor, rightful: Tensor, wrongful: Tensor) -> Tensor:
-    """-log p(1 | right) - log p(0 | wrong), each a mean over the samples that count; 0 without any.
-
-    ProCap Eq. 7
-    ProCap Eq. 8
-
-    Args:
-        right: logits of what belongs together, ``(B,)``.
-        wrong: logits of what does not, ``(B,)``.
-        rightful: bool ``(B,)``, True where ``right`` counts.
-        wrongful: bool ``(B,)``, True where ``wrong`` counts.
-
-    Example:
-        >>> everyone = torch.tensor([True, True])
-        >>> discrimination_loss(torch.zeros(2), torch.zeros(2), everyone, everyone)  # twice log 2
-        tensor(1.3863)
-    """
-    positive = (F.softplus(-right.float()) * rightful).sum() / rightful.sum().clamp(min=1)
-    return positive + (F.softplus(wrong.float()) * wrongful).sum() / wrongful.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""Procedures on disk: the frames between two images, written in shards by any number of processes."""
+"""Procedures on disk: the frames between two images, stored in shards that several processes write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.utils.files import digest
 
 SIMILARITIES = "similarities"
 
-_REMEDY = "remove it and run FrameInterpolator again, which makes what is missing"
+_REMEDY = "remove it and run FrameInterpolator again, which adds what is missing"
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Procedure:
 
     Args:
         frames: uint8 ``(l, 3, H, W)``.
-        similarities: of every frame to before and after, ``(2, l)``; None where they were not measured.
+        similarities: similarities of every frame to before and after, ``(2, l)``; None where they were not measured.
     """
 
     frames: Tensor
@@ -34,7 +34,7 @@ class Procedure:
 
 
 class ProcedureFolder:
-    """Procedures of many pairs, known by the pair's id.
+    """Procedures of many pairs by the pair's id.
 
     Args:
         path: folder of the store; need not exist.
@@ -59,10 +59,10 @@ class ProcedureFolder:
         Args:
             name: id of the pair.
             before: uint8 ``(3, H, W)``.
-            after: the same.
+            after: uint8 ``(3, H, W)``.
 
         Raises:
-            DataError: the file is missing, was made between other images, or it is damaged.
+            DataError: the procedure is missing, or was made from other images.
         """
         if name not in self:
             raise DataError(
@@ -72,30 +72,29 @@ class ProcedureFolder:
         frames, images, similarities = (self._store.value(name, cell) for cell in ("frames", "images", "scores"))
         if images != _digest(before, after):
             raise DataError(
-                f"the procedure of {name!r} in {str(self.path)!r} was made between other images; use the same "
-                "`image_size` and `interpolation` and no transform, or make the procedures anew"
+                f"the procedure of {name!r} in {str(self.path)!r} was made from other images; use the same "
+                "`image_size` and `interpolation` and no transform, or run FrameInterpolator again"
             )
         return Procedure(torch.from_numpy(frames.copy()), None if similarities is None else torch.tensor(similarities))
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Write down how the procedures are made, or check that it is as before; called by every process.
+        """Store the settings of the procedures, or compare them with the stored ones; called by every process.
 
         Raises:
-            ConfigError: the folder holds procedures that were made otherwise.
+            ConfigError: the folder holds procedures of other settings.
         """
-        found = _settled(self.path, "procedures", settings)
-        if found != settings:
+        stored = _stored_settings(self.path, "procedures", settings)
+        if stored != settings:
             raise ConfigError(
-                f"{str(self.path)!r} holds procedures made with {found}; these would be made with {settings}: use "
-                "another folder"
+                f"{str(self.path)!r} holds procedures made with {stored}; expected {settings}: use another folder"
             )
         self._store = KeyedStore(self.path, "procedures", _REMEDY)
 
     def add(self, ids: Sequence[str], pairs: Tensor, frames: Tensor, similarities: Tensor | None) -> None:
-        """Write one shard, as a whole or not at all.
+        """Write one shard, completely or not at all.
 
         Args:
-            ids: N names of pairs.
+            ids: ids of N pairs.
             pairs: uint8 ``(N, 2, 3, H, W)``.
             frames: uint8 ``(N, l, 3, H, W)``.
             similarities: ``(N, 2, l)``.
@@ -111,37 +110,36 @@ class ProcedureFolder:
         )
 
     def similarities(self, name: str) -> KeyedStore:
-        """Similarities of the same frames to both ends, as ``FrameSimilarity`` measured them under a name.
+        """Similarities of the frames that ``FrameSimilarity`` measured.
 
         Args:
-            name: of the measure; a folder beside the frames.
+            name: name of the similarity, a sub-folder of the procedures.
         """
         return KeyedStore(self.path / SIMILARITIES / name, "similarities", _REMEDY)
 
     def check_similarities(self, name: str, settings: dict[str, Any]) -> KeyedStore:
-        """Similarities of a name to add to; how they are measured is written down, or checked to be as before.
+        """Store of a similarity to add to, with its settings stored, or compared with the stored ones.
 
         Raises:
-            ConfigError: the similarities of that name were measured otherwise.
+            ConfigError: the similarities of that name have other settings.
         """
         path = self.path / SIMILARITIES / name
-        found = _settled(path, "similarities", settings)
-        if found != settings:
+        stored = _stored_settings(path, "similarities", settings)
+        if stored != settings:
             raise ConfigError(
-                f"{str(path)!r} holds similarities made with {found}; these would be made with {settings}: use another "
-                "name"
+                f"{str(path)!r} holds similarities made with {stored}; expected {settings}: use another name"
             )
         return self.similarities(name)
 
 
-def _settled(folder: Path, what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """How the rows of a store are made: as it says, or, where it is new, as is written down now."""
+def _stored_settings(folder: Path, content: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a store; those of a new store are written first."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
         Manifest(settings).write(folder)
-    return dict(read_manifest(folder, what, _REMEDY).identity)
+    return dict(read_manifest(folder, content, _REMEDY).identity)
 
 
 def _digest(before: Tensor, after: Tensor) -> str:
-    """Tells two pairs of images apart."""
+    """Digest of a pair of images."""
     return digest(repr(tuple(before.shape)), before.contiguous().numpy().data, after.contiguous().numpy().data)

@@ -1,4 +1,4 @@
-"""What both stages of ProCap are built from: the image tokenizer, the image size, CLIP's blocks."""
+"""Parts of both stages of ProCap: the image tokenizer, the image size, initial weights from CLIP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenize
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 TokenizerSource = str | dict[str, Any] | None
-"""Checkpoint of an image tokenizer, or the configuration of one whose weights follow."""
+"""Checkpoint of an image tokenizer, or the configuration of one whose weights are loaded later."""
 
 
 def tokenizer_of(source: TokenizerSource) -> tuple[ImageTokenizer, dict[str, Any]]:
@@ -22,14 +22,14 @@ def tokenizer_of(source: TokenizerSource) -> tuple[ImageTokenizer, dict[str, Any
     """
     if source is None:
         raise ConfigError(
-            "ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one"
+            "ProCap needs an image tokenizer; expected a checkpoint that holds one in `tokenizer` or `procedure`"
         )
     tokenizer = load_image_tokenizer(source) if isinstance(source, str) else ImageTokenizer(**source)
     return tokenizer, tokenizer.config
 
 
 def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width of the images, which the encoder's position embeddings are made for.
+    """Height and width of the images, on which the encoder's position embeddings depend.
 
     Raises:
         ConfigError: the size is unknown.
@@ -37,14 +37,14 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     size = options["image_size"]
     if size is None:
         raise ConfigError(
-            "ProCap embeds every cell of the grid and must know the size of the images; set the model's "
+            "ProCap has a position embedding for every cell and needs the size of the images; set the model's "
             "`image_size: [height, width]`, or the data module's `image_size`"
         )
     return int(size[0]), int(size[1])
 
 
 def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
-    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
+    """Initialise the layers of an encoder with the first visual blocks of OpenAI's CLIP.
 
     Raises:
         CheckpointError: there is no such file, or its blocks are too few or of another width.
@@ -63,15 +63,15 @@ def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
         )
 
 
-def frames_of_own_images(captioner: str, folder: str) -> ConfigError:
-    """Error of a captioner that reads stored frames, and whose images an add-on wants to change.
+def frames_of_other_images(captioner: str, folder: str) -> ConfigError:
+    """Error of an add-on that changes the images of a captioner that reads stored frames.
 
     Args:
         captioner: name of its class.
         folder: folder of the frames.
     """
     return ConfigError(
-        f"{captioner} reads the frames in {folder!r}, which were made between the pairs' own images, so an add-on that "
-        "changes images would change nothing of what it sees; use ProCap without `explicit`, or leave the images as "
-        "they are (`paint: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
+        f"{captioner} reads the frames in {folder!r}, which were made from the original images, so an add-on that "
+        f"changes images would have no effect; use ProCap without `explicit_frames`, or leave the images unchanged "
+        "(`fill_masked: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
     )

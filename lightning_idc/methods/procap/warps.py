@@ -1,4 +1,4 @@
-"""Procedures whose order in time is broken: the negatives of the consistency loss (appendix E)."""
+"""Broken procedures: the negatives of the consistency loss (appendix E)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def _pick(count: int, generator: torch.Generator) -> int:
 
 
 def foreign_frame(frames: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
-    """Put a frame of another procedure in the place of one of these.
+    """Replace one frame by a frame of another procedure.
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        others: frames to take from, uint8 ``(M, 3, H, W)``.
-        generator: of the choice.
+        others: frames of other procedures, uint8 ``(M, 3, H, W)``.
+        generator: random numbers.
     """
     warped = frames.clone()
     warped[_pick(len(frames), generator)] = others[_pick(len(others), generator)]
@@ -43,14 +43,14 @@ def shuffled_frames(frames: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shifted_color(frames: Tensor, generator: torch.Generator, reach: float = 0.5) -> Tensor:
-    """One channel of all frames brighter or darker by one number.
+    """Add one random number to one channel of all frames.
 
     ProCap Eq. 18
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        generator: of the choices.
-        reach: greatest shift, as a share of the range of values; the paper gives none, the code 0.5.
+        generator: random numbers.
+        reach: maximum shift, as a fraction of the range of values; 0.5 in the code, not stated in the paper.
     """
     warped = frames.float()
     warped[:, _pick(3, generator)] += 255 * _uniform(reach, generator)
@@ -60,17 +60,17 @@ def shifted_color(frames: Tensor, generator: torch.Generator, reach: float = 0.5
 def moved_frame(
     frames: Tensor, generator: torch.Generator, degrees: float = 30.0, shift: float = 0.1, zoom: float = 0.1
 ) -> Tensor:
-    """One frame turned, moved and scaled.
+    """Rotate, move and scale one frame.
 
     ProCap Eq. 19
     ProCap Eq. 20
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        generator: of the choices.
-        degrees: greatest turn, alpha.
-        shift: greatest move, tau, in half widths of the image.
-        zoom: greatest change of scale, mu.
+        generator: random numbers.
+        degrees: maximum rotation, alpha.
+        shift: maximum translation, tau, in half widths of the image.
+        zoom: maximum change of scale, mu.
     """
     angle = math.radians(_uniform(degrees, generator))
     right, down, scale = _uniform(shift, generator), _uniform(shift, generator), 1 + _uniform(zoom, generator)
@@ -86,18 +86,18 @@ def moved_frame(
 
 
 def warp(frames: Tensor, others: Tensor, generator: torch.Generator, color: ColorShift = shifted_color) -> Tensor:
-    """Break the order of a procedure in one of the four ways, each as likely as another.
+    """Break a procedure by one of four transformations, chosen uniformly.
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        others: frames of the other procedures of the batch, uint8 ``(M, 3, H, W)``; with none, the other three ways.
-        generator: of all random choices.
-        color: the third way.
+        others: frames of the other procedures of the batch, uint8 ``(M, 3, H, W)``; without any, one of three.
+        generator: random numbers.
+        color: color transformation.
     """
-    ways = (
+    transformations = (
         lambda: shuffled_frames(frames, generator),
         lambda: color(frames, generator),
         lambda: moved_frame(frames, generator),
         lambda: foreign_frame(frames, others, generator),
     )
-    return ways[_pick(4 if len(others) else 3, generator)]()
+    return transformations[_pick(4 if len(others) else 3, generator)]()

@@ -19,19 +19,20 @@ class PairTransformer(PairCaptioner):
     """Captions a pair from grid features of both images.
 
     Args:
-        backbone: ``cnn`` for the small one, ``residual`` for one that sees more around each cell, ``difference`` for
-            one that reads pairs from almost the same place at full resolution, or the name of a timm model.
+        backbone: ``cnn`` (small), ``residual`` (a larger receptive field), ``difference`` (compares aligned images at
+            full resolution), or the name of a timm model.
         pretrained_backbone: load timm's weights.
         backbone_weights: checkpoint of ObjectNaming or PairTransformer that the backbone starts from.
-        freeze_backbone: train everything else only.
-        grid: cells per side that the features are pooled to; None takes what the backbone gives for ``image_size``.
-        width: of all tokens.
-        encoder_layers: layers that look across the grid.
-        decoder_layers: layers that write.
+        freeze_backbone: do not train the backbone.
+        grid: cells per side that the features are pooled to; None takes the grid of the backbone for ``image_size``.
+        width: channels of all tokens.
+        encoder_layers: self-attention layers over the grid.
+        decoder_layers: layers of the caption decoder.
         heads: attention heads.
-        dropout: share of activations dropped in training.
-        counts: classes of the `ChangeNaming` in ``backbone_weights``, "nothing changed" included, whose cells are
-            counted for the decoder; with ``difference`` only. 0 leaves counting out. What names them is not trained.
+        dropout: dropout probability.
+        counts: number of classes of the `ChangeNaming` in ``backbone_weights``, "nothing changed" included. The decoder
+            then reads the number of changed cells of each class instead of the grid; the classifier is frozen. Needs
+            ``backbone="difference"``. 0 turns it off.
         in_channels: channels of the images, 3 unless the data module's ``bands`` chooses others.
         options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
@@ -57,14 +58,14 @@ class PairTransformer(PairCaptioner):
     ) -> None:
         check_arguments(PairTransformer.__init__, locals())
         super().__init__(**options)
-        self._start = (pretrained_backbone, backbone_weights)
+        self._initial_weights = (pretrained_backbone, backbone_weights)
 
     def encode_repeated(self, batch: PairBatch) -> PairFeatures:
         with self.built_net.backbone.each_image_once():
             return self.encode(batch)
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
-        pretrained, weights = self._start
+        pretrained, weights = self._initial_weights
         options = self.hparams
         backbone = build_backbone(options["backbone"], pretrained, in_channels=options["in_channels"], pairs=True)
         if weights is not None:
@@ -72,16 +73,16 @@ class PairTransformer(PairCaptioner):
         side = options["grid"]
         shape = grid_of(backbone, options["image_size"] or (64, 64)) if side is None else (side, side)
         net = PairTransformerNet(
-            backbone,
-            shape,
-            len(vocabulary),
-            options["width"],
-            options["encoder_layers"],
-            options["decoder_layers"],
-            options["heads"],
-            options["dropout"],
-            options["freeze_backbone"],
-            options["counts"],
+            backbone=backbone,
+            grid=shape,
+            vocabulary=len(vocabulary),
+            width=options["width"],
+            encoder_layers=options["encoder_layers"],
+            decoder_layers=options["decoder_layers"],
+            heads=options["heads"],
+            dropout=options["dropout"],
+            freeze_backbone=options["freeze_backbone"],
+            counts=options["counts"],
         )
         if weights is not None and net.counts is not None:
             net.counts.load_head(read_checkpoint(weights)["state_dict"], weights)

@@ -1,7 +1,11 @@
-"""Grid features of both images, fused cell by cell, read by a transformer.
+"""PairTransformerNet: grid features of both images, fused cell by cell, then a transformer.
 
-The "static pair" baseline of ProCap's ablation (no procedure between the images), made small: before, after and
-their difference are fused per cell of the grid, an encoder looks across the cells, a decoder writes.
+A small version of the "static pair" baseline of ProCap's ablation (no frames between the images):
+
+1. ``maps`` and ``pooled``: images (B, 2, 3, H, W) -> a grid of features per image, (B, cells, channels);
+2. ``fuse``: before, after, after - before and the coordinates of each cell -> one token per cell, (B, cells, width);
+3. ``encoder``: self-attention over the cells -> memory (B, cells, width);
+4. ``decoder``: memory -> caption.
 """
 
 from __future__ import annotations
@@ -23,17 +27,17 @@ class PairTransformerNet(GridCaptionNet):
     """Captions pairs of images.
 
     Args:
-        backbone: gives the grid features of one image.
+        backbone: computes the grid features of one image.
         grid: height and width of the grid for images of the training size; other sizes are pooled to it.
         vocabulary: number of words.
-        width: of all tokens.
-        encoder_layers: layers that look across the grid.
-        decoder_layers: layers that write.
+        width: channels of all tokens.
+        encoder_layers: self-attention layers over the grid.
+        decoder_layers: layers of the caption decoder.
         heads: attention heads.
-        dropout: share of activations dropped in training.
+        dropout: dropout probability.
         freeze_backbone: train everything but the backbone, which then builds no graph.
-        counts: classes that the cells are named with, "nothing changed" included; how many there are of each kind, in
-            all and per region, is then read in place of the grid. 0 leaves counting out.
+        counts: number of classes of the cells, "nothing changed" included; the decoder then reads the number of cells
+            of each class, in total and per region, instead of the grid. 0 turns it off.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class PairTransformerNet(GridCaptionNet):
             )
         if counts and not freeze_backbone:
             raise ConfigError(
-                f"counts is {counts} and freeze_backbone false; no gradient passes numbers, so nothing would train the "
+                f"counts is {counts} and freeze_backbone false; counts have no gradient, so nothing would train the "
                 "backbone: freeze it, and take its weights from a ChangeNaming (backbone_weights)"
             )
         check_heads(width, heads)
@@ -73,7 +77,7 @@ class PairTransformerNet(GridCaptionNet):
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
 
     def encode(self, images: Tensor) -> PairFeatures:
-        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell, or one per kind that is counted."""
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``: one token per cell, or one per counted class."""
         maps = self.maps(images)
         if self.counts is not None:
             cells = self.counts.cells(maps)

@@ -1,7 +1,7 @@
-"""Pre-train an encoder by naming what is, or what has changed, in each cell of its grid.
+"""Pre-training of an encoder by classifying the object, or the change, in each cell of its grid.
 
-Recognising objects through the caption loss alone is slow; with labels of the objects (a renderer's, or a
-detector's) it takes seconds, and the captioner then only has to learn what changed and how to say it.
+Learning to recognise objects from the caption loss alone is slow. With labels of the objects, from a renderer or a
+detector, it takes seconds, and the captioner then only has to learn what changed and how to describe it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ IGNORED = -100
 
 
 def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
-    """Sum over attributes of the cross entropies; 0 of an attribute that is unknown in all cells.
+    """Sum over attributes of the mean cross entropy; an attribute that is unknown in all cells adds 0.
 
     Args:
-        logits: of each of the A attributes, ``(N, classes, h, w)``.
-        cells: labels, int64 ``(N, A, h, w)``; -100 is left out.
+        logits: logits of each of the A attributes, ``(N, classes, h, w)``.
+        cells: labels, int64 ``(N, A, h, w)``; -100 is ignored.
 
     Example:
         >>> naming_loss([torch.zeros(1, 3, 1, 2)], torch.tensor([[[[0, 2]]]]))  # log 3
@@ -43,48 +43,48 @@ def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
     return torch.stack(entropies).sum()
 
 
-def refuse_other_labels(cells: Tensor, classes: Sequence[int]) -> None:
-    """Refuse labels of no class; of a batch that is still on the processor, since an accelerator would be waited for.
+def check_labels(cells: Tensor, classes: Sequence[int]) -> None:
+    """Check that all labels are classes; called with a batch on the CPU, since on an accelerator it would synchronise.
 
     Args:
         cells: labels, int64 ``(N, A, h, w)``.
         classes: number of classes of each attribute.
 
     Raises:
-        DataError: a label is none of its attribute's classes.
+        DataError: a label is not a class of its attribute.
     """
-    # how many attributes there are is checked together with the grid
+    # the number of attributes is checked together with the grid
     for number, (labels, count) in enumerate(zip(cells.unbind(1), classes, strict=False)):
-        others = labels[(labels != IGNORED) & ((labels < 0) | (labels >= count))]
-        if len(others):
+        invalid = labels[(labels != IGNORED) & ((labels < 0) | (labels >= count))]
+        if len(invalid):
             raise DataError(
-                f"attribute {number} has the label {int(others[0])}; expected 0 to {count - 1}, or {IGNORED} where it "
+                f"attribute {number} has the label {int(invalid[0])}; expected 0 to {count - 1}, or {IGNORED} where it "
                 f"is unknown; `classes` is {list(classes)}, set it to the numbers of classes of the labels"
             )
 
 
-def cells_named(logits: Sequence[Tensor], cells: Tensor) -> tuple[Tensor, int]:
-    """Share in % of the cells with a label above 0 of which every attribute is named right, and their number.
+def cell_accuracy(logits: Sequence[Tensor], cells: Tensor) -> tuple[Tensor, int]:
+    """Percentage of the cells with a label above 0 whose attributes are all predicted correctly, and their number.
 
-    A mean over cells, not over batches: a batch may hold no object at all.
+    A mean over cells, not over batches, since a batch may contain no object.
 
     Args:
-        logits: of each of the A attributes, ``(N, classes, h, w)``.
+        logits: logits of each of the A attributes, ``(N, classes, h, w)``.
         cells: labels, int64 ``(N, A, h, w)``.
     """
-    guesses = torch.stack([part.argmax(1) for part in logits], 1)
-    named = ((guesses == cells) | (cells == IGNORED)).all(1)[cells[:, 0] > 0]
-    return 100 * named.float().sum() / max(1, len(named)), len(named)
+    predictions = torch.stack([part.argmax(1) for part in logits], 1)  # (N, A, h, w)
+    correct = ((predictions == cells) | (cells == IGNORED)).all(1)[cells[:, 0] > 0]
+    return 100 * correct.float().sum() / max(1, len(correct)), len(correct)
 
 
 class CellNet(nn.Module):
-    """A grid of features with one linear layer that names what is in each cell.
+    """A backbone with one linear classifier for the cells of its grid.
 
     Args:
         backbone: maps images to a grid of features ``(M, width, h, w)``.
         width: channels of the features.
         outputs: number of logits per cell.
-        compares: read before, after and their difference of the grids of pairs, as a captioner's fusion does; not for
+        compares: classify before, after and their difference, as the fusion of a captioner reads them; not for
             backbones that read pairs.
     """
 
@@ -102,10 +102,10 @@ class CellNet(nn.Module):
 
 
 class CellNaming(PairModule):
-    """Trains an encoder by naming attributes of the cells of its grid; subclasses say which encoder.
+    """Trains an encoder by classifying attributes of the cells of its grid; subclasses define the encoder.
 
-    Label 0 means an empty cell, -100 an unknown one. Validation reports in which share of the cells with a label above
-    0 all attributes are right.
+    Label 0 means an empty cell, -100 an unknown one. Validation reports the percentage of the cells with a label above
+    0 whose attributes are all correct.
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.
@@ -138,48 +138,47 @@ class CellNaming(PairModule):
         return list(self.built_net(images).split(self.classes, 1))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        refuse_other_labels(self.targets(batch[1]), self.classes)
+        check_labels(self.targets(batch[1]), self.classes)
         return batch
 
-    def judged(self, batch: tuple[Tensor, Tensor]) -> tuple[list[Tensor], Tensor]:
-        """Logits and labels of a batch.
+    def logits_and_labels(self, batch: tuple[Tensor, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Logits per attribute, ``(M, classes, h, w)`` each, and labels ``(M, A, h, w)`` of a batch.
 
         Raises:
             DataError: the labels are of another grid or of other attributes.
         """
         images, cells = batch
         logits, labels = self(images), self.targets(cells)
-        found, expected = tuple(labels.shape[1:]), (len(logits), *logits[0].shape[-2:])
-        if found != expected:
+        actual, expected = tuple(labels.shape[1:]), (len(logits), *logits[0].shape[-2:])
+        if actual != expected:
             raise DataError(
-                f"the labels are {found[0]} attributes on a {found[1]}x{found[2]} grid; {type(self).__name__} names "
-                f"{expected[0]} on {expected[1]}x{expected[2]} for images of {images.shape[-2]}x{images.shape[-1]}; "
-                "set the data module's `grid`, or `classes`"
+                f"the labels are {actual[0]} attributes on a {actual[1]}x{actual[2]} grid; {type(self).__name__} "
+                f"predicts {expected[0]} on {expected[1]}x{expected[2]} for images of "
+                f"{images.shape[-2]}x{images.shape[-1]}; set the data module's `grid`, or `classes`"
             )
         return logits, labels
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
-        return naming_loss(*self.judged(batch))
+        return naming_loss(*self.logits_and_labels(batch))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        logits, cells = self.judged(batch)
-        right, count = cells_named(logits, cells)
+        logits, cells = self.logits_and_labels(batch)
+        accuracy, count = cell_accuracy(logits, cells)
         self.log("val/loss", naming_loss(logits, cells), sync_dist=True, batch_size=len(cells))
-        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
+        self.log("val/cells_named", accuracy, prog_bar=True, sync_dist=True, batch_size=count)
 
 
 class ObjectNaming(CellNaming):
-    """Names objects per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
+    """Classifies the object in each cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.
-        backbone: ``cnn`` for the small one, ``residual`` for one that sees more around each cell, or the name of a timm
-            model.
+        backbone: ``cnn`` (small), ``residual`` (a larger receptive field), or the name of a timm model.
         pretrained_backbone: load timm's weights.
         schedule: multiplier of the learning rate over the run.
-        mirror: mirror every other image left to right in training, with its labels.
-        relight: how much brightness, contrast, saturation and sharpness of each image vary in training; 0 for not at
-            all. See :func:`~lightning_idc.models.pretraining.variation.relit`.
+        mirror: mirror images and labels left to right with probability 0.5 in training.
+        relight: strength of the random brightness, contrast, saturation and sharpness in training; 0 turns it off. See
+            :func:`~lightning_idc.models.pretraining.variation.relit`.
         options: of :class:`~lightning_idc.models.module.PairModule`.
 
     Raises:
@@ -202,7 +201,7 @@ class ObjectNaming(CellNaming):
         super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:
-        """What turns an image into a grid of features with ``width`` channels; subclasses may take another."""
+        """Build the backbone, whose grids have ``width`` channels; subclasses may override it."""
         options = self.hparams
         return build_backbone(options["backbone"], options["pretrained_backbone"], pairs=self.compares)
 
@@ -220,11 +219,11 @@ class ObjectNaming(CellNaming):
 
 
 class ChangeNaming(ObjectNaming):
-    """Names what changed per cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
+    """Classifies the change in each cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
 
-    One linear layer reads before, after and their difference, or the features of the pair of a backbone that reads
-    pairs (``difference``): what it can name, a captioner can read from the backbone's features. Label 0 means that
-    nothing changed in the cell, -100 an unknown one.
+    One linear layer reads before, after and their difference, or the features of a backbone that reads pairs
+    (``difference``), which are the inputs of a captioner too. Label 0 means that nothing changed in the cell, -100 that
+    it is unknown.
     """
 
     compares = True

@@ -1,4 +1,4 @@
-"""Images of a pre-training varied on the device, each on its own: what a name must not depend on."""
+"""Random augmentation of the images of a pre-training, on their device, different for each image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 DARKER, GREYER, NOISIER = 80.0, 1.3, 20.0
-"""Times the strength: codes of brightness either way, share of colour taken, deviation of the noise in codes."""
+"""Factors of the strength: maximum shift of brightness, maximum loss of saturation, deviation of the noise."""
 
 
 def mirrored(images: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
@@ -24,18 +24,18 @@ def mirrored(images: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
     """
     flip = torch.rand(len(images), device=images.device) < 0.5
 
-    def turned(values: Tensor) -> Tensor:
+    def mirror(values: Tensor) -> Tensor:
         return torch.where(flip.view(-1, *[1] * (values.ndim - 1)), values.flip(-1), values)
 
-    return turned(images), turned(cells)
+    return mirror(images), mirror(cells)
 
 
 def relit(images: Tensor, strength: float) -> Tensor:
-    """Images with another brightness, contrast, saturation and sharpness, and with noise, as cameras differ.
+    """Images with random brightness, contrast, saturation, sharpness and noise, as cameras differ.
 
     Args:
         images: uint8 ``(..., 3, H, W)``.
-        strength: greatest share by which the contrast changes, which the others follow; 0 gives the images back.
+        strength: maximum relative change of the contrast, to which the others are proportional; 0 changes nothing.
 
     Example:
         >>> relit(torch.full((2, 3, 4, 4), 128, dtype=torch.uint8), 0.3).dtype
@@ -43,14 +43,14 @@ def relit(images: Tensor, strength: float) -> Tensor:
     """
     pixels = images.flatten(0, -4).float()
 
-    def drawn(low: float, high: float) -> Tensor:
+    def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(len(pixels), 1, 1, 1, device=pixels.device)
 
     grey = pixels.mean(1, keepdim=True)
     level = grey.mean((-2, -1), keepdim=True)
-    pixels = grey + (pixels - grey) * (1 + strength * GREYER * drawn(-1, 0.4))
-    pixels = level + (pixels - level) * drawn(1 - strength, 1 + strength) + strength * DARKER * drawn(-1, 1)
+    pixels = grey + (pixels - grey) * (1 + strength * GREYER * uniform(-1, 0.4))
+    pixels = level + (pixels - level) * uniform(1 - strength, 1 + strength) + strength * DARKER * uniform(-1, 1)
     soft = F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
-    pixels = torch.lerp(pixels, soft, (2 * strength * drawn(-1, 1)).clamp(0, 1))
-    pixels = pixels + torch.randn_like(pixels) * strength * NOISIER * drawn(0, 1)
+    pixels = torch.lerp(pixels, soft, (2 * strength * uniform(-1, 1)).clamp(0, 1))
+    pixels = pixels + torch.randn_like(pixels) * strength * NOISIER * uniform(0, 1)
     return pixels.round().clamp(0, 255).to(torch.uint8).view_as(images)

@@ -243,7 +243,7 @@ class VLMCaptioner(FinetunedCaptioner):
         sizes = batch.model_inputs[SIZES].tolist()
         return [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
 
-    def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
+    def images_and_prompts(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         shown = self.built_net.family.shown(self._unpadded(batch))
         return list(zip(shown, self._questions(batch), strict=True))
 

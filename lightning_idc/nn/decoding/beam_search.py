@@ -1,4 +1,4 @@
-"""Batched beam search over any network that steps token by token.
+"""Batched beam search of any network with a ``step``.
 
 :func:`beam_search_uncached` recomputes every prefix and is the reference that the cached path must equal.
 """
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.decoding.decoding import (
-    OWN,
+    DEFAULT_SPECIALS,
     BeamState,
     CaptionNet,
     Decoded,
-    never_said_ids,
+    never_generated_ids,
     next_log_probs,
     select_rows,
 )
@@ -30,14 +30,14 @@ def beam_search(
     max_length: int,
     beams: int,
     length_penalty: float = 1.0,
-    special: SpecialIds = OWN,
+    special: SpecialIds = DEFAULT_SPECIALS,
 ) -> Decoded:
     """Keep the ``beams`` most likely prefixes of every pair; the best finished one by normalised log-probability.
 
     Args:
         net: the network.
         features: B pairs.
-        max_length: most tokens, the end token included.
+        max_length: maximum number of tokens, the end token included.
         beams: prefixes per pair.
         length_penalty: power of the length that the summed log-probability is divided by.
         special: ids of the vocabulary's special tokens.
@@ -62,7 +62,7 @@ def beam_search_uncached(
     max_length: int,
     beams: int,
     length_penalty: float = 1.0,
-    special: SpecialIds = OWN,
+    special: SpecialIds = DEFAULT_SPECIALS,
 ) -> Decoded:
     """As :func:`beam_search`, but every step runs the whole decoder over every prefix."""
     device = features.memory.device
@@ -79,7 +79,7 @@ def beam_search_uncached(
 
 @dataclass(slots=True)
 class _Finished:
-    """The best finished caption of each of B pairs, and how many were finished; scores in double precision."""
+    """The best finished caption of each of B pairs, and the number of finished ones; scores in double precision."""
 
     ids: Tensor
     lengths: Tensor
@@ -97,28 +97,28 @@ class _Finished:
     def add(
         self, owners: Tensor, prefixes: Tensor, rows: Tensor, tokens: Tensor, sums: Tensor, ending: Tensor, power: float
     ) -> None:
-        """Count what ends among the best candidates, of which the first that ends is the likeliest.
+        """Add the candidates that end; the first one that ends is the most likely.
 
         Args:
             owners: pair of each row.
             prefixes: ``(N, length)``.
-            rows: of the prefixes that the candidates ``(P, C)`` go on from.
-            tokens: that they add.
-            sums: their log-probabilities.
-            ending: which of the first ones end, ``(P, beams)``.
-            power: of the length that sums are divided by.
+            rows: indices of the prefixes of the candidates ``(P, C)``.
+            tokens: last tokens of the candidates ``(P, C)``.
+            sums: log-probabilities of the candidates ``(P, C)``.
+            ending: which of the first candidates end, ``(P, beams)``.
+            power: power of the length by which sums are divided.
         """
         self.counts[owners] += ending.sum(1)
-        places = ending.any(1).nonzero()[:, 0]
-        columns = ending.int().argmax(1)[places]
-        best, length = sums[places, columns].double(), prefixes.shape[1]
+        pairs = ending.any(1).nonzero()[:, 0]
+        columns = ending.int().argmax(1)[pairs]
+        best, length = sums[pairs, columns].double(), prefixes.shape[1]
         scores = best / length**power
-        # also what is not a number, which is to be seen and not to vanish
-        better = ~(scores <= self.scores[owners[places]])
-        places, columns = places[better], columns[better]
-        winners = owners[places]
-        self.ids[winners, : length - 1] = prefixes[rows[places, columns], 1:]
-        self.ids[winners, length - 1] = tokens[places, columns]
+        # NaN counts as better, so that it is visible in the result
+        better = ~(scores <= self.scores[owners[pairs]])
+        pairs, columns = pairs[better], columns[better]
+        winners = owners[pairs]
+        self.ids[winners, : length - 1] = prefixes[rows[pairs, columns], 1:]
+        self.ids[winners, length - 1] = tokens[pairs, columns]
         self.lengths[winners] = length
         self.scores[winners] = scores[better]
         self.means[winners] = best[better] / length
@@ -134,37 +134,38 @@ def _beam_search(
     length_penalty: float,
     special: SpecialIds,
 ) -> Decoded:
-    """Search; what is kept of the candidates is decided on the CPU, with one answer from the device per step.
+    """Beam search; candidates are selected on the CPU, with one synchronisation with the device per step.
 
-    ``advance(prefixes (N, T), rows and pairs of the last call that go on)`` gives the next logits ``(N, V)``.
+    ``advance(prefixes (N, T), rows, pairs)`` returns the next logits ``(N, V)``; rows and pairs are indices of the last
+    call that continue.
     """
     finished = _Finished.none_yet(pairs, max_length)
     prefixes = torch.full((pairs, 1), special.bos, dtype=torch.long)
     owners = origins = going = torch.arange(pairs)  # pair of each group of live prefixes
     sums = torch.zeros(pairs, 1, dtype=torch.float32, device=device)  # (live pairs, prefixes per pair)
-    ends, never = torch.tensor(special.ends), never_said_ids(special, device)
+    ends, never = torch.tensor(special.ends), never_generated_ids(special, device)
     divisors = [length**length_penalty for length in range(1, max_length + 1)]
     for length in range(1, max_length + 1):
         log_probs = next_log_probs(advance(prefixes, origins, going), never)
         width, vocabulary = sums.shape[1], log_probs.shape[-1]
         totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
-        # twice as many as beams: at most `beams` of them can be end tokens, so enough stay alive
+        # twice as many as beams: at most `beams` of them can be end tokens, so enough continue
         top = totals.topk(min(2 * beams, totals.shape[1]), -1)
-        found, places = top.values.cpu(), top.indices.cpu()
-        rows = places // vocabulary + width * torch.arange(len(owners))[:, None]
-        tokens = places % vocabulary
-        possible = found != float("-inf")
+        candidate_sums, candidates = top.values.cpu(), top.indices.cpu()
+        rows = candidates // vocabulary + width * torch.arange(len(owners))[:, None]
+        tokens = candidates % vocabulary
+        possible = candidate_sums != float("-inf")
         ending = possible & (torch.isin(tokens, ends) if length < max_length else True)
 
         # an end token only counts among the best `beams` candidates, as if the beam held it
-        finished.add(owners, prefixes, rows, tokens, found, ending[:, :beams], length_penalty)
-        chosen, kept = _first(possible & ~ending, beams)
-        sums = found.gather(1, chosen).masked_fill(~kept, float("-inf"))
+        finished.add(owners, prefixes, rows, tokens, candidate_sums, ending[:, :beams], length_penalty)
+        chosen, is_open = _first(possible & ~ending, beams)
+        sums = candidate_sums.gather(1, chosen).masked_fill(~is_open, float("-inf"))
         best_open, best = sums[:, 0].double(), finished.scores[owners]
         done = (finished.counts[owners] >= beams) & (best >= best_open / divisors[length - 1])
-        # log-probabilities only fall, so no prefix gets beyond its sum now over the most that it can be divided by
+        # log-probabilities only fall, so no prefix exceeds its current sum divided by the largest divisor
         done |= best >= best_open / max(divisors[length:], default=1.0)
-        going = (~done & kept[:, 0]).nonzero()[:, 0]
+        going = (~done & is_open[:, 0]).nonzero()[:, 0]
         if not len(going):
             break
         origins = rows.gather(1, chosen)[going].flatten()
@@ -175,13 +176,13 @@ def _beam_search(
     return Decoded(ids, finished.means.tolist())
 
 
-def _first(wanted: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Columns ``(P, count)`` of the first wanted candidates ``(P, C)``, and which of them there are.
+def _first(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Columns ``(P, count)`` of the first candidates in ``mask (P, C)``, and which of them exist.
 
-    Where there are too few, the first one stands in for the others.
+    Where there are too few, the first one is repeated.
     """
-    order = (~wanted).to(torch.uint8).sort(stable=True, dim=-1).indices[:, :count]
-    there = wanted.gather(1, order)
+    order = (~mask).to(torch.uint8).sort(stable=True, dim=-1).indices[:, :count]
+    exists = mask.gather(1, order)
     missing = count - order.shape[1]
-    there = torch.nn.functional.pad(there, (0, missing))
-    return torch.nn.functional.pad(order, (0, missing)).where(there, order[:, :1]), there
+    exists = torch.nn.functional.pad(exists, (0, missing))
+    return torch.nn.functional.pad(order, (0, missing)).where(exists, order[:, :1]), exists

@@ -1,9 +1,8 @@
-"""Batched greedy decoding over any network that steps token by token, and what all ways of decoding share.
+"""Batched greedy decoding of any network with a ``step``, and the interfaces that all decoding shares.
 
-The network keeps what it has computed in a state of its own, so a step costs one token; rows that have said
-the end token leave the batch. :func:`greedy_uncached` recomputes every prefix and is the reference that the
-cached path must equal token for token. Beam search is in ``nn/decoding/beam_search.py``, sampling in
-``nn/decoding/sampling.py``.
+The network caches computations in a state, so that a step costs one token; rows with an end token leave the batch.
+:func:`greedy_uncached` recomputes every prefix and is the reference that the cached path must equal token for token.
+Beam search is in ``nn/decoding/beam_search.py``, sampling in ``nn/decoding/sampling.py``.
 """
 
 from __future__ import annotations
@@ -18,34 +17,34 @@ from torch import Tensor
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.vocabulary import SpecialIds
 
-OWN = SpecialIds()
-NEVER_SAID = OWN.never_said
+DEFAULT_SPECIALS = SpecialIds()
+NEVER_GENERATED = DEFAULT_SPECIALS.never_said
 
 
 @runtime_checkable
 class DecodingState(Protocol):
-    """State that chooses rows itself, where its tensors are not all batched along dimension 0."""
+    """State with its own selection of rows, for tensors that are not all batched along dimension 0."""
 
     def select(self, rows: Tensor) -> Any:
-        """State of the given rows, ``(M,)`` int64; rows may repeat."""
+        """State of selected rows, ``(M,)`` int64; rows may repeat."""
 
 
 @runtime_checkable
 class BeamState(Protocol):
-    """State whose prefixes of one pair share what belongs to the pair, which beam search then never copies."""
+    """State whose prefixes of one pair share the memory of the pair, so that beam search never copies it."""
 
     def reorder(self, rows: Tensor, pairs: Tensor) -> Any:
-        """State of the given rows ``(P' * beams,)``, those of a pair together, and of its pairs ``(P',)``, each once.
+        """State of selected rows ``(P' * beams,)``, those of a pair together, and of their pairs ``(P',)``, each once.
 
-        Both are places among those of now.
+        Both are indices into the current ones.
         """
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:
-    """State of the given rows: by its ``select``, or of each tensor in it, which has one row per caption.
+    """State of selected rows: by its ``select``, or row by row of each tensor in it.
 
     Args:
-        state: tensor, list, tuple, dict, dataclass or other object with tensors in it, at any depth.
+        state: tensor, list, tuple, dict, dataclass or other object with tensors, at any depth.
         rows: ``(M,)`` int64; rows may repeat.
 
     Example:
@@ -57,21 +56,21 @@ def select_rows(state: Any, rows: Tensor) -> Any:
     if isinstance(state, Tensor):
         return state[rows]
     if isinstance(state, (list, tuple)):
-        chosen = [select_rows(value, rows) for value in state]
-        return type(state)(*chosen) if isinstance(state, tuple) and type(state) is not tuple else type(state)(chosen)
+        values = [select_rows(value, rows) for value in state]
+        return type(state)(*values) if isinstance(state, tuple) and type(state) is not tuple else type(state)(values)
     if isinstance(state, dict):
         return {name: select_rows(value, rows) for name, value in state.items()}
     if isinstance(state, (bool, int, float, str, bytes, type(None))):
         return state
-    found = copy.copy(state)
+    selected = copy.copy(state)
     names = [field.name for field in fields(state)] if is_dataclass(state) else list(vars(state))
     for name in names:
-        setattr(found, name, select_rows(getattr(state, name), rows))
-    return found
+        setattr(selected, name, select_rows(getattr(state, name), rows))
+    return selected
 
 
 class CaptionNet(Protocol):
-    """What a network offers to be trained and decoded as a small captioner."""
+    """Interface of the network of a small captioner."""
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 images ``(B, 2, 3, H, W)``."""
@@ -80,7 +79,7 @@ class CaptionNet(Protocol):
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
 
     def start(self, features: PairFeatures) -> Any:
-        """State before the first token, one row per pair; what :func:`select_rows` takes apart."""
+        """State before the first token, one row per pair, for :func:`select_rows`."""
 
     def step(self, state: Any, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after one more token ``(N,)`` per row; advances the state, in place."""
@@ -91,7 +90,7 @@ class Decoded:
     """Generated captions.
 
     Args:
-        ids: token ids per pair, the end token included where it was said.
+        ids: token ids per pair, with the end token where it was generated.
         mean_log_probs: mean log-probability per token, per pair.
     """
 
@@ -99,13 +98,13 @@ class Decoded:
     mean_log_probs: list[float]
 
 
-def never_said_ids(special: SpecialIds, device: torch.device) -> Tensor:
-    """Ids on the device, once and not at every step: a list of them would be copied there, and waited for."""
+def never_generated_ids(special: SpecialIds, device: torch.device) -> Tensor:
+    """Ids that are never generated, on the device; a list would be copied at every step."""
     return torch.tensor(special.never_said, dtype=torch.long, device=device)
 
 
 def next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
-    """Log-probabilities over all tokens, with those that are never said set to minus infinity.
+    """Log-probabilities over all tokens, with ids that are never generated set to minus infinity.
 
     They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
     """
@@ -113,14 +112,14 @@ def next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
+def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = DEFAULT_SPECIALS) -> Decoded:
     """Most likely next token each time, at most ``max_length`` tokens with the end token."""
     state = net.start(features)
     device = features.memory.device
     count = len(features)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_said_ids(special, device)
+    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
     ids = torch.full((max_length, count), special.pad, dtype=torch.long, device=device)
     log_probs = torch.zeros(max_length, count, dtype=torch.float32, device=device)
     lengths = torch.full((count,), max_length, dtype=torch.long, device=device)
@@ -130,7 +129,7 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
         ids[position].index_copy_(0, rows, tokens)
         log_probs[position].index_copy_(0, rows, best.values)
         going = (tokens[:, None] != ends).all(1)
-        # one answer from the device per step
+        # one synchronisation with the device per step
         alive = int(going.sum())
         if alive < len(rows):
             lengths[rows[~going]] = position + 1
@@ -143,14 +142,16 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
 
 
 @torch.no_grad()
-def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
+def greedy_uncached(
+    net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = DEFAULT_SPECIALS
+) -> Decoded:
     """As :func:`greedy`, but every step runs the whole decoder over the whole prefix of all pairs."""
     count, device = len(features), features.memory.device
     tokens = torch.full((count, 1, 1), special.bos, dtype=torch.long, device=device)
     sums = torch.zeros(count, dtype=torch.float32, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_said_ids(special, device)
+    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
     for _ in range(max_length):
         best = next_log_probs(net.logits(features, tokens)[:, 0, -1], never).max(-1)
         chosen = torch.where(going, best.indices, special.pad)
@@ -164,7 +165,7 @@ def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, sp
 
 
 def decoded(ids: Tensor, lengths: Tensor, sums: Tensor) -> Decoded:
-    """Captions of ids ``(N, T)``, so many of each as ``lengths (N,)``, with summed log-probabilities ``(N,)``."""
+    """Captions of ids ``(N, T)`` of ``lengths (N,)``, with summed log-probabilities ``(N,)``."""
     counts = lengths.tolist()
     return Decoded(
         [row[:count] for row, count in zip(ids.tolist(), counts, strict=True)],

@@ -1,4 +1,4 @@
-"""Captions drawn at random, token by token, over any network that steps."""
+"""Sampling of captions from any network with a ``step``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.decoding.decoding import (
-    OWN,
+    DEFAULT_SPECIALS,
     BeamState,
     CaptionNet,
     Decoded,
     decoded,
-    never_said_ids,
+    never_generated_ids,
     next_log_probs,
     select_rows,
 )
@@ -29,26 +29,26 @@ def sample(
     temperature: float = 1.0,
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
-    special: SpecialIds = OWN,
+    special: SpecialIds = DEFAULT_SPECIALS,
     uniforms: Tensor | None = None,
 ) -> Decoded:
-    """Draw captions at random, token by token, from one encoding of each pair.
+    """Sample captions token by token from one encoding of each pair.
 
     Args:
         net: the network.
         features: B pairs.
-        length: most tokens, the end token included.
+        length: maximum number of tokens, the end token included.
         samples: captions per pair, K.
-        temperature: divides log-probabilities; towards 0 the most likely token is certain.
-        top_p: tokens are drawn from the fewest likely ones whose probabilities sum to this.
-        generator: of all chance; torch's global one when None.
+        temperature: divisor of log-probabilities; near 0 sampling is greedy.
+        top_p: probability mass of the tokens to sample from (nucleus sampling).
+        generator: random numbers; torch's global generator when None.
         special: ids of the vocabulary's special tokens.
-        uniforms: numbers in [0, 1) that decide instead of the generator, one for each token, ``(B * K, length)``: what
-            a pair gets then does not depend on the other pairs of its batch.
+        uniforms: random numbers in [0, 1), one for each token, ``(B * K, length)``, instead of the generator; samples
+            of a pair then do not depend on the other pairs of its batch.
 
     Returns:
-        B * K captions, those of a pair together; the log-probabilities are the network's own, whatever temperature
-        and ``top_p``.
+        B * K captions, those of a pair together; the log-probabilities are those of the network, without
+        temperature and ``top_p``.
 
     Raises:
         ConfigError: temperature, ``top_p`` or the number of samples is out of range.
@@ -56,9 +56,9 @@ def sample(
     check_sampling(temperature, top_p, samples)
     device, count = features.memory.device, len(features) * samples
     if uniforms is None:
-        device_of_chance = generator.device if generator else None
-        # never in the network's precision, whose few numbers would leave most tokens out
-        uniforms = torch.rand(count, length, dtype=torch.float32, generator=generator, device=device_of_chance)
+        generator_device = generator.device if generator else None
+        # always float32: in half precision most tokens could never be drawn
+        uniforms = torch.rand(count, length, dtype=torch.float32, generator=generator, device=generator_device)
     uniforms = uniforms.to(device)
     pairs = torch.arange(len(features), device=device)
     owners = pairs.repeat_interleave(samples)
@@ -71,67 +71,67 @@ def sample(
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_said_ids(special, device)
+    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
     for position in range(length):
         log_probs = next_log_probs(net.step(state, tokens), never)
-        drawn = _drawn(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
+        drawn = _inverse_cdf(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
         tokens = drawn.where(going, special.pad)
         ids[rows, position] = tokens
         sums[rows] += log_probs.gather(1, drawn[:, None])[:, 0].where(going, 0.0)
         lengths[rows] += going
         going = going & ~torch.isin(tokens, ends)
-        # the memory of a pair is read once for all its captions, which then stay together until all have ended
-        kept = going.view(-1, samples).any(1) if shared else going
-        left = int(kept.sum())
-        if position + 1 == length or left == 0:
+        # captions of a pair share its memory, and so stay together until all have ended
+        continues = going.view(-1, samples).any(1) if shared else going
+        num_left = int(continues.sum())
+        if position + 1 == length or num_left == 0:
             break
-        if left < len(kept):
-            chosen = kept.nonzero()[:, 0]
-            kept = kept.repeat_interleave(samples) if shared else kept
-            rows, tokens, going = rows[kept], tokens[kept], going[kept]
-            places = kept.nonzero()[:, 0]
-            state = state.reorder(places, chosen) if shared else select_rows(state, chosen)
+        if num_left < len(continues):
+            chosen = continues.nonzero()[:, 0]
+            continues = continues.repeat_interleave(samples) if shared else continues
+            rows, tokens, going = rows[continues], tokens[continues], going[continues]
+            rows_left = continues.nonzero()[:, 0]
+            state = state.reorder(rows_left, chosen) if shared else select_rows(state, chosen)
     return decoded(ids, lengths, sums)
 
 
 def sampling_probabilities(log_probs: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """Probabilities ``(N, V)`` that tokens are drawn with.
+    """Sampling probabilities ``(N, V)`` of the next tokens.
 
     Args:
-        log_probs: of the next tokens, ``(N, V)``.
-        temperature: divides them.
-        top_p: all but the fewest likely tokens whose probabilities sum to this get 0; the likeliest stays.
+        log_probs: log-probabilities of the next tokens, ``(N, V)``.
+        temperature: divisor of the log-probabilities.
+        top_p: probability mass of the most likely tokens that are kept, at least one; the others get 0.
 
     Example:
         >>> sampling_probabilities(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_p=0.6)
         tensor([[0.6250, 0.3750, 0.0000]])
     """
-    chances = (log_probs / temperature).softmax(-1)
+    probabilities = (log_probs / temperature).softmax(-1)
     if top_p >= 1:
-        return chances
-    ordered = chances.sort(-1, descending=True)
+        return probabilities
+    ordered = probabilities.sort(-1, descending=True)
     before = ordered.values.cumsum(-1) - ordered.values
-    kept = ordered.values.masked_fill(before >= top_p, 0.0)
-    kept = kept / kept.sum(-1, keepdim=True)
-    return torch.zeros_like(chances).scatter(-1, ordered.indices, kept)
+    nucleus = ordered.values.masked_fill(before >= top_p, 0.0)
+    nucleus = nucleus / nucleus.sum(-1, keepdim=True)
+    return torch.zeros_like(probabilities).scatter(-1, ordered.indices, nucleus)
 
 
-def _drawn(chances: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens ``(N,)`` of distributions ``(N, V)`` by the inverse of their sums, so that one number decides each."""
-    sums = chances.cumsum(-1)
-    # scaled to the last sum, which rounding may keep from 1, and below it, or a token without a chance could be next
+def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens ``(N,)`` of distributions ``(N, V)`` by inverse transform sampling, one uniform number each."""
+    sums = probabilities.cumsum(-1)
+    # scaled to the last sum, which may not be 1 by rounding, and below it, so that no token of probability 0 is drawn
     below = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))
     goals = torch.minimum(uniforms[:, None].to(sums) * sums[:, -1:], below)
     return torch.searchsorted(sums, goals, right=True)[:, 0]
 
 
 def check_sampling(temperature: PositiveFloat, top_p: PositiveShare, samples: PositiveInt = 1) -> None:
-    """Refuse numbers that nothing can be sampled by.
+    """Check the options of sampling.
 
     Args:
-        temperature: as of :func:`sample`.
-        top_p: as of :func:`sample`.
-        samples: as of :func:`sample`.
+        temperature: as in :func:`sample`.
+        top_p: as in :func:`sample`.
+        samples: as in :func:`sample`.
 
     Raises:
         ConfigError: one of them is out of range.

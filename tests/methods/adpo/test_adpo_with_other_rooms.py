@@ -148,7 +148,7 @@ def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict
 
 
 def test_a_policy_without_adapters_has_none_to_copy(tmp_path: Path) -> None:
-    with pytest.raises(IDCError, match="no adapters to keep a copy of"):
+    with pytest.raises(IDCError, match="has no adapters to copy"):
         fit([PreferenceOptimization(reference=AdapterCopy())], tmp_path, max_steps=1)
     with pytest.raises(IDCError, match="keeps no copy of itself"):
         model = vlm()
@@ -172,12 +172,12 @@ def test_a_moving_average_of_half_precision_is_told() -> None:
     average = MovingAverage()
     host = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
     host.build()
-    average.connect(host)
+    average.setup(host)
     host._trainer = SimpleNamespace(global_step=1)  # type: ignore[assignment]
     for module in (host, average.twin):
         module.to(torch.bfloat16)
-    with pytest.raises(IDCError, match="stands still"):
-        average.follow(host)
+    with pytest.raises(IDCError, match="would not move"):
+        average.update(host)
 
 
 def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:

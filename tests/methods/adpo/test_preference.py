@@ -18,11 +18,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.negatives import (
-    Draw,
     FromData,
     Mixture,
     NegativeSource,
     RandomCaption,
+    RejectedCaptions,
     SameScene,
     SelfSampled,
 )
@@ -42,7 +42,7 @@ class Spy(RandomCaption):
         super().__init__()
         self.given: list[tuple[list[list[str]], list[list[str]]]] = []
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         draw = super().draw(step, count, generator)
         self.given.append((step.batch.references, draw.texts))
         return draw
@@ -51,8 +51,8 @@ class Spy(RandomCaption):
 class Fixed(NegativeSource):
     """One sentence, whatever the pair."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
-        return Draw([["it turned green"] * count for _ in step.batch.ids])
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
+        return RejectedCaptions([["it turned green"] * count for _ in step.batch.ids])
 
 
 def test_the_policy_starts_at_the_reference_dropout_or_not(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ class HalfUnchanged(TinyPairs):
 class Alternating(NegativeSource):
     """Rejects "nothing changed" of the first half of a batch and a change of the second, and keeps what it hears."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         half = len(step.batch) // 2
         rows = [["Nothing changed" if place < half else "it turned green"] * count for place in range(len(step.batch))]
-        return Draw(rows)
+        return RejectedCaptions(rows)
 
-    def update(self, draw: Draw, losses: torch.Tensor, present: torch.Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
         self.heard = present
 
 
@@ -270,7 +270,7 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
     spied: list[tuple[list[str], list[list[str]]]] = []
 
     class Watched(SameScene):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
             draw = super().draw(step, count, generator)
             spied.append((step.batch.ids, draw.texts))
             return draw
@@ -284,11 +284,11 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
             scene = [c for i in range(16) if captions.ids[i][:2] == id[:2] for c in captions.captions(i)]
             assert set(row) <= set(scene) - set(captions.captions(int(id)))
     with pytest.raises(ConfigError, match="one scene"):
-        SameScene(r"^(0)").connect(TinyPairs())
+        SameScene(r"^(0)").setup(TinyPairs())
     with pytest.raises(ConfigError, match="0 groups"):
         SameScene("0")
-    with pytest.raises(DataError, match="not found in the id"):
-        SameScene("(x)").connect(TinyPairs())
+    with pytest.raises(DataError, match="does not match the id"):
+        SameScene("(x)").setup(TinyPairs())
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
@@ -332,12 +332,12 @@ class Heard(NegativeSource):
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.heard: list[tuple[Draw, torch.Tensor, torch.Tensor]] = []
+        self.heard: list[tuple[RejectedCaptions, torch.Tensor, torch.Tensor]] = []
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
-        return Draw([[self.text] * count for _ in step.batch.ids])
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
+        return RejectedCaptions([[self.text] * count for _ in step.batch.ids])
 
-    def update(self, draw: Draw, losses: torch.Tensor, present: torch.Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
         self.heard.append((draw, losses, present))
 
 
@@ -370,7 +370,7 @@ def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_pa
     assert sum(counts) == 10 * 16 * 2 and counts[2] == 0
     # a binomial of 320 draws; 4.5 standard deviations are 35
     assert abs(counts[0] - 240) < 35
-    with pytest.raises(ConfigError, match="2 sources have the shares"):
+    with pytest.raises(ConfigError, match="2 sources have the weights"):
         Mixture([first, second], [1.0])
 
 
@@ -379,7 +379,7 @@ def test_the_policys_own_samples_are_negatives_unless_they_are_right(tmp_path: P
     seen: list[tuple[list[list[str]], list[list[str]]]] = []
 
     class Watched(SelfSampled):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
             draw = super().draw(step, count, generator)
             seen.append((step.batch.references, draw.texts))
             return draw
@@ -407,7 +407,7 @@ def test_the_record_holds_the_caption_that_was_compared(tmp_path: Path) -> None:
     seen: dict[str, str] = {}
 
     class Watched(RandomCaption):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
             for id, row in zip(step.batch.ids, step.batch.tokens[:, 0].tolist(), strict=True):
                 seen[id] = step.module.vocabulary.decode(row[1:])
             return super().draw(step, count, generator)

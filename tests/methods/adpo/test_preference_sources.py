@@ -14,7 +14,7 @@ from helpers.training import Losses, fit
 
 from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.methods.adpo.losses import dpo
-from lightning_idc.methods.adpo.negatives import Draw, FromData, Mixture, NegativeSource, SideBySide
+from lightning_idc.methods.adpo.negatives import FromData, Mixture, NegativeSource, RejectedCaptions, SideBySide
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_losses import ipo
 from lightning_idc.methods.policy.references import MovingAverage
@@ -29,10 +29,10 @@ class Says(NegativeSource):
         self.text = text
         self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
-        return Draw([[self.text] * count for _ in step.batch.ids])
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
+        return RejectedCaptions([[self.text] * count for _ in step.batch.ids])
 
-    def update(self, draw: Draw, losses: torch.Tensor, present: torch.Tensor) -> None:
+    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
         self.heard.append((losses, present))
 
 
@@ -67,7 +67,7 @@ def test_sources_side_by_side_share_the_loss_and_hear_of_their_own(tmp_path: Pat
     for source, expected in zip(sources, alone, strict=True):
         losses, present = source.heard[-1]
         assert losses.shape == present.shape == (4, 2) and float(losses.mean()) == pytest.approx(expected, rel=1e-5)
-    with pytest.raises(ConfigError, match="not one of several"):
+    with pytest.raises(ConfigError, match="cannot be a source of another combination"):
         Mixture([SideBySide(sources), Says("x")])
 
 
@@ -158,9 +158,9 @@ def test_a_reference_is_replaced_every_so_many_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (lambda pairs: ["it turned blue"] * pairs, r"found 4 rows, such as 'it turned blue'"),
-        (lambda pairs: [["it turned blue"]] * pairs, r"found 4 rows, such as \['it turned blue'\]"),
-        (lambda pairs: [["it turned blue"] * 2], r"found 1 rows"),
+        (lambda pairs: ["it turned blue"] * pairs, r"4 rows of rejected captions, such as 'it turned blue'"),
+        (lambda pairs: [["it turned blue"]] * pairs, r"4 rows of rejected captions, such as \['it turned blue'\]"),
+        (lambda pairs: [["it turned blue"] * 2], r"1 rows of rejected captions"),
     ],
     ids=["texts", "one caption", "one pair"],
 )
@@ -168,8 +168,10 @@ def test_what_a_source_of_ones_own_draws_is_of_the_right_shape(rows: Any, says: 
     """A text in place of a list of texts is as many captions as it has letters."""
 
     class Own(NegativeSource):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
-            return Draw(rows(len(step.batch.ids)))
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
+            return RejectedCaptions(rows(len(step.batch.ids)))
 
-    with pytest.raises(DataError, match=rf"Own drew .*expected a list of 2 captions, or a multiple.* 4 pairs; {says}"):
+    with pytest.raises(
+        DataError, match=rf"Own drew {says}.*expected a list of 2 captions, or a multiple of that, for each of 4 pairs"
+    ):
         trained(tmp_path, negatives=Own())

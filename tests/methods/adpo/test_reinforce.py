@@ -124,13 +124,13 @@ def test_pool_keeps_how_often_a_caption_is_said_and_never_offers_a_reference() -
     places = pool.draw(128, torch.Generator().manual_seed(0))
     assert sorted(places.tolist()) == [0, 0, 1, 2], "a random caption of another pair is twice as often the cube's"
     assert sorted(CaptionPool(said, "distinct").draw(128, torch.Generator()).tolist()) == [0, 1, 2]
-    allowed = pool.wrong(places, [["a CUBE moved."], ["unheard of"]])
+    allowed = pool.is_wrong(places, [["a CUBE moved."], ["unheard of"]])
     assert {pool.texts[p] for p in places[allowed[0]]} == {"a ball moved", "nothing changed"}
     assert allowed[1].all()
     columns, _ = choose(torch.zeros(2, 4), allowed, 500)
     assert not (places[columns[0]] == 0).any()
     with pytest.raises(DataError, match="references of one pair"):
-        pool.wrong(places, [pool.texts])
+        pool.is_wrong(places, [pool.texts])
     with pytest.raises(DataError, match="at least two"):
         CaptionPool(["one", "One"])
     with pytest.raises(ConfigError, match="weighting is 'often'"):
@@ -144,7 +144,7 @@ def test_a_stratified_pool_gives_changed_pairs_a_share_of_no_change_sentences(sh
     generator = torch.Generator().manual_seed(1)
     references = [["caption 3"]] * 200 + [same] * 200
     places, allowed = pool.offer(16, references, generator)
-    unchanged = pool.unchanged[places]
+    unchanged = pool.is_no_change[places]
     given = (allowed & unchanged).any(1)
     assert not (given & (allowed & ~unchanged).any(1)).any(), "a pair is given one stratum, never both"
     assert not given[200:].any() and allowed[200:].any(1).all(), "of unchanged pairs it is true that nothing changed"

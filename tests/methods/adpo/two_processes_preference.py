@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
-from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
+from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.policy.policy import GroupRelative
 from lightning_idc.methods.policy.references import AdapterCopy
@@ -45,9 +45,9 @@ class TwoColorPairs(TinyPairs):
 class Fixed(NegativeSource):
     """The same sentences whatever the process."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
-        return Draw([[wrong[str(kind)]] * count for kind in step.batch.change_types])
+        return RejectedCaptions([[wrong[str(kind)]] * count for kind in step.batch.change_types])
 
 
 class Mentions(Reward):

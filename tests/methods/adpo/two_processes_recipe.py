@@ -43,7 +43,7 @@ def main(block: str, out: Path) -> None:
         gradient_clip_val=1.0,
         callbacks=[
             # the adversary first: the order is free
-            AdversarialRetriever(candidates=6, alignment=0.5, share=0.5),
+            AdversarialRetriever(candidates=6, alignment=0.5, fraction=0.5),
             PreferenceOptimization(negatives=Fixed(), reference=MovingAverage(0.5)),
         ],
         default_root_dir=out,

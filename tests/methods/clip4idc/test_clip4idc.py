@@ -278,7 +278,7 @@ def of_the_paper(official: tuple[dict[str, Tensor], dict[str, Tensor], int], sta
         **{name: sizes[name] for name in ("clip", "intra_layers", "vocabulary")},
         **decoder,
         learning_rates=config["learning_rates"],
-        undecayed=config["undecayed"],
+        no_decay=config["no_decay"],
         optimizer=partial(class_of(config["optimizer"]["class_path"]), **config["optimizer"]["init_args"]),
     )
     model.build()

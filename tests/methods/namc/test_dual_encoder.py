@@ -42,11 +42,11 @@ def test_unmasked_clip_is_clip(clip: ClipDualEncoder) -> None:
     normal = (images.float() - clip.mean) / clip.std
     seen = clip.encode_image(images)
     assert clip.grid == (4, 4) and seen.patches.shape == (3, 16, 24)
-    torch.testing.assert_close(seen.whole, clip.model.encode_image(normal), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen.pooled, clip.model.encode_image(normal), rtol=1e-4, atol=1e-5)
     texts = ["a red cube, left of it", "bald eagle"]
     read = clip.encode_text([text.replace(",", " ,").split() for text in texts])
     ids = open_clip.tokenizer.SimpleTokenizer()(texts, context_length=20)
-    torch.testing.assert_close(read.whole, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(read.pooled, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
 
 
 def test_clips_sub_words_belong_to_their_words(clip: ClipDualEncoder) -> None:
@@ -73,7 +73,7 @@ def test_padding_and_other_texts_change_nothing(small: SmallDualEncoder) -> None
     alone = small.encode_text([["a", "red", "cube"]])
     among = small.encode_text([["a", "red", "cube"], ["a", "small", "red", "cube", "and", "a", "large", "sphere"]])
     torch.testing.assert_close(among.tokens[0, :5], alone.tokens[0])
-    torch.testing.assert_close(among.whole[0], alone.whole[0])
+    torch.testing.assert_close(among.pooled[0], alone.pooled[0])
     assert among.word_of[0].tolist() == [-1, 0, 1, 2, -1, -1, -1, -1, -1, -1]
     assert not torch.equal(
         small.encode_text([["a", MASK_WORD, "cube"]]).tokens, small.encode_text([["a", "gnu", "cube"]]).tokens

@@ -77,7 +77,7 @@ def encoder_for(data: SyntheticDescriptions) -> SmallDualEncoder:
 
 def tokenizer() -> ImageTokenizer:
     torch.manual_seed(0)
-    return ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=4)
+    return ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=4)
 
 
 def fit(model: LightningModule, callbacks: list[Callback], data: Any, tmp_path: Path, **options: Any) -> Trainer:
@@ -184,7 +184,7 @@ def test_noise_masking_of_weight_zero_leaves_reconstruction_alone(target: str, f
 def test_masked_words_are_hidden_and_not_predicted(folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
     model = HOSTS["pair_transformer"]()
-    fit(model, [NoiseMasking(encoder_for(data), word_share=0.5), watch], data, tmp_path)
+    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.5), watch], data, tmp_path)
     assert model.vocabulary is not None
     hidden = 0
     for batch in watch.batches:
@@ -213,7 +213,7 @@ def described_attribute(data: SyntheticDescriptions, name: str, place: int) -> b
 @pytest.mark.parametrize("painted", [True, False])
 def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
-    masking = NoiseMasking(encoder_for(data), paint=painted, probabilities=random_probabilities)
+    masking = NoiseMasking(encoder_for(data), fill_masked=painted, probabilities=random_probabilities)
     fit(HOSTS["namc"](), [masking, watch], data, tmp_path)
     shares = []
     for batch in watch.batches:
@@ -237,7 +237,7 @@ def test_ordinary_captions_are_judged_against_both_images(folder: Path, tmp_path
     )
     watch = Watch()
     model = HOSTS["pair_transformer"](captions_per_pair=3)
-    fit(model, [NoiseMasking(encoder_for(data), word_share=0.4), watch], plain, tmp_path)
+    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), watch], plain, tmp_path)
     masked = torch.cat([(batch.tokens == UNK).flatten() for batch in watch.batches])
     words = torch.cat([batch.caption_mask.flatten() for batch in watch.batches]).sum() + masked.sum() - 16 * 3
     assert masked.sum().item() / words.item() == pytest.approx(0.4, abs=0.08)
@@ -248,7 +248,7 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
     data = described(folder)
     for matching in (sdm, info_nce):
         model = HOSTS["pair_transformer"]()
-        fit(model, [NoiseMasking(encoder_for(data), matching=matching)], data, tmp_path, max_steps=0)
+        fit(model, [NoiseMasking(encoder_for(data), alignment_loss=matching)], data, tmp_path, max_steps=0)
         addon = addons_of(model)["noise_masking"]
         assert isinstance(addon, NoiseMaskingAddon)
         addon.eval()
@@ -266,7 +266,7 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
                 kept = [model.vocabulary.words[i] for i in row[1 : step.batch.tokens.shape[-1]]]
                 spans = _spans(data, samples[b].id)
                 words.append(["[MASK]" if kept[i] == "<unk>" else kept[i] for i in spans[side]])
-            total = total + matching(seen.whole, addon.encoder.encode_text(words).whole)
+            total = total + matching(seen.pooled, addon.encoder.encode_text(words).pooled)
         torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
         assert addon.losses(step) == {}, "what a step kept is forgotten after it"
 
@@ -315,7 +315,7 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     """L_MIR (Eq. 17, 18), restated cell by cell; at stride 4 each cell of features stands over four tokens."""
     data = described(folder)
     torch.manual_seed(0)
-    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=fold)
+    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=fold)
     model = HOSTS["namc"](dropout=0.0)
     callback = MaskedReconstruction(tokens, encoder="net.encoder")
     fit(model, [callback], data, tmp_path, max_steps=0)
@@ -361,7 +361,7 @@ def test_what_is_rebuilt_is_the_image_and_not_the_paint(
     data = described(folder)
     kinds = {"ids": {"tokenizer": tokenizer()}, "raw": {"distance": nn.functional.l1_loss}}
     rebuilding = [MaskedReconstruction(**given, name=name) for name, given in kinds.items()]
-    masking = NoiseMasking(encoder_for(data), image_share=0.5, paint=painted)
+    masking = NoiseMasking(encoder_for(data), image_mask_ratio=0.5, fill_masked=painted)
     model = HOSTS["pair_transformer"]()
     fit(model, [masking, *rebuilding] if noise_first else [*rebuilding, masking], data, tmp_path, max_steps=0)
     given: dict[str, tuple[Tensor, ...]] = {}
@@ -404,7 +404,7 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
     """Table 9; with the true ids as predictions the rebuilt patches are the tokenizer's own."""
     data, model = described(folder), HOSTS["namc"](dropout=0.0)
     torch.manual_seed(0)
-    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=2)
+    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=2)
     callbacks = [MaskedReconstruction(tokens, encoder="net.encoder"), ReconstructionQuality()]
     trainer = fit(model, callbacks, data, tmp_path, max_steps=1)
     trainer.limit_val_batches = 1
@@ -471,21 +471,21 @@ def test_raw_features_are_the_ablations_target(distance: Any, folder: Path, tmp_
     assert _rebuilding(model).target.head.out_features == model.net.backbone.width
 
 
-def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
+def test_rejects_incompatible_options(folder: Path, tmp_path: Path) -> None:
     data = described(folder)
     with pytest.raises(ConfigError, match="either tokens or features"):
         MaskedReconstruction()
-    for share in (3.0, 1.01, 0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match=f"share is {share}; expected a number above 0 and at most 1"):
-            MaskedReconstruction(tokenizer(), share=share)
-    MaskedReconstruction(tokenizer(), share=1.0)
-    with pytest.raises(IDCError, match="word_share is 2"):
-        NoiseMasking("x.ckpt", word_share=2)
+    for ratio in (3.0, 1.01, 0.0, -1.0, math.nan):
+        with pytest.raises(ConfigError, match=f"mask_ratio is {ratio}; expected a number above 0"):
+            MaskedReconstruction(tokenizer(), mask_ratio=ratio)
+    MaskedReconstruction(tokenizer(), mask_ratio=1.0)
+    with pytest.raises(IDCError, match="word_mask_ratio is 2"):
+        NoiseMasking("x.ckpt", word_mask_ratio=2)
     with pytest.raises(ConfigError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
         fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
     with pytest.raises(ConfigError, match="would train nothing of its captioner"):
         fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)
-    odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, fold=4)
+    odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, patch_size=4)
     with pytest.raises(ConfigError, match="do not line up"):
         fit(HOSTS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
 
@@ -503,8 +503,8 @@ def test_noise_is_attended_to_by_nothing() -> None:
     other = net.encoder.embed(net.grids(images)[:, 1], None)
     there = noise[:, 0].flatten(1)
     valid = ~there
-    base = net.encoder.together(changed, other, valid, None)
-    shifted = net.encoder.together(changed + 9 * there[..., None], other, valid, None)
+    base = net.encoder.encode_pair(changed, other, valid, None)
+    shifted = net.encoder.encode_pair(changed + 9 * there[..., None], other, valid, None)
     torch.testing.assert_close(base[0][valid], shifted[0][valid])
     torch.testing.assert_close(base[1], shifted[1])
     # and what stood at a masked patch is replaced before anything reads it
@@ -525,8 +525,8 @@ def test_both_streams_use_the_same_weights() -> None:
     torch.manual_seed(0)
     net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64).eval()
     a, b = torch.randn(1, 64, 32), torch.randn(1, 64, 32)
-    one, two = net.encoder.together(a, b)
-    two_again, one_again = net.encoder.together(b, a)
+    one, two = net.encoder.encode_pair(a, b)
+    two_again, one_again = net.encoder.encode_pair(b, a)
     torch.testing.assert_close((one, two), (one_again, two_again))
 
 
@@ -567,7 +567,7 @@ def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_pa
     pieces += [f"[unused{number}]" for number in range(30522 - len(pieces))]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     model = NAMC(width=16, heads=2, vocabulary=str(tmp_path), captions_per_pair=1)
-    trainer = fit(model, [NoiseMasking(encoder_for(data), word_share=0.4), watch], data, tmp_path, max_steps=3)
+    trainer = fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), watch], data, tmp_path, max_steps=3)
     assert model.hparams["max_length"] is not None and model.hparams["no_change_captions"]
     mask, cut = BERT_SPECIALS.index("[MASK]"), 0
     for batch in watch.batches:

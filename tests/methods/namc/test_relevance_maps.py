@@ -17,7 +17,7 @@ from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.log_relevance import LogRelevance
 from lightning_idc.methods.namc.noise_masking import NoiseMasking
-from lightning_idc.methods.namc.relevance_maps import Judged, judge, normalised, relevance_map
+from lightning_idc.methods.namc.relevance_maps import ImageRelevance, compute_relevance, draw_relevance_maps, normalised
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
@@ -38,7 +38,7 @@ def images() -> torch.Tensor:
 
 
 def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch.Tensor) -> None:
-    found = judge(encoder, images, CAPTION)
+    found = compute_relevance(encoder, images, CAPTION)
     for side, words in enumerate((["a", "small", "red", "cube"], ["a", "large", "sphere", "left", "of", "it"])):
         assert found[side].words == words
         patches, tokens = (
@@ -50,7 +50,7 @@ def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch
         )
         torch.testing.assert_close(torch.tensor(found[side].of_words), cosines.amax(0), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(found[side].of_patches.flatten(), cosines.amax(1), rtol=1e-4, atol=1e-5)
-    whole = judge(encoder, images, "the red cube moved")
+    whole = compute_relevance(encoder, images, "the red cube moved")
     assert whole[0].words == whole[1].words == ["the", "red", "cube", "moved"]
     assert normalised(torch.tensor([2.0, 2.0])).tolist() == [0.5, 0.5]
 
@@ -58,9 +58,9 @@ def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch
 def test_the_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
     relevance = torch.zeros(8, 8)
     relevance[1, 6] = 1.0
-    side = Judged(["red", "\x1b[31mcube"], [0.1, 0.9], relevance, wrong=[True, False])
+    side = ImageRelevance(["red", "\x1b[31mcube"], [0.1, 0.9], relevance, wrong=[True, False])
     gray = torch.full_like(images, 128)
-    sheet = np.asarray(relevance_map([(gray, [side, side])], height=160)).astype(int)
+    sheet = np.asarray(draw_relevance_maps([(gray, [side, side])], height=160)).astype(int)
     picture = sheet[20:180, 20:180]
     blueness = picture[..., 2] - picture[..., 0]
     y, x = np.unravel_index(blueness.argmax(), blueness.shape)

@@ -14,12 +14,12 @@ from torch import Tensor
 from lightning_idc.methods.policy import losses as losses_of_policies
 from lightning_idc.methods.policy.advantages import (
     EPSILON,
+    batch_std,
     dr_grpo,
     group_relative,
     has_spread,
     leave_one_out,
     self_critical,
-    spread,
 )
 from lightning_idc.methods.policy.losses import average, clipped_surrogate, importance_ratio, is_clipped, kl_k3
 
@@ -122,7 +122,7 @@ def test_advantages_are_their_formulas() -> None:
     every = rewards.flatten().tolist()
     mean = sum(every) / len(every)
     deviation = math.sqrt(sum((r - mean) ** 2 for r in every) / (len(every) - 1))
-    assert float(spread(rewards)) == pytest.approx(deviation)
+    assert float(batch_std(rewards)) == pytest.approx(deviation)
     expected = (rewards - rewards.mean(1, keepdim=True)) / (deviation + EPSILON)
     torch.testing.assert_close(group_relative(rewards, "batch"), expected)
     assert has_spread(torch.tensor([[1.0, 1.0], [1.0, 2.0]])).tolist() == [False, True]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
-from lightning_idc.methods.adpo.negatives import Draw
+from lightning_idc.methods.adpo.negatives import RejectedCaptions
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.reward_mined import RewardMined
 from lightning_idc.methods.policy.advantages import leave_one_out
@@ -22,7 +22,7 @@ from lightning_idc.methods.policy.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.policy.policy_addon import PolicyGradient
 from lightning_idc.methods.policy.references import FrozenCopy, MovingAverage, NoReference
 from lightning_idc.methods.policy.rewards import FactsReward, LengthReward, Reward, Texts, WeightedRewards
-from lightning_idc.methods.policy.rollout import uniforms_of
+from lightning_idc.methods.policy.rollout import uniform_numbers
 from lightning_idc.models.addon import TrainingStep, addons_of
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -84,7 +84,7 @@ def test_the_first_step_is_reinforce_with_the_baseline(sft: str, tmp_path: Path)
     rewards = reward(batch, reward.seen)
     advantages = leave_one_out(rewards)
     key = f"{addon._seed}/{model.trainer.current_epoch}"
-    uniforms = uniforms_of(batch, 6, model.hparams["max_length"], key)
+    uniforms = uniform_numbers(batch, 6, model.hparams["max_length"], key)
     drawn = model.decoder.sample(model.encode(batch), 6, uniforms=uniforms)
     assert [model.vocabulary.decode(ids) for ids in drawn.ids] == [text for row in reward.seen for text in row]
     model.zero_grad()
@@ -105,7 +105,7 @@ def test_self_critical_compares_with_the_greedy_caption(sft: str, tmp_path: Path
     model = fit([SelfCritical(reward, samples=3)], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
     addon: Any = addons_of(model)["policy"]
     batch = model.eval().collate([TinySource(16, 0).load(i) for i in range(16)])
-    rollout = addon._drawn(TrainingStep(model, batch, 0, model.encode(batch)))
+    rollout = addon._sample(TrainingStep(model, batch, 0, model.encode(batch)))
     greedy = [[caption.text] for caption in model.generate(model.encode(batch))]
     assert [row[-1:] for row in reward.seen] == greedy
     assert torch.equal(rollout.advantages, rollout.rewards - reward(batch, greedy))
@@ -113,7 +113,7 @@ def test_self_critical_compares_with_the_greedy_caption(sft: str, tmp_path: Path
 
 def test_weight_zero_equals_absent(sft: str, tmp_path: Path) -> None:
     absent = fit([], tmp_path, TinyCaptioner(init_from=sft))
-    for options in ({}, {"beside": True}, {"beta": 0.1}):
+    for options in ({}, {"add_to_loss": True}, {"beta": 0.1}):
         off = GroupRelative(ColourReward(), samples=3, weight=0.0, **options)
         assert_same(host_state(fit([off], tmp_path, TinyCaptioner(init_from=sft))), host_state(absent))
 
@@ -126,7 +126,7 @@ def test_what_a_pair_is_given_does_not_depend_on_its_batch(sft: str, tmp_path: P
 
     def said(places: list[int], key: str) -> list[list[int]]:
         batch = model.collate([samples[place] for place in places])
-        uniforms = uniforms_of(batch, 2, model.hparams["max_length"], key)
+        uniforms = uniform_numbers(batch, 2, model.hparams["max_length"], key)
         return model.decoder.sample(model.encode(batch), 2, uniforms=uniforms).ids
 
     whole = said([0, 1, 2, 3, 4, 5], "0")
@@ -194,15 +194,15 @@ def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
     drawn: list[tuple[list[list[str]], list[list[str]], Tensor]] = []
 
     class Watched(RewardMined):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
             draw = super().draw(step, count, generator)
             drawn.append((step.batch.references, draw.texts, ColourReward()(step.batch, draw.texts)))
             return draw
 
     callbacks = [
-        GroupRelative(ColourReward(), samples=4, beside=True, weight=0.5),
+        GroupRelative(ColourReward(), samples=4, add_to_loss=True, weight=0.5),
         PreferenceOptimization(negatives=Watched(ColourReward(), samples=8)),
-        AdversarialRetriever(candidates=6, share=0.5),
+        AdversarialRetriever(candidates=6, fraction=0.5),
     ]
     model = fit(callbacks, tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
     metrics = model.trainer.callback_metrics
@@ -240,7 +240,7 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         ({"scale": "grup"}, "scale is 'grup'; expected one of group, batch, none, leave_one_out"),
         ({"level": "caption"}, "level is 'caption'; expected one of token, sequence"),
         ({"averaging": "tokens"}, "averaging is 'tokens'; expected one of sample, token, constant"),
-        ({"beside": True, "caption_weight": 1.0}, "leave caption_weight at 0"),
+        ({"add_to_loss": True, "caption_weight": 1.0}, "leave caption_weight at 0"),
     ):
         with pytest.raises(ConfigError, match=match):
             GroupRelative(ColourReward(), **options)  # type: ignore[arg-type]
@@ -324,7 +324,7 @@ def test_a_configuration_may_name_all_options(kind: type) -> None:
         "temperature",
         "top_p",
         "iterations",
-        "beside",
+        "add_to_loss",
         "dropout",
         "weight",
     }

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_idc.images.types import PairSample
-from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
+from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import concatenate_captions
 from lightning_idc.methods.policy.cached_scores import CachedScores, checksums
@@ -40,9 +40,9 @@ def start(sft: str, **options: Any) -> TinyCaptioner:
 class FixedTwo(NegativeSource):
     """The same two sentences for every pair, so that scores can be computed before."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         texts = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
-        return Draw([[texts[str(kind)]] * count for kind in step.batch.change_types])
+        return RejectedCaptions([[texts[str(kind)]] * count for kind in step.batch.change_types])
 
 
 class Adapted(TinyCaptioner):
@@ -99,7 +99,7 @@ class FrozenCopyOfSft(FrozenCopy):
         super().__init__()
         self.path = path
 
-    def connect(self, host: Any) -> None:
+    def setup(self, host: Any) -> None:
         self.twin = TinyCaptioner.load_from_checkpoint(self.path).requires_grad_(False).eval()
 
 
@@ -184,7 +184,7 @@ def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
         fit([PreferenceOptimization(reference=CachedScores(FrozenCopy(), path))], tmp_path, TinyCaptioner())
     with pytest.raises(ConfigError, match="there are no scores"):
         fit([PreferenceOptimization(reference=CachedScores(None, str(tmp_path / "no.pt")))], tmp_path, start(sft))
-    with pytest.raises(ConfigError, match="needs a reference"):
+    with pytest.raises(ConfigError, match="neither a reference nor a path"):
         CachedScores()
     with pytest.raises(ConfigError, match="cannot be kept"):
         CachedScores(MovingAverage())
@@ -244,7 +244,7 @@ def test_scores_of_other_images_of_a_pair_stand_beside_its_own(sft: str, tmp_pat
 def test_scores_of_another_question_are_computed_anew() -> None:
     model = captioner("qwen2_5_vl").eval()
     cached = CachedScores(FrozenCopy())
-    cached.connect(model)
+    cached.setup(model)
 
     def found(prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         model.hparams["prompt"] = prompt
@@ -263,7 +263,7 @@ def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type
     model = captioner("qwen2_5_vl", scoring="packed").eval()
     model.requires_grad_(kind is FrozenCopy)
     reference = kind()
-    reference.connect(model)
+    reference.setup(model)
     batch = model.collate(samples())
     rejected = ["red", "no", "it is a blue thing that moved far away from here"] * batch.tokens.shape[1]
     count = batch.tokens.shape[0] * batch.tokens.shape[1]

@@ -120,7 +120,7 @@ def test_pairs_without_facts_or_references_are_told(batch: PairBatch, data: Synt
     with pytest.raises(DataError, match="pair 'photo' has no facts in its meta"):
         FactsReward()(batch_of([sample]), [["a"]])
     reward = CiderReward()
-    reward.connect(data)
+    reward.setup(data)
     with pytest.raises(DataError, match="1 of 1 pairs, such as 'photo', have none"):
         reward(batch_of([sample]), [["a"]])
     with pytest.raises(DataError, match="the judge compares captions with references"):
@@ -134,7 +134,7 @@ def test_cider_is_that_of_the_metrics_with_the_words_of_the_training_split(
     batch: PairBatch, data: SyntheticPairs
 ) -> None:
     reward = CiderReward()
-    reward.connect(data)
+    reward.setup(data)
     source = data.pairs_of("train")
     texts = [[own[1], batch.references[(b + 1) % 24][0]] for b, own in enumerate(batch.references)]
     found = reward(batch, texts)
@@ -148,7 +148,7 @@ def test_cider_is_that_of_the_metrics_with_the_words_of_the_training_split(
     assert float(found[:, 0].mean()) > float(found[:, 1].mean()) + 1
     bleu = MetricReward("BLEU-4")(batch, [[own[0], "qqq"] for own in batch.references])
     torch.testing.assert_close(bleu, torch.tensor([1.0, 0.0]).expand(24, 2), rtol=0, atol=1e-3)
-    with pytest.raises(ConfigError, match="no reward can be made of the metric 'BLEU-9'"):
+    with pytest.raises(ConfigError, match="no reward can be computed with the metric 'BLEU-9'"):
         MetricReward("BLEU-9")(batch, [["a"]] * 24)
 
 

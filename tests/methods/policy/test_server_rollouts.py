@@ -82,13 +82,13 @@ def test_a_server_that_lags_behind_is_accounted_for(sft: str, server: PolicyServ
     assert model.trainer.callback_metrics["train/sampling/sampling_logp_difference/mean"] > 0.01
     addon: Any = addons_of(model)["policy"]
     addon._log = lambda *unused: None  # the run is over
-    addon.draw = callbacks[1].draw
+    addon.sampler = callbacks[1].sample_captions
     source = TinySource(4, 0)
     batch = model.eval().collate([source.load(i) for i in range(4)])
     step = TrainingStep(model, batch, 0, model.encode(batch))
     found = addon.objective(step)
     # written out: what was drawn, scored by the weights of now and by those that drew it
-    rollout = addon._drawn(step)
+    rollout = addon._sample(step)
     now = model.log_probs(step.features, rollout.tokens).detach()
     then = server.net.log_probs(server.net.encode(batch), rollout.tokens)
     ratio = importance_ratio(now, then, rollout.mask)
@@ -159,8 +159,8 @@ def of_another_model(choice: dict[str, Any]) -> None:
     ("change", "log_probs", "match"),
     [
         (without_ids, "server", "Set log_probs: policy for other servers"),
-        (without_words, "server", "all 8 captions that the endpoint drew of 4 pairs are empty"),
-        (without_words, "policy", "all 8 captions that the endpoint drew of 4 pairs are empty"),
+        (without_words, "server", "all 8 captions that the endpoint sampled for 4 pairs are empty"),
+        (without_words, "policy", "all 8 captions that the endpoint sampled for 4 pairs are empty"),
         (of_another_model, "server", "must serve the same model"),
         (of_another_model, "policy", "'an unheard of giraffe', which holds tokens"),
     ],
@@ -184,7 +184,7 @@ def test_a_slow_server_and_what_cannot_be_are_one_sentence(sft: str, server: Pol
     with pytest.raises(IDCError, match=r"did not answer 2 requests in a row .*timed out"):
         run(rollouts(server, tmp_path, timeout=0.1), grpo)
     server.delay = 0.0
-    with pytest.raises(ConfigError, match="list one of them, too"):
+    with pytest.raises(ConfigError, match="add one of them to the callbacks"):
         run(rollouts(server, tmp_path))
     server.choices = lambda request: {"choices": []}  # type: ignore[method-assign]
     with pytest.raises(IDCError, match="expected choices"):

@@ -24,7 +24,7 @@ def main(folder: Path) -> None:
     seed_everything(3, verbose=False)
     pairs = data(folder, batch_size=2, train_pairs=9)
     tokenizer = TokenizerTraining(
-        codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, fold=4, revive_every=2
+        codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, patch_size=4, revive_every=2
     )
     runs = {"tokenizer": tokenizer}
     first = trainer()

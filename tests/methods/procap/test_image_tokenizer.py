@@ -13,7 +13,7 @@ from lightning_idc.methods.procap.tokenizer import NamingTokenizer, TokenizerTra
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
-SMALL = {"codebook_size": 24, "latent": 8, "width": 8, "multipliers": [1, 2], "blocks": 1, "fold": 4}
+SMALL = {"codebook_size": 24, "latent": 8, "width": 8, "multipliers": [1, 2], "blocks": 1, "patch_size": 4}
 
 
 def images(count: int = 3, height: int = 16, width: int = 24) -> torch.Tensor:
@@ -51,7 +51,7 @@ def test_ids_are_those_of_float32_under_autocast(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**{**SMALL, "codebook_size": 512})
     with torch.no_grad():
-        cells = tokenizer.to_code(tokenizer.features(as_pixels(images(64)))).movedim(1, -1).flatten(0, 2)
+        cells = tokenizer.quant_conv(tokenizer.features(as_pixels(images(64)))).movedim(1, -1).flatten(0, 2)
         tokenizer.codebook.weight.copy_(cells[torch.randperm(len(cells))[:1]] + 0.05 * torch.randn(512, 8))
     shown = images(64)
     features = tokenizer.features(as_pixels(shown)).to(kind)
@@ -60,7 +60,7 @@ def test_ids_are_those_of_float32_under_autocast(kind: torch.dtype) -> None:
     with torch.autocast("cpu", kind):
         assert torch.equal(tokenizer.encode(shown), expected)
         assert torch.equal(tokenizer.ids_of(features), of_features), "features may be of half precision, ids are not"
-        z = tokenizer.to_code(features)
+        z = tokenizer.quant_conv(features)
         assert torch.equal(tokenizer.code(features).ids, tokenizer.nearest(z))
     assert torch.equal(tokenizer.nearest(z.float()), tokenizer.nearest(z))
 
@@ -73,7 +73,7 @@ def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side()
     assert torch.allclose(coded.vectors, tokenizer.codebook(coded.ids).movedim(-1, 1), atol=1e-6)
     weight = torch.randn_like(coded.vectors)
     through = torch.autograd.grad((coded.vectors * weight).sum(), features, retain_graph=True)[0]
-    direct = torch.autograd.grad((tokenizer.to_code(features) * weight).sum(), features)[0]
+    direct = torch.autograd.grad((tokenizer.quant_conv(features) * weight).sum(), features)[0]
     assert torch.equal(through, direct)
     assert torch.autograd.grad(coded.codebook_loss, features, retain_graph=True, allow_unused=True)[0] is None
     assert torch.autograd.grad(coded.commitment_loss, tokenizer.codebook.weight, allow_unused=True)[0] is None
@@ -85,8 +85,8 @@ def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
         tokenizer.encode(images(1, 20, 24))
     with pytest.raises(DataError, match="uint8"):
         tokenizer.encode(torch.rand(1, 3, 16, 16))
-    with pytest.raises(ConfigError, match="fold is 0"):
-        ImageTokenizer(fold=0)
+    with pytest.raises(ConfigError, match="patch_size is 0"):
+        ImageTokenizer(patch_size=0)
 
 
 @pytest.mark.slow
@@ -132,14 +132,14 @@ def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
 def test_unused_entries_move_to_cells_of_the_batch() -> None:
     torch.manual_seed(0)
     model = TokenizerTraining(**SMALL)
-    model.chosen[:20] = 5
+    model.code_counts[:20] = 5
     z = torch.randn(1, 8, 2, 2)
     kept = model.tokenizer.codebook.weight[:20].clone()
     model._revive(z)
     assert torch.equal(model.tokenizer.codebook.weight[:20], kept)
     cells = {tuple(cell) for cell in z.movedim(1, -1).reshape(-1, 8).tolist()}
     assert {tuple(entry) for entry in model.tokenizer.codebook.weight[20:].tolist()} <= cells
-    assert not model.chosen.any()
+    assert not model.code_counts.any()
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
@@ -157,7 +157,7 @@ def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) ->
         before = model.tokenizer.codebook.weight.detach().float().clone()
         trainer = pl.Trainer(max_epochs=1, accelerator="cpu", precision=precision, **quiet)
         trainer.fit(model, data)
-        assert trainer.global_step == 4 // (1 + (type(model) is TokenizerTraining)) and not model.chosen.any()
+        assert trainer.global_step == 4 // (1 + (type(model) is TokenizerTraining)) and not model.code_counts.any()
         weight = model.tokenizer.codebook.weight.detach()
         assert weight.dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
         # a step of the optimizer moves no number by more than its rate of 1e-4; cells stand further away
@@ -168,7 +168,7 @@ def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) ->
 def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> None:
     class Watched(TokenizerTraining):
         def _revive(self, z: torch.Tensor) -> None:
-            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.chosen.sum()))]
+            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.code_counts.sum()))]
             super()._revive(z)
 
     torch.manual_seed(0)

@@ -98,7 +98,7 @@ def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None
 def test_too_many_keyframes_and_an_empty_folder_are_refused(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with pytest.raises(DataError, match="cannot give 8"):
+    with pytest.raises(DataError, match="procedures have 7 frames; expected 8 or more"):
         Keyframes(folder, 8).of(sample())
     with pytest.raises(DataError, match="no procedures"):
         Keyframes(tmp_path_factory.mktemp("empty"), 2)
@@ -141,7 +141,7 @@ def test_fewer_frames_are_every_second_one(folder: Path) -> None:
     assert torch.equal(Keyframes(folder, 3, length=3).of(sample("plain"))[1:-1], frames[[1, 3, 5]])
     chosen = confidence(COSINES[:, [1, 3, 5]]).topk(1).indices
     assert torch.equal(Keyframes(folder, 1, length=3).of(sample())[1], frames[[1, 3, 5]][chosen][0])
-    with pytest.raises(ConfigError, match="cannot be taken evenly"):
+    with pytest.raises(ConfigError, match="does not divide the 7 frames"):
         Keyframes(folder, 1, length=2).of(sample())
 
 
@@ -238,7 +238,7 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
 
 def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
@@ -258,7 +258,7 @@ def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_pat
 
 def test_a_tokenizer_in_bfloat16_tells_frames_apart_as_in_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))

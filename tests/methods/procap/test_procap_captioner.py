@@ -53,15 +53,15 @@ def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) 
     encoder = built(folder, queries=2).net.encoder
     ends = torch.randn(2, 2, 16, 16)
     torch.nn.init.normal_(encoder.mask_embedding)
-    tokens = encoder.queries(ends) - encoder.places()
+    tokens = encoder.queries(ends) - encoder.position_embeddings()
     assert torch.allclose(tokens[:, :16], ends[:, 0], atol=1e-6) and torch.allclose(
         tokens[:, 48:], ends[:, 1], atol=1e-6
     )
     assert torch.allclose(tokens[:, 16:48], encoder.mask_embedding.expand(2, 32, -1), atol=1e-6)
     # eq. 9's order is frame by frame, row by row
-    places = encoder.places().view(4, 4, 4, -1)
+    places = encoder.position_embeddings().view(4, 4, 4, -1)
     assert torch.allclose(
-        places[2, 1, 3], encoder.frame_place[2, 0, 0] + encoder.row_place[1, 0] + encoder.column_place[3]
+        places[2, 1, 3], encoder.frame_embed[2, 0, 0] + encoder.row_embed[1, 0] + encoder.column_embed[3]
     )
 
 
@@ -97,7 +97,7 @@ def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
     for name, value in model.net.tokenizer.state_dict().items():
         assert torch.equal(value, expected[f"net.tokenizer.{name}"])
     static = built(folder, procedure=str(folder / "first.ckpt"), queries=0).net.encoder
-    assert torch.equal(static.frame_place, expected["net.encoder.frame_place"][[0, 3]])
+    assert torch.equal(static.frame_embed, expected["net.encoder.frame_embed"][[0, 3]])
     with pytest.raises(CheckpointError, match="another shape"):
         built(folder, procedure=str(folder / "first.ckpt"), queries=1)
     with pytest.raises(CheckpointError, match="no procedure encoder"):
@@ -110,7 +110,7 @@ def test_a_first_stage_of_another_tokenizer_is_refused(folder: Path, tmp_path: P
         if "encoder" in name:
             other["state_dict"][name] = value + 0.01
     torch.save(other, tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match="was trained on another tokenizer"):
+    with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
         built(folder, tokenizer=str(tmp_path / "other.ckpt"), procedure=str(folder / "first.ckpt"))
 
 
@@ -119,7 +119,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
         built(folder, tokenizer=None)
     with pytest.raises(ConfigError, match="size of the images"):
         built(folder, image_size=None)
-    with pytest.raises(CheckpointError, match="of the edition 'paper'"):
+    with pytest.raises(CheckpointError, match="of the variant 'paper'"):
         built(folder, variant="official", procedure=str(folder / "first.ckpt"))
     with pytest.raises(ConfigError, match="queries is -1"):
         second_stage(folder, queries=-1)
@@ -147,7 +147,7 @@ def test_a_trained_checkpoint_needs_no_other_file(folder: Path, tmp_path: Path, 
 
 def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
     seed_everything(2, verbose=False)
-    model = second_stage(folder, explicit=str(folder / "procedures"))
+    model = second_stage(folder, explicit_frames=str(folder / "procedures"))
     Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
     source = data(folder).pairs_of("val")
     batch = model.collate([source.load(0), source.load(1)])
@@ -167,7 +167,7 @@ def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
 @pytest.mark.parametrize("variant", ["paper", "official"])
 def test_explicit_frames_of_an_unchanged_pair_are_its_image(folder: Path, variant: str, tmp_path: Path) -> None:
     seed_everything(2, verbose=False)
-    model = second_stage(folder, variant=variant, explicit=str(folder / "procedures"))
+    model = second_stage(folder, variant=variant, explicit_frames=str(folder / "procedures"))
     Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
     source = data(folder).pairs_of("test")
     batch = model.eval().collate([source.load(0), source.load(1)])
@@ -185,20 +185,20 @@ def test_explicit_frames_of_an_unchanged_pair_are_its_image(folder: Path, varian
     trainer.test(model, data(folder), verbose=False)
     asked, control = seen_by
     assert torch.equal(control, asked[:, :1].expand_as(asked)) and not torch.equal(control, asked)
-    with pytest.raises(ConfigError, match=r"reads the frames in .*`paint: false`"):
+    with pytest.raises(ConfigError, match=r"reads the frames in .*`fill_masked: false`"):
         model.with_images(batch, batch.images.flip(1))
 
 
 def test_noise_masking_does_not_paint_images_that_nobody_reads(folder: Path, tmp_path: Path) -> None:
     words = Vocabulary.build(data(folder).train_captions()).words
     encoder = SmallDualEncoder(vocabulary_with_mask(words), (4, 4), width=8)
-    for model in (second_stage(folder, explicit=str(folder / "procedures")), first_stage(folder)):
+    for model in (second_stage(folder, explicit_frames=str(folder / "procedures")), first_stage(folder)):
         for paint in (True, False):
-            masking = NoiseMasking(encoder, image_share=0.5, paint=paint)
+            masking = NoiseMasking(encoder, image_mask_ratio=0.5, fill_masked=paint)
             options = {**QUIET, "max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False}
             trainer = Trainer(**options, callbacks=[masking], default_root_dir=tmp_path)
             if paint:
-                with pytest.raises(ConfigError, match="would change nothing of what it sees"):
+                with pytest.raises(ConfigError, match="an add-on that changes images would have no effect"):
                     trainer.fit(copy.deepcopy(model), data(folder))
             else:
                 trainer.fit(copy.deepcopy(model), data(folder))
@@ -224,9 +224,10 @@ def test_without_a_first_stage_the_layers_may_begin_with_clips(folder: Path, tmp
     blocks = {name: value for name, value in built(folder).net.encoder.state_dict().items() if name[:7] == "layers."}
     theirs = {f"visual.transformer.resblocks.{theirs_of(name[7:])}": value + 1 for name, value in blocks.items()}
     torch.save(theirs, tmp_path / "clip.pt")
-    model = built(folder, trunk=str(tmp_path / "clip.pt"))
+    model = built(folder, encoder_init=str(tmp_path / "clip.pt"))
     found = model.net.encoder.state_dict()
-    assert all(torch.equal(found[name], value + 1) for name, value in blocks.items()) and "trunk" not in model.hparams
+    assert all(torch.equal(found[name], value + 1) for name, value in blocks.items())
+    assert "encoder_init" not in model.hparams
 
 
 def theirs_of(name: str) -> str:
@@ -240,13 +241,13 @@ def theirs_of(name: str) -> str:
 
 
 def test_rare_words_stay_out_and_biases_do_not_decay(folder: Path) -> None:
-    model = second_stage(folder, variant="official", min_word_count=4, undecayed=["bias"])
+    model = second_stage(folder, variant="official", min_word_count=4, no_decay=["bias"])
     trainer = Trainer(**QUIET, max_steps=1, enable_checkpointing=False, limit_val_batches=0)
     trainer.fit(model, data(folder))
     counts = Counter(word for caption in data(folder).train_captions() for word in words_of(caption))
     assert set(model.vocabulary.words[4:]) == {word for word, count in counts.items() if count > 3} < set(counts)
     decay = {group["name"]: group["weight_decay"] for group in trainer.optimizers[0].param_groups}
-    assert decay["vision"] == decay["language"] > decay["vision.undecayed"] == decay["language.undecayed"] == 0
+    assert decay["vision"] == decay["language"] > decay["vision.no_decay"] == decay["language.no_decay"] == 0
     spared = [p for group in trainer.optimizers[0].param_groups if not group["weight_decay"] for p in group["params"]]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias") and p.requires_grad]
     assert biases and set(map(id, spared)) == set(map(id, biases))

@@ -100,12 +100,12 @@ def test_the_whole_second_stage(shared: Path) -> None:
         tokenizer, OfficialEncoder(256, (14, 14), 4, 64, 2, 1), OfficialDecoder(80, 64, 2, 8, 256, 0.1), 64
     ).eval()
     net.encoder.load_state_dict(encoder_state(trunk))
-    net.bridge.load_state_dict(below(weights, "mlp."))
+    net.projector.load_state_dict(below(weights, "mlp."))
     net.decoder.load_state_dict(decoder_state(below(weights, "text_decoder.decoder.")))
     ends = io["video"].movedim(2, 1)[:, [0, -1]]
     with torch.no_grad():
         features = tokenizer.features(ends.flatten(0, 1)).unflatten(0, ends.shape[:2])
-        memory = net.bridge(net.encoder(net.encoder.queries(net.encoder.embed(features))))
+        memory = net.projector(net.encoder(net.encoder.queries(net.encoder.embed(features))))
         scores = net.decoder(memory, None, io["input_ids"][:, None])[:, 0]
     assert close(memory, io["memory"]) and close(scores, io["scores"])
     assert close(smoothed_divergence(scores, io["labels"].clamp(min=0), io["labels"] != -1), io["loss"])

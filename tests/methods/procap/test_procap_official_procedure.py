@@ -15,19 +15,19 @@ from torch.nn import functional as F
 
 from lightning_idc.cli.import_ import run
 from lightning_idc.methods import OfficialProcedureModel
+from lightning_idc.methods.procap.losses import discrimination_loss
 from lightning_idc.methods.procap.official.bert_adam import BertAdam
 from lightning_idc.methods.procap.official.convert import below
 from lightning_idc.methods.procap.official.procedure import (
     MASK_RULES,
     LogarithmicWarmup,
     erased_mask,
-    kept_mask,
+    outside_mask,
     shifted_frame,
     summed_consistency_loss,
     swapped_halves,
 )
 from lightning_idc.methods.procap.procedure import ProcedureModel
-from lightning_idc.methods.procap.procedure_net import discrimination_loss
 from lightning_idc.models.loading import load_module
 from lightning_idc.nn.image_tokenizer import as_pixels
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -64,7 +64,7 @@ def test_four_fifths_of_random_patches_and_their_blocks() -> None:
     _, random, block, outside = (rule((300, 14, 14), generator) for rule in MASK_RULES)
     assert float(random.float().mean()) == pytest.approx(0.8, abs=0.01)
     assert all(bool((mask == mask[:1]).all()) for mask in (block, outside)), "the same in all frames"
-    assert torch.equal(kept_mask((2, 14, 14), dice(3)), ~erased_mask((2, 14, 14), dice(3)))
+    assert torch.equal(outside_mask((2, 14, 14), dice(3)), ~erased_mask((2, 14, 14), dice(3)))
     shares = torch.stack([erased_mask((1, 14, 14), generator).float().mean() for _ in range(5000)])
     # measured on the code: mean 0.442, fifth percentile 0.23, 95th 0.73, never without a rectangle
     assert float(shares.mean()) == pytest.approx(0.442, abs=0.01) and float(shares.min()) > 0
@@ -162,8 +162,8 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
     assert torch.equal(encoder.layers[0].qkv.weight, first.encoder.layers[0].qkv.weight)
     # empty captions are the words 0 to 23, and the alignment token is left out
     assert torch.equal(encoder.control_words, torch.cat([first.words.weight[:24], first.special[1:]]))
-    assert torch.equal(encoder.control_places, torch.cat([first.word_places, first.special_places[1:]]))
-    with pytest.raises(CheckpointError, match="of the edition 'official'"):
+    assert torch.equal(encoder.control_positions, torch.cat([first.word_positions, first.special_positions[1:]]))
+    with pytest.raises(CheckpointError, match="of the variant 'official'"):
         second_stage(folder, procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS).build()
 
 
@@ -218,16 +218,16 @@ def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Pat
         for name, shape in shapes.items()
     }
     torch.save(state, tmp_path / "clip.pt")
-    model = built(folder, trunk=str(tmp_path / "clip.pt"))
+    model = built(folder, encoder_init=str(tmp_path / "clip.pt"))
     for layer in range(2):
         prefix = f"visual.transformer.resblocks.{layer}"
         assert torch.equal(model.net.encoder.layers[layer].qkv.weight, state[f"{prefix}.attn.in_proj_weight"])
         assert torch.equal(model.net.encoder.layers[layer].feed[2].bias, state[f"{prefix}.mlp.c_proj.bias"])
-    assert "trunk" not in model.hparams
+    assert "encoder_init" not in model.hparams
     with pytest.raises(CheckpointError, match="at least 4 visual blocks"):
-        built(folder, trunk=str(tmp_path / "clip.pt"), layers=4)
+        built(folder, encoder_init=str(tmp_path / "clip.pt"), layers=4)
     with pytest.raises(CheckpointError, match="another width"):
-        built(folder, trunk=str(tmp_path / "clip.pt"), width=32)
+        built(folder, encoder_init=str(tmp_path / "clip.pt"), width=32)
 
 
 def test_layers_begin_with_the_file_as_openai_publishes_it(folder: Path, shared: Path) -> None:
@@ -235,7 +235,7 @@ def test_layers_begin_with_the_file_as_openai_publishes_it(folder: Path, shared:
     if not archive.is_file():
         pytest.skip("parity/clip_torchscript is not in the shared folder")
     true = load_file(archive.with_name("weights.safetensors"))["visual.transformer.resblocks.1.mlp.c_fc.weight"]
-    model = built(folder, trunk=str(archive), width=64)
+    model = built(folder, encoder_init=str(archive), width=64)
     assert torch.equal(model.net.encoder.layers[1].feed[0].weight, true.float())
 
 

@@ -11,7 +11,7 @@ from helpers.procap_tiny import QUIET, data, first_stage, prepared, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 
 from lightning_idc.data.sampling import Draw
-from lightning_idc.methods.procap.pictures import LogProcedures, Strip, blanked, procedure_sheet, strips_of
+from lightning_idc.methods.procap.log_procedures import LogProcedures, Strip, blanked, procedure_sheet, strips_of
 from lightning_idc.utils.errors import ConfigError, DataError
 
 

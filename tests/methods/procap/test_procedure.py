@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.images.types import PairBatch, PairSample
+from lightning_idc.methods.procap.losses import discrimination_loss, masked_sequence_loss
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
-from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
 from lightning_idc.nn.image_tokenizer import as_pixels
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -92,7 +92,7 @@ def bce(logit: Tensor, target: float) -> Tensor:
     ("shares", "message"),
     [
         ((0.1, 0.7, 0.1), "expected 4 values"),
-        ((0.0, 0.0, 0.0, 0.0), "expected 4 shares"),
+        ((0.0, 0.0, 0.0, 0.0), "expected 4, at least one above 0"),
         ((1.0, -0.1, 0.1, 0.0), r"mask_probabilities\[1\] is -0.1; expected at least 0"),
     ],
 )
@@ -105,8 +105,8 @@ def test_every_masking_has_a_share(shares: tuple[float, ...], message: str) -> N
     ("options", "match"),
     [
         ({"loss_weights": (1.0, 1.0)}, r"loss_weights is \(1.0, 1.0\); expected 3 values"),
-        ({"loss_weights": (0.0, 0.0, 0.0)}, "of which one is above 0"),
-        ({"loss_weights": (0.0, 1.0, 0.0), "read_caption": False}, "without `read_caption` there is nothing to align"),
+        ({"loss_weights": (0.0, 0.0, 0.0)}, "at least one above 0"),
+        ({"loss_weights": (0.0, 1.0, 0.0), "read_caption": False}, "without `read_caption` there is no alignment"),
         ({"loss_weights": (1.0, -1.0, 0.0)}, r"loss_weights\[1\] is -1.0; expected at least 0"),
         ({"keyframes": -1}, "keyframes is -1; expected at least 0"),
     ],
@@ -123,7 +123,7 @@ def test_targets_are_the_ids_of_float32_under_autocast(kind: torch.dtype, varian
     frames = model.collate(samples(folder, 8, [["the cube moved"]] * 8)).model_inputs["frames"]
     net, tokenizer = model.built_net, model.built_net.tokenizer
     # many entries near the cells, so that rounding decides
-    cells = tokenizer.to_code(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
+    cells = tokenizer.quant_conv(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
     near = cells[torch.randperm(len(cells))[:512]] + 0.02 * torch.randn(512, cells.shape[1])
     tokenizer.codebook.weight = torch.nn.Parameter(near.detach(), requires_grad=False)
     expected = tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
@@ -196,7 +196,7 @@ def test_no_caption_is_too_long_and_none_is_missing(folder: Path) -> None:
     batch = model.collate(samples(folder, 2, [["cube " * 300], ["left"]]))
     assert batch.tokens.shape[-1] > 300
     assert all(bool(torch.isfinite(value)) for value in model.losses(model.encode(batch), batch).values())
-    with pytest.raises(DataError, match="there is none for"):
+    with pytest.raises(DataError, match="1 pairs have no caption"):
         model.collate(samples(folder, 2, [["left"], []]))
 
 

@@ -1,4 +1,4 @@
-"""`relative_places`: both stages learn how two patches stand to each other, and agree on it."""
+"""`relative_position_bias`: both stages learn how two patches stand to each other, and agree on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = prepared(tmp_path_factory.mktemp("procap"))
     seed_everything(1, verbose=False)
     trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
-    trainer.fit(first_stage(path, relative_places=True), data(path))
+    trainer.fit(first_stage(path, relative_position_bias=True), data(path))
     trainer.save_checkpoint(path / "first.ckpt")
     return path
 
@@ -30,7 +30,7 @@ def encoder(frames: int = 3, **options: bool) -> ProcedureEncoder:
 
 
 def test_without_it_nothing_is_added() -> None:
-    plain, zero = encoder(), encoder(relative_places=True)
+    plain, zero = encoder(), encoder(relative_position_bias=True)
     assert plain.relative_bias() is None and not any("relative" in name for name in plain.state_dict())
     assert zero.relative is not None
     torch.nn.init.zeros_(zero.relative.table)
@@ -40,7 +40,7 @@ def test_without_it_nothing_is_added() -> None:
 
 
 def test_the_bias_is_of_the_offset_of_two_patches_in_their_two_frames() -> None:
-    one = encoder(relative_places=True)
+    one = encoder(relative_position_bias=True)
     assert one.relative is not None
     torch.nn.init.normal_(one.relative.table)
     bias = one.relative_bias()
@@ -56,7 +56,7 @@ def test_the_bias_is_of_the_offset_of_two_patches_in_their_two_frames() -> None:
 
 def test_padding_is_still_attended_to_by_nothing(folder: Path) -> None:
     seed_everything(1, verbose=False)
-    model = first_stage(folder, relative_places=True)
+    model = first_stage(folder, relative_position_bias=True)
     model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the", "cube", "moved"]
     model.build()
     net = model.eval().built_net
@@ -75,16 +75,16 @@ def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_pat
     start = {"procedure": str(folder / "first.ckpt"), "tokenizer": None}
     settings: dict = {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "the"], "max_length": 6, **start}
     for k, frames in ((2, [0, 1, 2, 3]), (0, [0, 3])):
-        model = second_stage(folder, relative_places=True, queries=k, **settings)
+        model = second_stage(folder, relative_position_bias=True, queries=k, **settings)
         model.build()
         table = model.built_net.encoder.get_parameter("relative.table")
         expected = theirs["net.encoder.relative.table"].view(4, 4, -1, 2)[frames][:, frames].reshape(-1, 2)
         assert torch.equal(table, expected)
-    with pytest.raises(Exception, match=r"relative_places,? .*must agree"):
+    with pytest.raises(Exception, match=r"relative_position_bias,? .*must agree"):
         second_stage(folder, **settings).build()
 
     seed_everything(1, verbose=False)
-    trained = second_stage(folder, relative_places=True, **start)
+    trained = second_stage(folder, relative_position_bias=True, **start)
     trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False, limit_val_batches=0)
     trainer.fit(trained, data(folder))
     table = trained.built_net.encoder.get_parameter("relative.table")
@@ -96,7 +96,7 @@ def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("stage", [first_stage, second_stage])
 def test_the_authors_code_has_none(folder: Path, stage: object) -> None:
-    model = stage(folder, variant="official", relative_places=True)  # type: ignore[operator]
+    model = stage(folder, variant="official", relative_position_bias=True)  # type: ignore[operator]
     model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the"]
-    with pytest.raises(ConfigError, match="relative_places"):
+    with pytest.raises(ConfigError, match="relative_position_bias"):
         model.build()

@@ -245,7 +245,7 @@ def test_empty_images_do_not_spoil_the_share_of_cells_named() -> None:
 
 @pytest.mark.parametrize("kind", [ObjectNaming, NamingTokenizer])
 def test_an_attribute_that_is_unknown_in_all_cells_of_a_batch_counts_nothing(kind: type[Any]) -> None:
-    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "fold": 8}
+    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "patch_size": 8}
     naming = kind(classes=(3, 3), **(sizes if kind is NamingTokenizer else {}))
     images, cells = next(iter(DataLoader(colored_cells(4, 0), 4)))
     known, unknown = cells.clone(), cells.clone()
@@ -261,7 +261,7 @@ def test_an_attribute_that_is_unknown_in_all_cells_of_a_batch_counts_nothing(kin
 @pytest.mark.parametrize("kind", [ObjectNaming, NamingTokenizer])
 @pytest.mark.parametrize("label", [3, -1])
 def test_labels_of_no_class_are_named(kind: type[Any], label: int) -> None:
-    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "fold": 8}
+    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "patch_size": 8}
     naming = kind(classes=(3, 3), **(sizes if kind is NamingTokenizer else {}))
     images, cells = next(iter(DataLoader(colored_cells(4, 0), 4)))
     cells[2, 1, 0, 0] = label

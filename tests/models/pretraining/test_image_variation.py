@@ -39,7 +39,7 @@ def test_only_training_sees_varied_images() -> None:
     naming = ObjectNaming(classes=(3, 3), mirror=True, relight=0.3).eval()  # batch norm as it is: images alone differ
     plain = naming_loss(naming(images), cells)
     assert not torch.isclose(naming.training_loss(None, (images, cells)), plain)
-    assert torch.equal(naming_loss(*naming.judged((images, cells))), plain)  # what validation reads
+    assert torch.equal(naming_loss(*naming.logits_and_labels((images, cells))), plain)  # what validation reads
     same = ObjectNaming(classes=(3, 3)).eval()
     same.load_state_dict(naming.state_dict())
     assert torch.equal(same.training_loss(None, (images, cells)), plain)

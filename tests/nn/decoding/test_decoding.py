@@ -9,7 +9,7 @@ import torch
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.decoding.beam_search import beam_search, beam_search_uncached
-from lightning_idc.nn.decoding.decoding import NEVER_SAID, Decoded, greedy, greedy_uncached
+from lightning_idc.nn.decoding.decoding import NEVER_GENERATED, Decoded, greedy, greedy_uncached
 from lightning_idc.nn.decoding.sampling import sample
 from lightning_idc.nn.transformer import Decoder, DecoderState, attend
 from lightning_idc.nn.vocabulary import BOS, EOS, SpecialIds
@@ -88,7 +88,7 @@ def plain_beams(net: TextNet, features: PairFeatures, longest: int, beams: int, 
         totals = []
         for prefix, total in live:
             log_probs = net.logits(features, torch.tensor([[prefix]]))[0, 0, -1].log_softmax(-1)
-            log_probs[list(NEVER_SAID)] = float("-inf")
+            log_probs[list(NEVER_GENERATED)] = float("-inf")
             totals.append(total + log_probs)
         top = torch.stack(totals).flatten().topk(min(2 * beams, len(live) * len(totals[0])))
         kept: list[tuple[list[int], torch.Tensor]] = []
@@ -252,9 +252,9 @@ def test_more_beams_are_never_less_likely_here() -> None:
 @torch.no_grad()
 def test_padding_begin_and_unknown_are_never_said() -> None:
     net, features = TextNet(12, end=0.0), look(16)
-    net.decoder.bias.data[list(NEVER_SAID)] = 50.0
+    net.decoder.bias.data[list(NEVER_GENERATED)] = 50.0
     for found in (greedy(net, features, 8), beam_search(net, features, 8, 3)):
-        assert not {index for ids in found.ids for index in ids} & set(NEVER_SAID)
+        assert not {index for ids in found.ids for index in ids} & set(NEVER_GENERATED)
 
 
 @torch.no_grad()

@@ -25,15 +25,15 @@ from lightning_idc.methods.procap.tokenizer import TokenizerTraining
 from lightning_idc.nn.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
 from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 
-# the code's own special words come in this order; ours are the first four of every vocabulary
-_THEIRS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
-_OURS = {"[PAD]": PAD, "[BOS]": BOS, "[EOS]": EOS, "[UNK]": UNK}
+# special words of the authors' code, in its order; those of this library are the first four of every vocabulary
+_OFFICIAL_SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
+_SPECIAL_IDS = {"[PAD]": PAD, "[BOS]": BOS, "[EOS]": EOS, "[UNK]": UNK}
 
 _DECODER_PARTS = (
-    (r"^(layers\.\d+)\.selfattn\.layernorm\.", r"\1.norm_own."),
+    (r"^(layers\.\d+)\.selfattn\.layernorm\.", r"\1.norm_self."),
     (r"^(layers\.\d+)\.attention\.layernorm\.", r"\1.norm_cross."),
     (r"^(layers\.\d+)\.feedforward\.layernorm\.", r"\1.norm_feed."),
-    (r"^(layers\.\d+)\.selfattn\.layer\.", r"\1.own."),
+    (r"^(layers\.\d+)\.selfattn\.layer\.", r"\1.self_attention."),
     (r"^(layers\.\d+)\.attention\.layer\.", r"\1.cross."),
     (r"^(layers\.\d+)\.feedforward\.layer\.linear1\.", r"\1.feed.0."),
     (r"^(layers\.\d+)\.feedforward\.layer\.linear2\.", r"\1.feed.2."),
@@ -62,13 +62,13 @@ _TOKENIZER_PARTS = (
     (r"^decoder\.norm_out\.", "decoder.3."),
     (r"^decoder\.conv_out\.", "decoder.5."),
     (r"^quantize\.embedding\.", "codebook."),
-    (r"^quant_conv\.", "to_code."),
-    (r"^post_quant_conv\.", "from_code."),
+    (r"^quant_conv\.", "quant_conv."),
+    (r"^post_quant_conv\.", "post_quant_conv."),
 )
 
 
 def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The part of a state dict whose names begin with a prefix, without it."""
+    """Entries of a state dict with a prefix, without the prefix."""
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -81,16 +81,17 @@ def tokenizer_state(
     """Configuration and weights of an :class:`ImageTokenizer` from those of a VQGAN of the taming-transformers family.
 
     Args:
-        state: by the official names, from ``encoder.conv_in.weight`` on.
-        drop_attention: leave out the attention of the coarsest level, as ProCap's code does: it builds the model for
-            224 pixels, where no level has the 16 x 16 cells that its configuration names, and loads what fits.
+        state: state dict with the official names, such as ``encoder.conv_in.weight``.
+        drop_attention: whether to leave out the attention of the coarsest level, as ProCap's code does: it builds the
+            model for 224 pixels, where no level has the 16 x 16 cells that its configuration names, and loads what
+            fits.
 
     Raises:
-        CheckpointError: it has attention in another level than the coarsest.
+        CheckpointError: a level other than the coarsest has attention.
     """
     if drop_attention:
         state = {key: value for key, value in state.items() if not _LEVEL_ATTENTION.match(key)}
-    attended = {int(found[2]) for key in state if (found := _LEVEL_ATTENTION.match(key))}
+    attended = {int(match[2]) for key in state if (match := _LEVEL_ATTENTION.match(key))}
     levels = 1 + max(int(key.split(".")[2]) for key in state if key.startswith("encoder.down."))
     blocks = 1 + max(int(key.split(".")[4]) for key in state if key.startswith("encoder.down.0.block."))
     width = state["encoder.conv_in.weight"].shape[0]
@@ -102,66 +103,66 @@ def tokenizer_state(
         "width": width,
         "multipliers": [level // width for level in widths],
         "blocks": blocks,
-        "fold": 1,
+        "patch_size": 1,
         "attention": bool(attended),
     }
     if attended - {levels - 1}:
         raise CheckpointError(
             f"this VQGAN has attention in the levels {sorted(attended)} of {levels}; expected none, or the coarsest"
         )
-    own = {}
+    weights = {}
     for key, value in state.items():
         if not key.startswith(("encoder.", "decoder.", "quant", "post_quant")):
-            continue  # what it was trained against
+            continue  # losses and discriminator
         name = renamed(key, _TOKENIZER_PARTS)
         name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
         name = _interleaved(name, levels, bool(attended))
-        # their decoder numbers its levels from fine to coarse, ours in the order in which they run
-        for pattern, within in (
+        # the official decoder numbers its levels from fine to coarse, this library in order of execution
+        for pattern, step in (
             (r"^decoder\.up\.(\d+)\.block\.", 0),
             (r"^decoder\.up\.(\d+)\.upsample\.", blocks + 1),
         ):
-            found = re.match(pattern, name)
-            if found:
-                start = f"decoder.2.{levels - 1 - int(found[1])}."
-                steps = 2 * within if attended and int(found[1]) == levels - 1 else within
-                name = start + (f"{steps}." if steps else "") + name[found.end() :]
-        own[name] = value
-    return config, own
+            match = re.match(pattern, name)
+            if match:
+                start = f"decoder.2.{levels - 1 - int(match[1])}."
+                steps = 2 * step if attended and int(match[1]) == levels - 1 else step
+                name = start + (f"{steps}." if steps else "") + name[match.end() :]
+        weights[name] = value
+    return config, weights
 
 
 def _interleaved(name: str, levels: int, attention: bool) -> str:
-    """Name with the steps of an attended coarsest level counted as they run: block, attention, block, attention ..."""
-    found = re.match(rf"^(encoder\.(?:down|1)|decoder\.up)\.{levels - 1}\.(?:(attn|block)\.)?(\d+)\.", name)
-    if not attention or found is None:
+    """Rename the modules of a coarsest level with attention to their order: block, attention, block, attention ..."""
+    match = re.match(rf"^(encoder\.(?:down|1)|decoder\.up)\.{levels - 1}\.(?:(attn|block)\.)?(\d+)\.", name)
+    if not attention or match is None:
         return name
-    step = 2 * int(found[3]) + (found[2] == "attn")
-    if found[1] == "decoder.up":
-        return f"decoder.up.{levels - 1}.block.{step}.{name[found.end() :]}"
-    return f"encoder.1.{levels - 1}.{step}.{name[found.end() :]}"
+    step = 2 * int(match[3]) + (match[2] == "attn")
+    if match[1] == "decoder.up":
+        return f"decoder.up.{levels - 1}.block.{step}.{name[match.end() :]}"
+    return f"encoder.1.{levels - 1}.{step}.{name[match.end() :]}"
 
 
 def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the encoders of both stages have in common."""
+    """Weights that the encoders of both stages share."""
     return {
         "norm.weight": state["conv_to_embedding.0.weight"],
         "norm.bias": state["conv_to_embedding.0.bias"],
         "project.weight": state["conv_to_embedding.1.weight"],
         "project.bias": state["conv_to_embedding.1.bias"],
         "mask_embedding": state["image_mask"],
-        "frame_place": state["target_pos_emb.weights.0"][0],
-        "row_place": state["target_pos_emb.weights.1"][0, 0],
-        "column_place": state["target_pos_emb.weights.2"][0, 0, 0],
+        "frame_embed": state["target_pos_emb.weights.0"][0],
+        "row_embed": state["target_pos_emb.weights.1"][0, 0],
+        "column_embed": state["target_pos_emb.weights.2"][0, 0, 0],
         **trunk_state(state, "transformer.transformer.resblocks."),
     }
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an :class:`OfficialEncoder` from ``intermediate_generator.*``, without the prefix."""
-    words, places = control_tables(
+    words, positions = control_tables(
         *(state[f"{name}.weight"] for name in ("text_emb", "special_emb", "text_pos_emb", "special_pos_emb"))
     )
-    return {**_trunk(state), "control_words": words, "control_places": places}
+    return {**_trunk(state), "control_words": words, "control_positions": positions}
 
 
 def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,17 +170,17 @@ def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         **{f"encoder.{name}": value for name, value in _trunk(state).items()},
         "words.weight": state["text_emb.weight"],
-        "word_places": state["text_pos_emb.weight"][:TEXT_SLOTS],
+        "word_positions": state["text_pos_emb.weight"][:TEXT_SLOTS],
         "special": state["special_emb.weight"][:SPECIAL_TOKENS],
-        "special_places": state["special_pos_emb.weight"][:SPECIAL_TOKENS],
+        "special_positions": state["special_pos_emb.weight"][:SPECIAL_TOKENS],
         **{
-            f"{ours}.{part}": value
-            for theirs, ours in (
+            f"{name}.{part}": value
+            for official, name in (
                 ("to_logits", "code_head"),
                 ("to_logits_rel", "align_head"),
                 ("to_logits_vid", "consistency_head"),
             )
-            for part, value in below(state, f"{theirs}.").items()
+            for part, value in below(state, f"{official}.").items()
         },
     }
 
@@ -195,14 +196,15 @@ def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
     Raises:
         DataError: the official special words are not where the code has them.
     """
-    theirs = sorted(words, key=words.__getitem__)
-    if tuple(theirs[: len(_THEIRS)]) != _THEIRS or sorted(words.values()) != list(range(len(words))):
+    official_words = sorted(words, key=words.__getitem__)
+    begins_right = tuple(official_words[: len(_OFFICIAL_SPECIALS)]) == _OFFICIAL_SPECIALS
+    if not begins_right or sorted(words.values()) != list(range(len(words))):
         raise DataError(
-            f"the vocabulary of a ProCap begins with {', '.join(_THEIRS)} and numbers its words from 0 on; found "
-            f"{', '.join(theirs[:8])}"
+            f"the vocabulary of a ProCap begins with {', '.join(_OFFICIAL_SPECIALS)} and numbers its words from 0 on; "
+            f"found {', '.join(official_words[:8])}"
         )
-    first = sorted(_OURS, key=_OURS.__getitem__)
-    rest = [word for word in theirs if word not in _OURS]
+    first = sorted(_SPECIAL_IDS, key=_SPECIAL_IDS.__getitem__)
+    rest = [word for word in official_words if word not in _SPECIAL_IDS]
     names = [*SPECIALS, *(f"<{word[1:-1].lower()}>" if word.startswith("[") else word for word in rest)]
     return names, [words[word] for word in (*first, *rest)]
 
@@ -213,8 +215,8 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
 
     Args:
         source: checkpoint of the code's ``train_stage2.py``, as torch or safetensors file.
-        vocabulary: its ``*_word2idx.json``, which the checkpoint does not hold.
-        decoder_heads: attention heads of the decoder, which no weight tells.
+        vocabulary: the code's ``*_word2idx.json``, which is not part of the checkpoint.
+        decoder_heads: attention heads of the decoder, which the weights do not show.
 
     Raises:
         CheckpointError: the checkpoint is missing, or holds something else.
@@ -228,7 +230,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     trunk = below(state, "intermediate_generator.")
     config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
     encoder, decoder = encoder_state(trunk), decoder_state(below(state, "text_decoder.decoder."))
-    names, rows = word_order(_word_numbers(Path(vocabulary)))
+    names, rows = word_order(_read_word_ids(Path(vocabulary)))
     if len(rows) != len(decoder["words.bias"]):
         raise CheckpointError(f"the checkpoint has {len(decoder['words.bias'])} words and {vocabulary!r} {len(rows)}")
     for name in ("words.weight", "words.bias"):
@@ -236,7 +238,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     width, stride = encoder["mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
     model = OfficialProCap(
         tokenizer=config,
-        queries=len(encoder["frame_place"]) - 2,
+        queries=len(encoder["frame_embed"]) - 2,
         width=width,
         layers=_layers(encoder),
         heads=max(1, width // 64),
@@ -245,14 +247,16 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
         decoder_heads=decoder_heads,
         vocabulary=names,
         max_length=TEXT_SLOTS - 1,
-        image_size=(stride * len(encoder["row_place"]), stride * len(encoder["column_place"])),
+        image_size=(stride * len(encoder["row_embed"]), stride * len(encoder["column_embed"])),
         captions_per_pair=1,
     )
     model.build()
     assert model.net is not None
-    parts = {"tokenizer": tokenizer, "encoder": encoder, "bridge": below(state, "mlp."), "decoder": decoder}
+    parts = {"tokenizer": tokenizer, "encoder": encoder, "projector": below(state, "mlp."), "decoder": decoder}
     try:
-        model.net.load_state_dict({f"{part}.{key}": value for part, own in parts.items() for key, value in own.items()})
+        model.net.load_state_dict(
+            {f"{part}.{key}": value for part, weights in parts.items() for key, value in weights.items()}
+        )
     except RuntimeError as error:
         raise CheckpointError(f"{str(source)!r} is not a second stage of ProCap that can be loaded: {error}") from error
     return model.eval()
@@ -260,17 +264,17 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
 
 @reads_file("source")
 def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
-    """First stage with the weights of an official one, to train on or to begin a second stage with.
+    """First stage with the weights of an official one, to continue training or to start a second stage.
 
     Args:
         source: checkpoint of the code's ``train_stage1.py``, as torch or safetensors file.
-        procedures: folder that ``FrameInterpolator`` wrote; the first stage reads nothing else.
+        procedures: folder of ``FrameInterpolator``.
 
     Raises:
         CheckpointError: the file is missing, or holds something else.
     """
     state = read_weights(source)
-    # a second stage carries its first one along, but with a table of 24 words
+    # a second stage contains its first stage, but with a table of 24 words
     state = below(state, "intermediate_generator.") or state
     words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
     if words != len(load_vocabulary(CLIP)):
@@ -279,22 +283,22 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
             f"CLIP's {len(load_vocabulary(CLIP))} are expected"
         )
     config, tokenizer = tokenizer_state(below(state, "vae.model."))
-    own = procedure_state(state)
-    width, stride = own["encoder.mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
+    weights = procedure_state(state)
+    width, stride = weights["encoder.mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
     model = OfficialProcedureModel(
         procedures,
         tokenizer=config,
-        keyframes=len(own["encoder.frame_place"]) - 2,
+        keyframes=len(weights["encoder.frame_embed"]) - 2,
         width=width,
-        layers=_layers(below(own, "encoder.")),
+        layers=_layers(below(weights, "encoder.")),
         heads=max(1, width // 64),
         vocabulary=CLIP,
-        image_size=(stride * len(own["encoder.row_place"]), stride * len(own["encoder.column_place"])),
+        image_size=(stride * len(weights["encoder.row_embed"]), stride * len(weights["encoder.column_embed"])),
     )
     model.build()
     assert model.net is not None
     try:
-        model.net.load_state_dict({**own, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
+        model.net.load_state_dict({**weights, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
     except RuntimeError as error:
         raise CheckpointError(f"{str(source)!r} is not a first stage of ProCap that can be loaded: {error}") from error
     return model.eval()
@@ -314,10 +318,10 @@ def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> Token
     state = read_weights(source)
     if "quantize.embedding.weight" not in state:
         raise CheckpointError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
-    config, own = tokenizer_state(state, drop_attention)
+    config, weights = tokenizer_state(state, drop_attention)
     model = TokenizerTraining(**config)
     try:
-        model.tokenizer.load_state_dict(own)
+        model.tokenizer.load_state_dict(weights)
     except RuntimeError as error:
         raise CheckpointError(f"{str(source)!r} is not a VQGAN that can be loaded: {error}") from error
     return model.eval()
@@ -327,13 +331,13 @@ def _layers(state: Mapping[str, Tensor]) -> int:
     return 1 + max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
 
 
-def _word_numbers(path: Path) -> dict[str, int]:
+def _read_word_ids(path: Path) -> dict[str, int]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        word_ids = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
     except ValueError as error:
         raise DataError(f"{str(path)!r} is not readable as JSON: {error}") from error
-    if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
+    if not isinstance(word_ids, dict) or not all(isinstance(word_id, int) for word_id in word_ids.values()):
         raise DataError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
-    return found
+    return word_ids

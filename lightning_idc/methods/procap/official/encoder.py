@@ -1,7 +1,4 @@
-"""What the authors' code does otherwise than their paper says, so that their weights give their numbers.
-
-README.md lists every difference; here stands how each is computed.
-"""
+"""Networks of the authors' code where they differ from the paper; README.md lists every difference."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from torch.nn import functional as F
 
 from lightning_idc.checkpoints.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
-from lightning_idc.nn.transformer import DecoderState, Remember, attend, grouped, merge_heads, split_heads
+from lightning_idc.nn.transformer import CacheUpdate, DecoderState, attend, group_captions, merge_heads, split_heads
 from lightning_idc.utils.errors import ConfigError, reads_file
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2
 """Tokens before the frames in the second stage: 24 empty words, a separator, the consistency token."""
 BLIND = slice(TEXT_SLOTS + 1, TEXT_SLOTS + 3)
-"""Rows that do not see what stands before them. They were meant for a sequence that begins with the alignment token;
+"""Rows that do not attend to earlier tokens. They were meant for a sequence that starts with the alignment token;
 the second stage has none, so the second of them is the first patch of the before image."""
 
 _BLOCK_PARTS = (
@@ -38,7 +35,7 @@ _BLOCK_PARTS = (
 
 
 SPECIAL_TOKENS = 3
-"""Rows of the code's table of special tokens that are used: alignment, separator, consistency."""
+"""Used rows of the code's table of special tokens: alignment, separator, consistency."""
 
 
 class QuickGELU(nn.Module):
@@ -49,43 +46,45 @@ class QuickGELU(nn.Module):
 
 
 class OfficialTrunk(ProcedureEncoder):
-    """The encoder of the code: CLIP's activation, and places that start 3.3 times as large as ours.
+    """The encoder of the code: CLIP's activation, and position embeddings of initial standard deviation 1.
 
     Args:
-        options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
+        options: arguments of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         if self.relative is not None:
-            raise ConfigError("relative_places is true, which the authors' code has not: take ProCap, ProcedureModel")
+            raise ConfigError(
+                "relative_position_bias is true, which the authors' code does not have; use ProCap and ProcedureModel"
+            )
         for layer in self.layers:
             layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
-        for place in (self.frame_place, self.row_place, self.column_place):
-            nn.init.normal_(place)
+        for embedding in (self.frame_embed, self.row_embed, self.column_embed):
+            nn.init.normal_(embedding)
 
 
 class OfficialEncoder(OfficialTrunk):
-    """The trunk in the second stage: 26 control tokens stand before the frames.
+    """The encoder of the second stage, with 26 control tokens before the frames.
 
     Args:
-        options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
+        options: arguments of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # two tables that are added, as in the code: an optimizer moves their sum twice as far as one table
+        # two tables that are added, as in the code: an optimizer step moves their sum twice as far as one table
         self.control_words = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
-        self.control_places = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
+        self.control_positions = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
         self.register_buffer("bias", blind_rows(CONTROLS + self.frames * self.cells), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        controls = (self.control_words + self.control_places).expand(len(tokens), -1, -1)
+        controls = (self.control_words + self.control_positions).expand(len(tokens), -1, -1)
         return self.run(torch.cat([controls, tokens], 1), self.bias)[:, CONTROLS:]  # type: ignore[arg-type]
 
 
 def blind_rows(length: int) -> Tensor:
-    """Attention bias ``(N, N)`` by which two rows see nothing that stands before them."""
+    """Attention bias ``(N, N)`` with which two rows do not attend to earlier tokens."""
     bias = torch.zeros(length, length)
     for row in range(length)[BLIND]:
         bias[row, :row] = float("-inf")
@@ -93,27 +92,27 @@ def blind_rows(length: int) -> Tensor:
 
 
 def control_tables(
-    words: Tensor, special: Tensor, word_places: Tensor, special_places: Tensor
+    words: Tensor, special: Tensor, word_positions: Tensor, special_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The two tables of control tokens of the second stage from those of the first.
 
-    Empty captions are looked up as words 0 to 23, which are sub-words of CLIP and not the learned padding: the table
-    was made for 24 words and then overwritten. The alignment token is not used.
+    Empty captions use words 0 to 23, which are sub-words of CLIP and not the learned padding, as the table was created
+    for 24 words and then overwritten. The alignment token is not used.
     """
     return (
         torch.cat([words[:TEXT_SLOTS], special[1:SPECIAL_TOKENS]]),
-        torch.cat([word_places[:TEXT_SLOTS], special_places[1:SPECIAL_TOKENS]]),
+        torch.cat([word_positions[:TEXT_SLOTS], special_positions[1:SPECIAL_TOKENS]]),
     )
 
 
 def trunk_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Layers of a trunk from residual blocks by the names of OpenAI's CLIP, which stand below ``prefix``."""
-    own = {}
+    """Layers of an encoder from the residual blocks of OpenAI's CLIP below ``prefix``."""
+    weights = {}
     for key, value in state.items():
         layer, _, rest = key.removeprefix(prefix).partition(".")
         if key.startswith(prefix) and rest != "attn_mask":
-            own[f"layers.{layer}.{renamed(rest, _BLOCK_PARTS)}"] = value
-    return own
+            weights[f"layers.{layer}.{renamed(rest, _BLOCK_PARTS)}"] = value
+    return weights
 
 
 def renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
@@ -156,12 +155,12 @@ class OfficialDecoderLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        self.own, self.cross = OfficialAttention(width, heads), OfficialAttention(width, heads)
+        self.self_attention, self.cross = OfficialAttention(width, heads), OfficialAttention(width, heads)
         self.feed = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
-        self.norm_own, self.norm_cross, self.norm_feed = (UnbiasedLayerNorm(width) for _ in range(3))
+        self.norm_self, self.norm_cross, self.norm_feed = (UnbiasedLayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def _onward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def _cross_and_mlp(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         allowed = None if mask is None else mask[:, None, None]
         x = self.norm_cross(x + self.dropout(self.cross(x, *memory, allowed)))
         return self.norm_feed(x + self.dropout(self.feed(x)))
@@ -170,27 +169,33 @@ class OfficialDecoderLayer(nn.Module):
         """All positions of K captions at once: ``(B, K, T, D)``."""
         shape = x.shape
         x = x.flatten(0, 1)
-        x = self.norm_own(x + self.dropout(self.own(x, *self.own.project_kv(x), None, causal=True)))
-        return self._onward(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
+        attended = self.self_attention(x, *self.self_attention.project_kv(x), None, causal=True)
+        x = self.norm_self(x + self.dropout(attended))
+        return self._cross_and_mlp(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
 
     def step(
-        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+        self,
+        x: Tensor,
+        update_cache: CacheUpdate,
+        memory: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        captions_per_pair: int = 1,
     ) -> Tensor:
-        """One more position ``(N, 1, D)``, whose keys and values ``remember`` caches."""
-        x = self.norm_own(x + self.own(x, *remember(*self.own.project_kv(x)), None))
-        return grouped(self._onward(grouped(x, each), memory, mask), 1)
+        """One more position ``(N, 1, D)``, whose keys and values ``update_cache`` caches."""
+        x = self.norm_self(x + self.self_attention(x, *update_cache(*self.self_attention.project_kv(x)), None))
+        return group_captions(self._cross_and_mlp(group_captions(x, captions_per_pair), memory, mask), 1)
 
 
 class OfficialDecoder(nn.Module):
-    """The text decoder of the code, with cached decoding that theirs lacks.
+    """The text decoder of the code, with cached decoding added.
 
     Args:
         vocabulary: number of words.
-        width: of all tokens; even.
+        width: width of all tokens; even.
         layers: decoder layers.
         heads: attention heads.
         hidden: width of the feed-forward layers.
-        dropout: share of activations dropped in training.
+        dropout: dropout probability.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float) -> None:
@@ -225,7 +230,7 @@ class OfficialDecoder(nn.Module):
 
 
 class OfficialNet(ProCapNet):
-    """The second stage of the code: its tokenizer's features are taken of pixels in [0, 1]."""
+    """The second stage of the code: the tokenizer's features are computed from pixels in [0, 1]."""
 
     def tokenizer_features(self, images: Tensor) -> Tensor:
         return self.tokenizer.features(images.to(self.encoder.mask_embedding.dtype) / 255)
@@ -234,13 +239,13 @@ class OfficialNet(ProCapNet):
 def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing: float = 0.1) -> Tensor:
     """KL divergence from smoothed targets, summed over all tokens of the batch.
 
-    The target holds ``1 - smoothing`` and every other word of V an equal share of the rest, ``smoothing / (V - 1)``.
+    The target has probability ``1 - smoothing``, every other word of V has ``smoothing / (V - 1)``.
 
     Args:
         logits: ``(..., V)``.
         targets: ids ``(...)``.
         mask: bool ``(...)``, True where the token counts.
-        smoothing: share taken from the target.
+        smoothing: label smoothing.
 
     Example:
         >>> smoothed_divergence(torch.zeros(1, 4), torch.tensor([1]), torch.tensor([True]), smoothing=0.0)  # log 4
@@ -248,11 +253,11 @@ def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing
     """
     log_probs = logits[mask].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     others = logits.shape[-1] - 1
-    right = log_probs.gather(-1, targets[mask][:, None])[:, 0]
-    share, entropy = smoothing / others, 0.0
-    for mass, count in ((1 - smoothing, 1), (share, others)):
+    target_log_probs = log_probs.gather(-1, targets[mask][:, None])[:, 0]
+    other_mass, entropy = smoothing / others, 0.0
+    for mass, count in ((1 - smoothing, 1), (other_mass, others)):
         entropy += count * mass * math.log(mass) if mass > 0 else 0.0
-    cross = (1 - smoothing - share) * right + share * log_probs.sum(-1)
+    cross = (1 - smoothing - other_mass) * target_log_probs + other_mass * log_probs.sum(-1)
     return (entropy - cross).sum()
 
 
@@ -266,7 +271,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         return load_file(source)
     if source.is_file() and is_torchscript(source):
         return {key: value.float() for key, value in read_torchscript(source).items()}
-    found: Any = read_foreign_checkpoint(source)
+    weights: Any = read_foreign_checkpoint(source)
     for name in ("model", "weights", "state_dict"):
-        found = found.get(name, found)
-    return {key.removeprefix("module."): value for key, value in found.items()}
+        weights = weights.get(name, weights)
+    return {key.removeprefix("module."): value for key, value in weights.items()}

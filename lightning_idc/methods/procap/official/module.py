@@ -1,6 +1,16 @@
-"""Both stages of ProCap as the authors' code computes them, which is not what their paper says.
+"""Both stages of ProCap as the authors' code computes them, which differs from their paper (README.md has a list).
 
-README.md lists every difference.
+Each class replaces parts of the paper's class and inherits its training step:
+
+| part | paper | official |
+|---|---|---|
+| encoder, stage 1 / 2 | ``ProcedureEncoder`` | ``OfficialTrunk`` / ``OfficialEncoder`` (control tokens) |
+| network of stage 1 | ``ProcedureNet`` | ``OfficialProcedureNet`` (24 word slots, separator token) |
+| loss weights, masks, color shift | ``losses.py``, ``masks.py``, ``warps.py`` | ``official/procedure.py`` |
+| negative captions | next other caption | the other half of the batch |
+| consistency loss | mean | sum over all samples |
+| decoder of stage 2 | ``Decoder`` | ``OfficialDecoder`` (post-norm) |
+| caption loss | cross entropy | KL divergence from smoothed targets, summed |
 """
 
 from __future__ import annotations
@@ -36,10 +46,10 @@ class OfficialProcedureModel(ProcedureModel):
     """The first stage of the authors' code.
 
     Args:
-        options: of :class:`~lightning_idc.methods.procap.procedure.ProcedureModel`.
+        options: arguments of :class:`~lightning_idc.methods.procap.procedure.ProcedureModel`.
     """
 
-    edition = "official"
+    variant = "official"
     encoder_class = OfficialTrunk
     net_class = OfficialProcedureNet
     default_loss_weights = LOSS_WEIGHTS
@@ -53,10 +63,10 @@ class OfficialProCap(ProCap):
     """The second stage of the authors' code.
 
     Args:
-        options: of :class:`~lightning_idc.methods.procap.module.ProCap`.
+        options: arguments of :class:`~lightning_idc.methods.procap.module.ProCap`.
     """
 
-    edition = "official"
+    variant = "official"
     encoder_class = OfficialEncoder
     decoder_class = OfficialDecoder
     net_class = OfficialNet
@@ -67,7 +77,7 @@ class OfficialProCap(ProCap):
         logits = self.built_net.logits(features, batch.tokens[..., :-1])
         return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
 
-    def beside_encoder(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        tables = (state[f"net.{name}"] for name in ("words.weight", "special", "word_places", "special_places"))
-        words, places = control_tables(*tables)
-        return {"control_words": words, "control_places": places}
+    def extra_encoder_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        tables = (state[f"net.{name}"] for name in ("words.weight", "special", "word_positions", "special_positions"))
+        words, positions = control_tables(*tables)
+        return {"control_words": words, "control_positions": positions}

@@ -22,24 +22,24 @@ LOSS_WEIGHTS = (7.0, 0.5, 0.5)
 
 
 class OfficialProcedureNet(ProcedureReader):
-    """Reads {alignment token, 24 words, separator, consistency token, procedure}; the consistency token sees no word.
+    """Encodes {alignment token, 24 words, separator, consistency token, procedure}; the consistency token sees no word.
 
-    Captions lose their end token and whatever follows the 24th word; each empty place has an embedding of its own.
-    Features are taken of pixels in [0, 1], and ids of pixels in [-1, 1].
+    Captions lose their end token and all words after the 24th; each empty slot has a separate embedding. Features are
+    computed from pixels in [0, 1], and ids from pixels in [-1, 1].
 
     Args:
-        tokenizer: gives features and targets; it stays frozen.
-        encoder: looks across caption and procedure.
+        tokenizer: image tokenizer of features and targets; frozen.
+        encoder: encoder of caption and procedure.
         vocabulary: number of words.
     """
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__(tokenizer, encoder, vocabulary)
         width = encoder.width
-        # the last row is never looked up; the code's table has it
+        # the last row is unused; the code's table has it
         self.words = nn.Embedding(vocabulary + TEXT_SLOTS + 1, width)
-        self.word_places = nn.Parameter(torch.randn(TEXT_SLOTS, width))
-        self.special, self.special_places = (nn.Parameter(torch.randn(SPECIAL_TOKENS, width)) for _ in range(2))
+        self.word_positions = nn.Parameter(torch.randn(TEXT_SLOTS, width))
+        self.special, self.special_positions = (nn.Parameter(torch.randn(SPECIAL_TOKENS, width)) for _ in range(2))
         length = SPECIAL_TOKENS + TEXT_SLOTS + encoder.frames * encoder.cells
         self.register_buffer("bias", blind_rows(length), persistent=False)
 
@@ -54,15 +54,15 @@ class OfficialProcedureNet(ProcedureReader):
 
     def slots(self, words: Tensor, word_mask: Tensor) -> Tensor:
         """Rows ``(B, 24)`` of the table of words for ids ``(B, T)`` that may end with an end token."""
-        # the last word of a caption is its end token: a word is followed by another one
-        kept = F.pad(word_mask[:, 1:], (0, TEXT_SLOTS))[:, :TEXT_SLOTS]
+        # the last word of a caption is its end token, so a word is a position that is followed by another one
+        is_word = F.pad(word_mask[:, 1:], (0, TEXT_SLOTS))[:, :TEXT_SLOTS]
         words = F.pad(words, (0, TEXT_SLOTS))[:, :TEXT_SLOTS]
-        return torch.where(kept, words, self.vocabulary + torch.arange(TEXT_SLOTS, device=words.device))
+        return torch.where(is_word, words, self.vocabulary + torch.arange(TEXT_SLOTS, device=words.device))
 
     def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
         visual = self.masked_tokens(features, masked)
-        text = self.words(self.slots(words, word_mask)) + self.word_places
-        align, separator, consistency = (self.special + self.special_places).expand(len(words), -1, -1).split(1, 1)
+        text = self.words(self.slots(words, word_mask)) + self.word_positions
+        align, separator, consistency = (self.special + self.special_positions).expand(len(words), -1, -1).split(1, 1)
         hidden = self.encoder.run(torch.cat([align, text, separator, consistency, visual], 1), self.bias)  # type: ignore[arg-type]
         first = SPECIAL_TOKENS + TEXT_SLOTS
         return Hidden(hidden[:, 0], hidden[:, first - 1], hidden[:, first:])
@@ -71,44 +71,44 @@ class OfficialProcedureNet(ProcedureReader):
 def erased_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
     """Mask a rectangle, the same in all frames, as torchvision's RandomErasing draws it.
 
-    Its area is even in [0.2, 0.8] of the grid and its logarithmic ratio of sides even between 1 : 2 and 2 : 1; one that
-    reaches over a whole side is drawn again, at most ten times.
+    Its area is uniform in [0.2, 0.8] of the grid and the logarithm of its aspect ratio uniform between 1 : 2 and 2 : 1;
+    one as long as a side of the grid is drawn again, at most ten times.
     """
     _, height, width = grid
     mask = torch.zeros(height, width, dtype=torch.bool)
     for _ in range(10):
         area, logarithm = torch.rand(2, generator=generator).tolist()
         ratio = math.exp(math.log(0.5) + logarithm * math.log(4))
-        wanted = (0.2 + 0.6 * area) * height * width
-        rows, columns = round(math.sqrt(wanted * ratio)), round(math.sqrt(wanted / ratio))
+        target_area = (0.2 + 0.6 * area) * height * width
+        rows, columns = round(math.sqrt(target_area * ratio)), round(math.sqrt(target_area / ratio))
         if rows < height and columns < width:
-            top = int(torch.randint(height - rows + 1, (), generator=generator))
-            left = int(torch.randint(width - columns + 1, (), generator=generator))
-            mask[top : top + rows, left : left + columns] = True
+            top_edge = int(torch.randint(height - rows + 1, (), generator=generator))
+            left_edge = int(torch.randint(width - columns + 1, (), generator=generator))
+            mask[top_edge : top_edge + rows, left_edge : left_edge + columns] = True
             break
     return mask.expand(grid).clone()
 
 
-def kept_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask all but such a rectangle."""
+def outside_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Mask all but a rectangle of :func:`erased_mask`."""
     return ~erased_mask(grid, generator)
 
 
 MASK_RULES: tuple[MaskRule, ...] = (
     entire_mask,
-    partial(random_patch_mask, interval=(0.8, 0.8)),  # 0.2, which is the chance to be kept
+    partial(random_patch_mask, interval=(0.8, 0.8)),  # 0.2 is the probability to be visible
     erased_mask,
-    kept_mask,
+    outside_mask,
 )
 
 
 def shifted_frame(frames: Tensor, generator: torch.Generator, reach: float = 0.5) -> Tensor:
-    """One frame brighter or darker by one number, in all channels in a quarter of the cases, else in one.
+    """Add one random number to one frame, with probability 1/4 to all channels, else to one.
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        generator: of the choices.
-        reach: greatest shift, as a share of the range of values.
+        generator: random numbers.
+        reach: maximum shift, as a fraction of the range of values.
     """
     warped = frames.float()
     shift = 255 * reach * (2 * float(torch.rand((), generator=generator)) - 1)
@@ -117,37 +117,37 @@ def shifted_frame(frames: Tensor, generator: torch.Generator, reach: float = 0.5
     return warped.round().clamp(0, 255).to(torch.uint8)
 
 
-def swapped_halves(said: Sequence[list[int]], own: Sequence[list[list[int]]]) -> list[int]:
-    """The pair of the other half of the batch for each pair, whatever its caption says.
+def swapped_halves(captions: Sequence[list[int]], references: Sequence[Sequence[list[int]]]) -> list[int]:
+    """Index of the pair in the other half of the batch for each pair, even if its caption is the same.
 
-    The code asserts an even batch; an odd one is rolled by half of it here, and a lone pair has no other caption.
+    The code asserts an even batch; here an odd one is rolled by half of it, and a single pair has no other caption.
     """
-    count = len(said)
+    count = len(captions)
     return [(row + count // 2) % count if count > 1 else -1 for row in range(count)]
 
 
-def summed_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tensor:
-    """Eq. 8 summed over all samples, fully masked ones included, over the number of those that are not.
+def summed_consistency_loss(intact: Tensor, broken: Tensor, visible: Tensor) -> Tensor:
+    """Eq. 8 summed over all samples, fully masked ones included, divided by the number of those that are not.
 
     Args:
-        whole: logits of procedures as they are, ``(B,)``.
-        broken: logits of warped ones, ``(B,)``.
-        seen: bool ``(B,)``, False where everything is masked.
+        intact: logits of intact procedures, ``(B,)``.
+        broken: logits of broken procedures, ``(B,)``.
+        visible: bool ``(B,)``, False where everything is masked.
 
     Example:
         >>> summed_consistency_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]))  # 4 log 2 / 1
         tensor(2.7726)
     """
-    return (F.softplus(-whole.float()) + F.softplus(broken.float())).sum() / seen.sum().clamp(min=1)
+    return (F.softplus(-intact.float()) + F.softplus(broken.float())).sum() / visible.sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class LogarithmicWarmup(Warmup):
-    """Rise with the logarithm of the step, then the rate; DeepSpeed's WarmupLR, which the code uses.
+    """Logarithmic warm-up, then constant: DeepSpeed's WarmupLR, which the code uses.
 
     Args:
-        warmup: share of the run spent rising.
-        steps: number of steps in this share.
+        warmup: fraction of the run of the warm-up.
+        steps: number of steps of the warm-up.
         start: multiplier at the first step.
     """
 
@@ -157,5 +157,5 @@ class LogarithmicWarmup(Warmup):
 
     def __call__(self, progress: float) -> float:
         step = self.steps * progress / max(self.warmup, 1e-12)
-        risen = min(1.0, math.log(step + 1) / math.log(max(self.steps, 2)))
-        return self.start + (1 - self.start) * risen
+        fraction = min(1.0, math.log(step + 1) / math.log(max(self.steps, 2)))
+        return self.start + (1 - self.start) * fraction

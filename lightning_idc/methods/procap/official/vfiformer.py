@@ -72,7 +72,7 @@ class FlowNet(nn.Module):
     """Flow from coarse to fine, each step on images that the step before has warped.
 
     Args:
-        widths: of its three blocks.
+        widths: widths of the three blocks.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
@@ -91,10 +91,10 @@ class FlowNet(nn.Module):
 
 
 class FlowUpdate(nn.Module):
-    """Correction of both flows from how like the meeting features are to those around.
+    """Corrects both flows by the correlation of features with those around their counterpart.
 
     Args:
-        width: of the features.
+        width: width of the features.
     """
 
     def __init__(self, width: int) -> None:
@@ -109,18 +109,18 @@ class FlowUpdate(nn.Module):
     def forward(self, before: Tensor, after: Tensor, flow: Tensor) -> Tensor:
         flows = flow.split(2, 1)
         around = [
-            warp(F.unfold(x, 3, padding=1).unflatten(-1, x.shape[2:]), own).unflatten(1, (-1, 9))
-            for x, own in zip((before, after), flows, strict=True)
+            warp(F.unfold(x, 3, padding=1).unflatten(-1, x.shape[2:]), image_flow).unflatten(1, (-1, 9))
+            for x, image_flow in zip((before, after), flows, strict=True)
         ]
-        here = [x[:, :, 4] for x in around]
-        share = self.occl_convs(torch.cat(here, 1))
-        met = here[0] * share + here[1] * (1 - share)
-        found = []
-        for own, near, middle in zip(flows, around, here, strict=True):
-            likeness = (_unit(met)[:, :, None] * _unit(near)).sum(1)
-            motion = self.motion_convs(torch.cat([self.corr_convs(likeness), self.flow_convs(own)], 1))
-            found.append(own + self.flow_head(self.gru(torch.cat([met, middle, motion, own], 1))))
-        return torch.cat(found, 1)
+        centres = [x[:, :, 4] for x in around]
+        occlusion = self.occl_convs(torch.cat(centres, 1))
+        blended = centres[0] * occlusion + centres[1] * (1 - occlusion)
+        updated = []
+        for image_flow, neighbours, middle in zip(flows, around, centres, strict=True):
+            likeness = (_unit(blended)[:, :, None] * _unit(neighbours)).sum(1)
+            motion = self.motion_convs(torch.cat([self.corr_convs(likeness), self.flow_convs(image_flow)], 1))
+            updated.append(image_flow + self.flow_head(self.gru(torch.cat([blended, middle, motion, image_flow], 1))))
+        return torch.cat(updated, 1)
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -141,8 +141,8 @@ class Features(nn.Module):
         self.conv1, self.conv2 = _convs(3, start, width, stride=stride), _convs(3, width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.conv2(self.conv1(x))
-        return found
+        features: Tensor = self.conv2(self.conv1(x))
+        return features
 
 
 class FlowRefinement(nn.Module):
@@ -173,11 +173,11 @@ class FlowRefinement(nn.Module):
                 flow = block(*features.chunk(2), _flow_at(flow, 2))
         else:
             flow = _flow_at(flow, 2)
-        contexts, own = [], flow
+        contexts, scaled_flow = [], flow
         for features in scales:
-            sides = zip(features.chunk(2), own.split(2, 1), strict=True)
+            sides = zip(features.chunk(2), scaled_flow.split(2, 1), strict=True)
             contexts.append(torch.cat([warp(side, arrows) for side, arrows in sides], 1))
-            own = _flow_at(own, 0.5)
+            scaled_flow = _flow_at(scaled_flow, 0.5)
         return flow, contexts
 
 
@@ -215,8 +215,8 @@ class VFIformer(nn.Module):
         """``(N, 3, H, W)`` from two such, values 0 to 1, blue first; sides are multiples of 64."""
         flow, contexts = self.refinenet(before, after, self.flownet(before, after))
         warped = [warp(before, flow[:, :2]), warp(after, flow[:, 2:])]
-        found = self.transformer(self.fuse_block(torch.cat([before, after, *warped], 1)), contexts).sigmoid()
-        residual, mask = 2 * found[:, :3] - 1, found[:, 3:]
+        fused = self.transformer(self.fuse_block(torch.cat([before, after, *warped], 1)), contexts).sigmoid()
+        residual, mask = 2 * fused[:, :3] - 1, fused[:, 3:]
         return (warped[0] * mask + warped[1] * (1 - mask) + residual).clamp(0, 1)
 
 
@@ -227,7 +227,7 @@ def vfiformer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
         state: by the official names; buffers that follow from the sizes are left out.
 
     Raises:
-        CheckpointError: it holds another network.
+        CheckpointError: the state dict is that of another network.
     """
     tables = [key for key in state if key.endswith("attn.relative_position_bias_table")]
     needed = ["refinenet.conv1.conv1.0.weight", "transformer.conv_first.weight"]
@@ -268,8 +268,8 @@ class VFIformerMidpoint(Midpoint):
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         height, width = before.shape[-2:]
-        # as in its demo: black around the picture, the extra pixel below and to the right, and channels as OpenCV reads
-        top, left = ((-side % DIVISOR) // 2 for side in (height, width))
-        around = (left, -width % DIVISOR - left, top, -height % DIVISOR - top)
-        found = self.net(*(F.pad(images, around).flip(1) / 255 for images in (before, after)))
-        return found[..., top : top + height, left : left + width].flip(1) * 255
+        # as in its demo: zero padding, the odd pixel below and to the right, and channels in BGR order
+        top_pad, left_pad = ((-side % DIVISOR) // 2 for side in (height, width))
+        padding = (left_pad, -width % DIVISOR - left_pad, top_pad, -height % DIVISOR - top_pad)
+        frame = self.net(*(F.pad(images, padding).flip(1) / 255 for images in (before, after)))
+        return frame[..., top_pad : top_pad + height, left_pad : left_pad + width].flip(1) * 255

@@ -36,23 +36,23 @@ class CrossWindowAttention(WindowAttention):
     def forward(  # type: ignore[override]  # the block below is its only caller
         self, x: Tensor, other: Tensor, masks: tuple[Tensor, Tensor] | tuple[None, None]
     ) -> Tensor:
-        query, *own = self._heads(self.qkv(x), 3)
-        found = self._attended(query, own, self.relative_position_bias_table, masks[0])
-        seen = self._attended(query, self._heads(self.kv(other), 2), self.other_table, masks[1])
-        merged = self.merge1(torch.cat([found, seen], -1))
-        out: Tensor = self.proj(found + self.merge2(F.leaky_relu(merged, 0.2)))
+        query, *window_kv = self._heads(self.qkv(x), 3)
+        attended = self._attend(query, window_kv, self.relative_position_bias_table, masks[0])
+        surrounding = self._attend(query, self._heads(self.kv(other), 2), self.other_table, masks[1])
+        merged = self.merge1(torch.cat([attended, surrounding], -1))
+        out: Tensor = self.proj(attended + self.merge2(F.leaky_relu(merged, 0.2)))
         return out
 
     @staticmethod
     def _heads(x: Tensor, parts: int) -> Sequence[Tensor]:
         return x.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def _attended(self, query: Tensor, read: Sequence[Tensor], table: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, query: Tensor, key_value: Sequence[Tensor], table: Tensor, mask: Tensor | None) -> Tensor:
         index: Tensor = self.relative_position_index  # type: ignore[assignment]  # a buffer of timm's
         bias = table[index].permute(2, 0, 1)[None]
         if mask is not None:
             bias = bias + mask.repeat(len(query) // len(mask), 1, 1)[:, None]
-        return F.scaled_dot_product_attention(query, read[0], read[1], attn_mask=bias).transpose(1, 2).flatten(2)
+        return F.scaled_dot_product_attention(query, *key_value, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 class CrossBlock(SwinTransformerBlock):
@@ -73,10 +73,10 @@ class CrossBlock(SwinTransformerBlock):
         height, width = x.shape[1:3]
         shifted = torch.roll(x, (-shift, -shift), (1, 2))
         masks = self._masks(height, width, x) if shift else (None, None)
-        found = self.attn(
+        attended = self.attn(
             window_partition(shifted, self.window_size).flatten(1, 2), surroundings(shifted, window), masks
         ).unflatten(1, (window, window))
-        return torch.roll(window_reverse(found, self.window_size, height, width), (shift, shift), (1, 2))
+        return torch.roll(window_reverse(attended, self.window_size, height, width), (shift, shift), (1, 2))
 
     def _masks(self, height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """-100 where a pixel and what it would attend to are not neighbours but for the shift."""
@@ -86,14 +86,15 @@ class CrossBlock(SwinTransformerBlock):
             for side in (height, width)
         ]
         regions = (3 * ends[0][:, None] + ends[1]).to(like)[None, ..., None]
-        own = window_partition(regions, self.window_size).flatten(1)
-        # halving mixes the numbers of neighbouring regions, which then differ from all: so it is in the authors' code
-        found = [-100.0 * (seen[:, None] != own[:, :, None]) for seen in (own, surroundings(regions, window)[..., 0])]
-        return found[0].to(like), found[1].to(like)
+        window_regions = window_partition(regions, self.window_size).flatten(1)
+        # halving mixes the numbers of neighbouring regions, which then differ from all, as in the authors' code
+        keys = (window_regions, surroundings(regions, window)[..., 0])
+        masks = [-100.0 * (key[:, None] != window_regions[:, :, None]) for key in keys]
+        return masks[0].to(like), masks[1].to(like)
 
 
 def surroundings(x: Tensor, window: int) -> Tensor:
-    """What stands in and around each window, at half the scale.
+    """Pixels in and around each window, at half the scale.
 
     Args:
         x: ``(B, H, W, C)``.
@@ -121,7 +122,7 @@ def _swin(window: int, shift: int) -> Any:
 
 
 class WindowGroup(nn.Module):
-    """Blocks, every other one shifted by half a window, and a convolution beside a shortcut.
+    """Blocks, every other one shifted by half a window, and a convolution with a shortcut.
 
     Args:
         width: of the features.
@@ -190,13 +191,13 @@ class FusionTransformer(nn.Module):
             contexts: warped features of both frames side by side, of each scale.
         """
         x = first = self.conv_first(fused)
-        seen = []
+        skips = []
         for scale, context, down in zip(self.scales, contexts, [*self.down, None], strict=True):
             x = self.norm(scale(self.norm_in(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
-            seen.append(x)
+            skips.append(x)
             x = x if down is None else down(torch.cat([x, context], 1))
         x = torch.cat([x, contexts[-1]], 1)
-        for up, beside in zip(self.up, (*seen[2:0:-1], seen[0]), strict=True):
-            x = torch.cat([up(x), beside], 1)
-        found: Tensor = self.conv_last2(self.conv_last1(x) + first)
-        return found
+        for up, skip in zip(self.up, (*skips[2:0:-1], skips[0]), strict=True):
+            x = torch.cat([up(x), skip], 1)
+        logits: Tensor = self.conv_last2(self.conv_last1(x) + first)
+        return logits

@@ -1,4 +1,4 @@
-"""Procedures as pictures: interpolated, chosen, masked and reconstructed frames (Figures 9 to 13 of the paper)."""
+"""LogProcedures: draws interpolated, chosen, masked and reconstructed frames (Figures 9 to 13 of the paper)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Strip:
     """One row of frames with a name.
 
     Args:
-        name: what the frames are.
+        name: label of the row.
         frames: uint8 ``(F, 3, H, W)``.
     """
 
@@ -71,24 +71,24 @@ def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SI
         y = top + LINE
         for strip in strips:
             draw.text((MARGIN, y + side // 2 - 6), strip.name, GRAY, small)
-            for place, frame in enumerate(strip.frames):
-                picture = Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy())
-                sheet.paste(picture.resize(size), (MARGIN + name_width + place * (size[0] + GAP), y))
+            for column, frame in enumerate(strip.frames):
+                image = Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy())
+                sheet.paste(image.resize(size), (MARGIN + name_width + column * (size[0] + GAP), y))
             y += side + GAP
         top += tall
     return sheet
 
 
 def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | None = None) -> list[Strip]:
-    """What there is to see of one pair: all frames, the chosen ones, and with a model what it makes of them.
+    """Strips of one pair: all frames, the keyframes, and with a model its reconstructions.
 
     Args:
         sample: the pair.
-        keyframes: chooses its frames; where it is to take none, there is no procedure to be shown.
-        model: first stage; when given, its masked input, what it fills in, and all of it filled in from the caption.
+        keyframes: keyframes of the pair; with k = 0 no procedure is drawn.
+        model: first stage whose masked input and reconstructions are drawn too; None for none.
     """
     ends = sample.before[None], sample.after[None]
-    # as in Figure 13: where both images agree the overlay is sharp
+    # as in Figure 13: the overlay is sharp where both images agree
     strips = [Strip("pair, overlaid", torch.cat([*ends, overlaid(sample.before, sample.after)[None]]))]
     if keyframes.count:
         procedure = keyframes.procedures.of(sample.id, sample.before, sample.after)
@@ -98,7 +98,7 @@ def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | 
 
 
 def filled_in(sample: PairSample, model: ProcedureModel) -> list[Strip]:
-    """Masked input of a first stage, what it makes of it, and what it imagines between both images."""
+    """Masked input of a first stage, its reconstruction, and the frames that it predicts between both images."""
     batch = model.collate([sample]).to(model.device)
     frames, masked = batch.model_inputs["frames"][0].cpu(), batch.model_inputs["masked"][0].cpu()
     strips = [
@@ -106,7 +106,7 @@ def filled_in(sample: PairSample, model: ProcedureModel) -> list[Strip]:
         Strip("reconstructed", model.reconstruct(batch)[0].cpu()),
     ]
     if len(frames) > 2:
-        # as in Figure 9: both images are given, and what lies between them is imagined
+        # as in Figure 9: both images are visible, and all frames between them are predicted
         between = torch.ones_like(batch.model_inputs["masked"]).view(1, len(frames), -1)
         between[:, [0, -1]] = False
         batch.model_inputs["masked"] = between.flatten(1)
@@ -120,21 +120,22 @@ def overlaid(before: Tensor, after: Tensor) -> Tensor:
 
 
 def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Frames uint8 ``(F, 3, H, W)`` with gray in place of the masked patches ``(F * n,)``."""
+    """Frames uint8 ``(F, 3, H, W)`` with masked patches ``(F * n,)`` in one colour."""
     height, width = frames.shape[-2:]
-    shown = masked.view(-1, 1, *grid).repeat_interleave(height // grid[0], 2).repeat_interleave(width // grid[1], 3)
-    return torch.where(shown, frames.new_tensor(MASKED), frames)
+    cells = masked.view(-1, 1, *grid)  # (F, 1, h, w)
+    pixel_mask = cells.repeat_interleave(height // grid[0], 2).repeat_interleave(width // grid[1], 3)
+    return torch.where(pixel_mask, frames.new_tensor(MASKED), frames)
 
 
 class LogProcedures(Callback):
-    """After each validation of the first stage draws what it makes of the same few pairs; of the pair alone with k = 0.
+    """Draws the procedures and reconstructions of the same few pairs after each validation of the first stage.
 
     ``lightning-idc validate --config RUN/procedure/stage.yaml --ckpt_path CHECKPOINT`` draws them without training.
     Writes ``procedures/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
-    picture as ``val/procedures``.
+    image as ``val/procedures``.
 
     Args:
-        pairs: how many.
+        pairs: number of pairs.
     """
 
     def __init__(self, pairs: PositiveInt = 4) -> None:
@@ -143,7 +144,7 @@ class LogProcedures(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, ProcedureModel):
-            raise ConfigError(f"LogProcedures shows the work of a ProcedureModel; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"LogProcedures needs a ProcedureModel; this is a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:

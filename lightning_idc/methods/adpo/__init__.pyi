@@ -1,0 +1,13 @@
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever as AdversarialRetriever
+from lightning_idc.methods.adpo.comparison import Comparison as Comparison
+from lightning_idc.methods.adpo.losses import adversarial_reward as adversarial_reward
+from lightning_idc.methods.adpo.losses import dpo as dpo
+from lightning_idc.methods.adpo.losses import margin as margin
+from lightning_idc.methods.adpo.negatives import Counterfactual as Counterfactual
+from lightning_idc.methods.adpo.negatives import FromData as FromData
+from lightning_idc.methods.adpo.negatives import RandomCaption as RandomCaption
+from lightning_idc.methods.adpo.negatives import SameScene as SameScene
+from lightning_idc.methods.adpo.negatives import SelfSampled as SelfSampled
+from lightning_idc.methods.adpo.negatives import SideBySide as SideBySide
+from lightning_idc.methods.adpo.preference import PreferenceOptimization as PreferenceOptimization
+from lightning_idc.methods.adpo.reward_mined import RewardMined as RewardMined

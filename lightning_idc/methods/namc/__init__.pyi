@@ -1,0 +1,16 @@
+from lightning_idc.methods.namc.descriptions import Descriptions as Descriptions
+from lightning_idc.methods.namc.descriptions import EmbeddedDescriber as EmbeddedDescriber
+from lightning_idc.methods.namc.descriptions import ImageParagraphs as ImageParagraphs
+from lightning_idc.methods.namc.dual_encoder import ClipDualEncoder as ClipDualEncoder
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder as SmallDualEncoder
+from lightning_idc.methods.namc.log_relevance import LogRelevance as LogRelevance
+from lightning_idc.methods.namc.losses import info_nce as info_nce
+from lightning_idc.methods.namc.losses import sdm as sdm
+from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction as MaskedReconstruction
+from lightning_idc.methods.namc.mining import Features as Features
+from lightning_idc.methods.namc.mining import SimilarPairs as SimilarPairs
+from lightning_idc.methods.namc.module import NAMC as NAMC
+from lightning_idc.methods.namc.noise_masking import NoiseMasking as NoiseMasking
+from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality as ReconstructionQuality
+from lightning_idc.methods.namc.relevance import RelevancePretraining as RelevancePretraining
+from lightning_idc.methods.namc.relevance_maps import draw_relevance_maps as draw_relevance_maps
