@@ -13,13 +13,15 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
+_OF_WORKER = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+Error: ", re.DOTALL | re.MULTILINE)
+"""PyTorch makes an error of a loader's worker anew, with the traceback of the worker before its message."""
 
 
 class IDCError(ValueError):
     """Base of all errors that a user can fix; its message is one line, whatever another library put into it."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(_LINE_BREAK.sub(" ", message).strip())
+        super().__init__(_LINE_BREAK.sub(" ", _OF_WORKER.sub("", message)).strip())
 
 
 class ConfigError(IDCError):
