@@ -15,6 +15,7 @@ from lightning_idc.synthesis.progress import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError, StoreError
 from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
@@ -41,9 +42,10 @@ class Audit(PipelineStage):
         title: str = "Audit",
         images: Sequence[str] = ("before", "after"),
         texts: Sequence[str] = ("captions", "caption", "description"),
-        max_pairs: int = 600,
+        max_pairs: PositiveInt = 600,
         seed: int = 0,
     ) -> None:
+        check_arguments(Audit.__init__, locals())
         super().__init__(seed)
         self.page, self.title, self.max_pairs = Path(page), title, max_pairs
         self.images, self.texts = tuple(images), tuple(texts)

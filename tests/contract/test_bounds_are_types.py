@@ -46,19 +46,9 @@ STILL_BY_HAND: dict[str, set[str]] = {
     "Addon": {"weight"},
     "AddonCallback": {"weight"},
     "AdversarialRetriever": {"weight"},
-    "ArrayTask": {"task", "tasks"},
-    "Audit": {"max_pairs"},
-    "Chromium": {"width", "height"},
-    "Deduplicate": {"distance"},
-    "ImageFolder": {"copies"},
     "MaskedReconstruction": {"weight"},
     "NoiseMasking": {"weight"},
-    "PairCaptioner": {"captions_per_pair", "max_length", "num_beams", "min_word_count", "image_size"},
     "PreferenceOptimization": {"weight"},
-    "RayPool": {"workers", "num_cpus", "num_gpus", "retries"},
-    "ReleasePairs": {"shares"},
-    "SamplePhotos": {"copies"},
-    "WebPages": {"count", "no_change", "width"},
 }
 """Classes that still check their numbers by hand; this may only become shorter."""
 

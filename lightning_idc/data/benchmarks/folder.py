@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, fault_of, progress, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, split_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wanted
 from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
@@ -87,13 +87,7 @@ class FolderPairs(PairDataModule):
     ) -> None:
         check_arguments(FolderPairs.__init__, locals())
         super().__init__(**options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
-        for name, value in (("on_empty", on_empty), ("on_bad", on_bad)):
-            if value not in ("raise", "skip"):
-                raise ConfigError(f"{name} is {value!r}; expected 'raise' or 'skip'")
+        check_shares(shares)
         self.files = Root(root, follow_links)
         self.root, self.annotations, self.shares = self.files.path, annotations, tuple(shares)
         self.on_empty, self.on_bad = on_empty, on_bad

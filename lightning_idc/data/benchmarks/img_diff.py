@@ -12,10 +12,10 @@ import torch
 from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, check_shares, split_by_hash
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 
 Part = Literal["replacement", "removal"]
@@ -79,10 +79,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
     ) -> None:
         check_arguments(ImgDiff.__init__, locals())
         super().__init__(root, **options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
+        check_shares(shares)
         self.part: Part = part
         self.shares = tuple(shares)
         self._all: list[Record] | None = None

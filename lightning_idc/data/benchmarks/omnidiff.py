@@ -11,10 +11,11 @@ from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
 from lightning_idc.utils.bounds import check_arguments
-from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 
 Subset = Literal["real", "render"]
+Field = Literal["id", "before", "after", "caption", "types"]
 PAIRS = {
     "real": {"train": 7_007, "val": 799, "test": 803},
     "render": {"train": 5_445, "val": 777, "test": 767},
@@ -74,16 +75,14 @@ real/val.json, real/test.json, render/train.json, ...
         self,
         root: str | Path | None = None,
         subset: Subset = "real",
-        fields: Mapping[str, str] | None = None,
+        fields: Mapping[Field, str] | None = None,
         annotations_file: str = "{subset}/{split}.json",
         **options: Any,
     ) -> None:
         check_arguments(OmniDiff.__init__, locals())
         super().__init__(root, **options)
-        for key in fields or {}:
-            check_choice("a key of fields", key, FIELDS)
         self.subset: Subset = subset
-        self.fields = {**FIELDS, **(fields or {})}
+        self.fields: dict[str, str] = {**FIELDS, **(fields or {})}
         self.annotations_file = annotations_file
 
     def heading(self) -> str:

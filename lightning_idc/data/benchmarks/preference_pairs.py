@@ -9,11 +9,11 @@ from typing import Any
 
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, split_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.errors import DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import short
 
 
@@ -53,8 +53,7 @@ class PreferencePairs(PairDataModule):
     ) -> None:
         check_arguments(PreferencePairs.__init__, locals())
         super().__init__(**options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(f"shares is {tuple(shares)}; expected train, val and test that sum to 1")
+        check_shares(shares)
         self.files, self.annotations, self.shares = Root(root), annotations, tuple(shares)
         self._records: list[Record] | None = None
 

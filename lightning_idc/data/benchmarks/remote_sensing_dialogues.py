@@ -9,9 +9,9 @@ from typing import Any, Literal
 from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record, split_by_hash
+from lightning_idc.data.tables.files import Record, check_shares, split_by_hash
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_text, short
 
 Turn = Literal["first", "last"]
@@ -136,10 +136,7 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
     ) -> None:
         check_arguments(RSCC.__init__, locals())
         super().__init__(root, **options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
+        check_shares(shares)
         self.shares: Sequence[float] = tuple(shares)
         self.test_list = test_list
 

@@ -15,7 +15,7 @@ from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.read import read_image, read_pair
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import DataError, IDCError
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest_of_all
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
@@ -231,6 +231,16 @@ def folders_of(paths: Any) -> Any:
     import pyarrow.compute as pc
 
     return pc.replace_substring_regex(paths, r"[^/]*\z", "").dictionary_encode()
+
+
+def check_shares(shares: Sequence[float]) -> None:
+    """Check the shares of train, val and test, each of which is from 0 to 1.
+
+    Raises:
+        ConfigError: they do not sum to 1.
+    """
+    if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
 
 
 def split_by_hash(name: str, shares: Sequence[float]) -> str:
