@@ -34,9 +34,7 @@ NO_BOUND = {
 }
 """Numbers of which any may make sense."""
 CHECKED_BY_HAND = {
-    "Fog": {"severity"},  # the number of levels
     "FrameInterpolator": {"frames"},  # 1, 3, 7, ...
-    "GaussianNoise": {"severity"},
     "LogarithmicWarmup": {"warmup", "steps", "start"},
     "PairDataModule": {"page"},
     "PasteEdits": {"scale"},

@@ -153,7 +153,7 @@ class HQEdit(HuggingFaceTable):
     """
 
     domain = "edited images (HQ-Edit)"
-    _SPLITS: Mapping[str, str] = {"train": "train", "val": "train", "test": "train"}
+    _SPLITS: Mapping[Split, str] = {"train": "train", "val": "train", "test": "train"}
 
     def __init__(
         self,

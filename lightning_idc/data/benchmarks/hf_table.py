@@ -19,12 +19,13 @@ from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest, digest_of_all
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import inside
 
-SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
+SPLITS: Mapping[Split, str] = {"train": "train", "val": "validation", "test": "test"}
 _BUILDERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -299,21 +300,19 @@ class HuggingFaceTable(PairDataModule):
         id: Sequence[str] = (),
         change_type: str | None = None,
         config: str | None = None,
-        splits: Mapping[str, str] = SPLITS,
+        splits: Mapping[Split, str] = SPLITS,
         rejected: str | None = None,
         margin: str | None = None,
         error_type: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(HuggingFaceTable.__init__, locals())
         super().__init__(**options)
         self.path, self.config = str(path), config
         self.columns = {"before": before, "after": after, "captions": captions, "change_type": change_type}
         named = {"rejected": rejected, "margin": margin, "error_type": error_type}
         self.preference = {what: column for what, column in named.items() if column is not None}
         self.id_columns = [id] if isinstance(id, str) else list(id)
-        for split in splits:
-            if split not in ("train", "val", "test", "predict"):
-                raise ConfigError(f"splits names {split!r}; expected train, val, test or predict")
         self.splits = dict(splits)
         self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
         self._tables: Any = None
