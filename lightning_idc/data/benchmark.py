@@ -166,9 +166,7 @@ class Benchmark(PairDataModule):
 
     def source(self, split: Split) -> PairSource:
         records = self.records(split)
-        problem = self.miscount(split) if self.official else None
-        if problem:
-            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
+        self.check_counts(split)
         told = records if self.keeps(split) else [record for record in records if any(record.captions)]
         return self.source_of(self.present(split, told))
 
@@ -231,6 +229,16 @@ class Benchmark(PairDataModule):
         if not expected.differs(found):
             return None
         return f"{self.heading()} {name}: expected {expected}; found {found}"
+
+    def check_counts(self, split: Split) -> None:
+        """Check the official counts, unless ``official`` is False.
+
+        Raises:
+            DataError: the annotation files differ from the official ones.
+        """
+        problem = self.miscount(split) if self.official else None
+        if problem:
+            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
 
     def heading(self) -> str:
         """Name of the benchmark, and what of it these arguments choose."""

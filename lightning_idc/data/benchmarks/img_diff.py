@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_idc.data.annotations import Row, needed, read_objects, sentences
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import FileSource, Record, check_shares, split_by_hash
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError

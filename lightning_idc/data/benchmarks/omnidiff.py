@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import Row, read_objects, sentences
+from lightning_idc.data.annotations import Row, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
@@ -21,11 +22,6 @@ PAIRS = {
     "render": {"train": 5_445, "val": 777, "test": 767},
 }
 """8,609 + 6,989 = 15,598 pairs with one description each (Table 2 and Section 5.1)."""
-CHANGES = (
-    *("viewpoint", "illumination", "addition", "disappearance", "removal", "substitution"),
-    *("size", "color", "orientation", "pose", "OCR", "counting"),
-)
-"""The twelve types of the paper (Section 3)."""
 FIELDS = {"id": "id", "before": "image1", "after": "image2", "caption": "caption", "types": "types"}
 """Where a record says what, unless told otherwise: our own reading, as the public files are not documented."""
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import Row, needed, read_objects, sentences
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record, check_shares, split_by_hash
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_text, short

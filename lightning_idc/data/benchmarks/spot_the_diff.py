@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.annotations import needed, read_objects, sentences
+from lightning_idc.data.annotations import needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 Grouping = Literal["grouped", "entry", "multi"]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.annotations import needed, read_objects, sentences
+from lightning_idc.data.annotations import needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.errors import ConfigError
 
 CATEGORIES = (
