@@ -54,8 +54,8 @@ class Audit(PipelineStage):
         return records
 
     def finish(self, store: RecordStore) -> None:
-        kept, reasons = store.counts()
-        counts = {"kept": kept, **reasons}
+        remaining, reasons = store.counts()
+        counts = {"kept": remaining, **reasons}
         shown = min(self.max_pairs, len(store))
         subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
         about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
@@ -151,8 +151,9 @@ def _lines(value: Any) -> list[str]:
 
 def _details(dropped: dict[str, Any]) -> str:
     value = dropped["value"]
-    found = "" if value in (None, "") else f"found {value}"
-    return plain(", ".join(text for text in (found, f"asked {dropped['limit']}" if dropped["limit"] else "") if text))
+    parts = [] if value in (None, "") else [f"found {value}"]
+    parts += [f"asked {dropped['limit']}"] if dropped["limit"] else []
+    return plain(", ".join(parts))
 
 
 def _told(step: dict[str, Any]) -> str:

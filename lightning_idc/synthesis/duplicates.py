@@ -150,11 +150,11 @@ class _Seen:
         return None
 
     def find_or_add(self, digest: bytes, hashes: str, id: str) -> str | None:
-        found = self.find(digest, hashes)
-        if found is None:
+        key = self.find(digest, hashes)
+        if key is None:
             for piece in self._pieces(digest, hashes):
                 self.pieces.setdefault(piece, []).append((hashes, id))
-        return found
+        return key
 
     def _pieces(self, digest: bytes, hashes: str) -> list[tuple[bytes, int, str]]:
         size = max(1, len(hashes) // (self.distance + 1))

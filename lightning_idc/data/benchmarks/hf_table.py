@@ -139,10 +139,10 @@ class TableSource(PairSource):
         texts = table.select_columns(list(dict.fromkeys(texts_of)))
         self._captions: list[list[str]] = [[] for _ in range(len(table))]
         if captions:
-            given = list(texts[captions])
+            values_of_rows = list(texts[captions])
             self._captions = [
                 list(filter(None, sentences(text, self._row(row)))) if text is not None else []
-                for row, text in enumerate(given)
+                for row, text in enumerate(values_of_rows)
             ]
         self._meta = self._preferences(texts, named_by, len(table))
         kinds = list(texts[change_type]) if change_type else [None] * len(table)
@@ -156,9 +156,9 @@ class TableSource(PairSource):
     def _preferences(self, texts: Any, named: Mapping[str, str], count: int) -> list[dict[str, Any]]:
         if not named:
             return [{} for _ in range(count)]
-        given = {what: list(texts[column]) for what, column in named.items()}
+        columns = {what: list(texts[column]) for what, column in named.items()}
         nothing: list[Any] = [None] * count
-        rows = zip(*(given.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
+        rows = zip(*(columns.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
         return [
             meta_of_preference(
                 [] if texts is None else list(filter(None, sentences(texts, self._row(row)))),
@@ -173,7 +173,7 @@ class TableSource(PairSource):
 
     @staticmethod
     def _places(count: int) -> list[str]:
-        return [f"{place:06d}" for place in range(count)]
+        return [f"{index:06d}" for index in range(count)]
 
     def _row(self, index: int) -> str:
         return f"{self.where}, row {index}"
@@ -256,7 +256,7 @@ def _paths(cells: Any) -> list[str | None]:
     kind = cells.type
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         return cells.to_pylist()  # type: ignore[no-any-return]
-    fields = [kind.field(place).name for place in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
+    fields = [kind.field(index).name for index in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
     if "path" not in fields:
         return [None] * len(cells)
     paths = pc.struct_field(cells, "path")
@@ -360,8 +360,8 @@ class Captioned(View):
         super().__init__(source, [index for index in range(len(source)) if source.captions(index)])
 
     def fingerprint(self) -> str | None:
-        whole = self.source.fingerprint()
-        return whole and f"{whole}/{digest(str(self.places))}"
+        fingerprint = self.source.fingerprint()
+        return fingerprint and f"{fingerprint}/{digest(str(self.places))}"
 
 
 def _refuse_addresses(folder: Path) -> None:
@@ -430,13 +430,13 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
             builder = _BUILDERS[local.suffix]
             return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
-            found = datasets.load_from_disk(str(local))
-            return found if isinstance(found, datasets.DatasetDict) else {"train": found}
+            loaded = datasets.load_from_disk(str(local))
+            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         if local.is_dir():
             _refuse_addresses(local)
-            found = datasets.load_dataset_builder(str(local), config).config
-            _refuse_files_outside(local, found.data_files)
-            return datasets.load_dataset(str(local), config, **(plain if isinstance(found, CsvConfig) else {}))
+            loaded = datasets.load_dataset_builder(str(local), config).config
+            _refuse_files_outside(local, loaded.data_files)
+            return datasets.load_dataset(str(local), config, **(plain if isinstance(loaded, CsvConfig) else {}))
         return datasets.load_dataset(path, config)
     except IDCError:
         raise

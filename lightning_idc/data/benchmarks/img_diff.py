@@ -95,8 +95,8 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         return Counts(records=REMOVAL if self.part == "removal" else None)
 
     def found(self, split: Split) -> Counts:
-        own = self.records(split)
-        return Counts(len(own), sum(len(record.captions) for record in own), records=len(self._everything()))
+        records = self.records(split)
+        return Counts(len(records), sum(len(record.captions) for record in records), records=len(self._everything()))
 
     def read(self, split: Split) -> list[Record]:
         return [record for record in self._everything() if split_by_hash(image_of(record.id), self.shares) == split]
@@ -177,9 +177,9 @@ def _conversation(row: Row) -> tuple[str, str]:
     turns = row.values.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
-    said = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
-    questions = [text for who, text in said if who == "human"]
-    answers = [text for who, text in said if who == "gpt"]
+    messages = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
+    questions = [text for who, text in messages if who == "human"]
+    answers = [text for who, text in messages if who == "gpt"]
     if not questions or not answers:
         raise DataError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
     return questions[-1], answers[-1]

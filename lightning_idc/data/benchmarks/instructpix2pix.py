@@ -151,5 +151,5 @@ class PromptSource(FileSource):
 def _bounds(number: int, split: str) -> tuple[int, int]:
     """First and last place of a split in a list, rounded down as the reference loader does."""
     cuts = [0, *(math.floor(share * number) for share in SHARES), number]
-    place = {"train": 0, "val": 1, "test": 2}["test" if split == "predict" else split]
-    return cuts[place], cuts[place + 1]
+    number_of_split = {"train": 0, "val": 1, "test": 2}["test" if split == "predict" else split]
+    return cuts[number_of_split], cuts[number_of_split + 1]

@@ -107,7 +107,7 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
         tables: Any = load_tables(str(self.root / "data"))
         columns = ("source_img", "target_img", "instruction", ("img_id", "turn_index"))
         where = f"{self.root}/data ({name})"
-        found = tables["validation" if name == "dev" and name not in tables else name]
+        table = tables["validation" if name == "dev" and name not in tables else name]
         return TableSource(
-            found, where, *columns, size=self.image_size, interpolation=self.interpolation, options=self.image_options
+            table, where, *columns, size=self.image_size, interpolation=self.interpolation, options=self.image_options
         )

@@ -99,11 +99,11 @@ real/val.json, real/test.json, render/train.json, ...
         for row in read_objects(self.file(name)):
             sides = [self._path(row, side) for side in ("before", "after")]
             before, after = (self.files.file(side, row.where) for side in sides)
-            own = self._value(row, "id") if self.fields["id"] else f"{sides[0]}..{sides[1]}"
-            if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
-                raise DataError(f"{row.where}: {self.fields['id']} is {short(own)}; expected a name")
+            id = self._value(row, "id") if self.fields["id"] else f"{sides[0]}..{sides[1]}"
+            if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
+                raise DataError(f"{row.where}: {self.fields['id']} is {short(id)}; expected a name")
             texts = sentences(self._value(row, "caption"), row.where)
-            records.append(Record(str(own), row.where, before, after, texts, change_type=self._type(row)))
+            records.append(Record(str(id), row.where, before, after, texts, change_type=self._type(row)))
         return records
 
     def _value(self, row: Row, what: str) -> Any:

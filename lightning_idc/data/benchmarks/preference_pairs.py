@@ -97,18 +97,18 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     Raises:
         DataError: a row is not as it should be.
     """
-    found: dict[tuple[Any, ...], Record] = {}
+    records: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
     for path, split in tables:
         faults = Faults(path)
         for row in read_rows(path)[1]:
             with faults.collect(row):
-                _add(files, row, split, found, names)
+                _add(files, row, split, records, names)
         faults.check()
-    return list(found.values())
+    return list(records.values())
 
 
-def _add(files: Root, row: Row, split: str | None, found: dict[tuple[Any, ...], Record], names: set[str]) -> None:
+def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...], Record], names: set[str]) -> None:
     before, after = _images(row)
     chosen, rejected = _answers(row)
     if chosen == rejected:
@@ -116,20 +116,20 @@ def _add(files: Root, row: Row, split: str | None, found: dict[tuple[Any, ...], 
     margin, kind = margin_of(row.values.get("margin"), row.where), row.text("error_type")
     split = split or row.text("split")
     key = (before, after, chosen, margin, kind, split)
-    if key in found:
-        found[key].meta["rejected"].append(rejected)
+    if key in records:
+        records[key].meta["rejected"].append(rejected)
         return
-    name = row.text("id") or f"{len(found):06d}"
-    name = f"{name}#{len(found)}" if name in names else name
+    name = row.text("id") or f"{len(records):06d}"
+    name = f"{name}#{len(records)}" if name in names else name
     names.add(name)
     first, second = files.file(before, row.where), files.file(after, row.where)
-    found[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
+    records[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
     """What ``meta`` of a pair says of a preference; keys that the data lacks are left out."""
-    known = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
-    return {name: value for name, value in known.items() if value is not None}
+    values = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _images(row: Row) -> tuple[str, str]:

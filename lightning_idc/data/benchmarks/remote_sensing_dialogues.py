@@ -86,10 +86,11 @@ def conversation(row: Row) -> list[tuple[str, str]]:
     if not right or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected questions and answers in turn")
     assert isinstance(turns, list)
-    said = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
-    if [who for who, _ in said] != ["human", "gpt"] * (len(said) // 2):
-        raise DataError(f"{row.where}: the turns are of {short([who for who, _ in said])}; expected human, gpt, ...")
-    return [(question, answer) for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)]
+    messages = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
+    speakers = [speaker for speaker, _ in messages]
+    if speakers != ["human", "gpt"] * (len(messages) // 2):
+        raise DataError(f"{row.where}: the turns are of {short(speakers)}; expected human, gpt, ...")
+    return [(question, answer) for (_, question), (_, answer) in zip(messages[::2], messages[1::2], strict=True)]
 
 
 class RSCC(Benchmark):

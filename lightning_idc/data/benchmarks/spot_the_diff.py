@@ -126,15 +126,17 @@ annotations/val.json, test.json"""
         }
         entry = self.grouping == "entry"
         there, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
-        kept = f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
-        left = (
+        with_silent = (
+            f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+        )
+        without_silent = (
             f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
             "have no sentence and are left out (empty_references: keep takes them)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
             f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
-            kept if self.empty_references == "keep" else left,
+            with_silent if self.empty_references == "keep" else without_silent,
         ]
 
     def keeps(self, split: Split) -> bool:

@@ -94,6 +94,6 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
             )
         for option, chosen in (("category", self.category), ("domain_name", self.domain_name)):
             if chosen is not None and chosen not in there[option]:
-                known = ", ".join(sorted(there[option])) or "no records"
-                raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {known}")
+                values = ", ".join(sorted(there[option])) or "no records"
+                raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {values}")
         return records

@@ -258,9 +258,9 @@ def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
 def fault_of(record: Record, sized: bool, options: ImageOptions = PLAIN) -> str | None:
     """What is wrong with the images of a pair; they may differ in size where both are resized."""
     before, after = _scan(record.before, options), _scan(record.after, options)
-    for found in (before, after):
-        if isinstance(found, str):
-            return found
+    for size in (before, after):
+        if isinstance(size, str):
+            return size
     if before == after or sized:
         return None
     return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; set image_size to resize both"
