@@ -186,6 +186,7 @@ def _check(name: str, value: Any, hint: Any) -> None:
             _check(f"{name}[{number}]", item, part)
     elif isinstance(value, Mapping):
         for key, item in value.items():
+            _check(f"a key of {name}", key, parts[0])
             _check(f"{name}.{key}", item, parts[-1])
     elif isinstance(value, Collection) and not isinstance(value, str) and _is_class_of(origin, Iterable):
         for number, item in enumerate(value):

@@ -34,9 +34,7 @@ NO_BOUND = {
 }
 """Numbers of which any may make sense."""
 CHECKED_BY_HAND = {
-    "Fog": {"severity"},  # the number of levels
     "FrameInterpolator": {"frames"},  # 1, 3, 7, ...
-    "GaussianNoise": {"severity"},
     "LogarithmicWarmup": {"warmup", "steps", "start"},
     "PairDataModule": {"page"},
     "PasteEdits": {"scale"},
@@ -46,19 +44,9 @@ STILL_BY_HAND: dict[str, set[str]] = {
     "Addon": {"weight"},
     "AddonCallback": {"weight"},
     "AdversarialRetriever": {"weight"},
-    "ArrayTask": {"task", "tasks"},
-    "Audit": {"max_pairs"},
-    "Chromium": {"width", "height"},
-    "Deduplicate": {"distance"},
-    "ImageFolder": {"copies"},
     "MaskedReconstruction": {"weight"},
     "NoiseMasking": {"weight"},
-    "PairCaptioner": {"captions_per_pair", "max_length", "num_beams", "min_word_count", "image_size"},
     "PreferenceOptimization": {"weight"},
-    "RayPool": {"workers", "num_cpus", "num_gpus", "retries"},
-    "ReleasePairs": {"shares"},
-    "SamplePhotos": {"copies"},
-    "WebPages": {"count", "no_change", "width"},
 }
 """Classes that still check their numbers by hand; this may only become shorter."""
 

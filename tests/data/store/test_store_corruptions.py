@@ -25,7 +25,7 @@ from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.store import shards
 from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.decoded import DecodedSource, decode
-from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore
+from lightning_idc.data.store.feature_store import FeatureCache
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, fingerprint_of
 from lightning_idc.data.store.reader import Store, faults, shards_in
 from lightning_idc.data.synthetic import SyntheticSource
@@ -99,7 +99,7 @@ def read_rendered(folder: Path) -> dict[str, Any]:
 
 
 def kept(folder: Path) -> FeatureCache:
-    return FeatureCache(lambda images: images.float().mean((2, 3)) / 7, FeatureStore(folder / "store", FLOAT), True)
+    return FeatureCache(lambda images: images.float().mean((2, 3)) / 7, folder / "store", FLOAT, True)
 
 
 FLOAT = np.dtype(np.float32)
