@@ -40,7 +40,7 @@ def test_the_file_is_that_of_plain_predict(
     assert main([*given, "--out", str(dealt), "--engine", "ray", "--actors", "2"]) == 2
     assert capsys.readouterr().out.count("7 pairs: ") == 2
     assert dealt.read_bytes() == plain.read_bytes() and len(plain.read_text().splitlines()) == 7
-    with pytest.raises(ConfigError, match="--actors 0"):
+    with pytest.raises(ConfigError, match="actors is 0; expected at least 1"):
         list(_answers(model))
 
 
