@@ -25,8 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ["--help"],
         *([verb, "--help"] for verb in VERBS),
-        ["recipes", "ls"],
-        ["recipes", "show", "quickstart"],
+        ["list", "recipes"],
+        ["list", "recipes", "quickstart"],
+        ["data", "check", "--help"],
         ["--version"],
     ],
     ids=" ".join,
@@ -65,7 +66,7 @@ def test_lightning_without_lightning_sdk_says_so(
     assert lightning(["run", "job"]) == 2
     assert "lightning-sdk, which may know it, is not installed" in capsys.readouterr().err
     assert lightning(["run", "--help"]) == 0
-    assert "lightning run RECIPE.yaml" in capsys.readouterr().out
+    assert "lightning run quickstart" in capsys.readouterr().out
 
 
 def test_lightning_forwards_what_is_not_ours(
@@ -80,24 +81,19 @@ def test_lightning_forwards_what_is_not_ours(
     monkeypatch.setattr(sys, "argv", ["lightning"])
     assert lightning(["run", "job", "--name", "x"]) == 3
     assert "sdk ['run', 'job', '--name', 'x']" in capsys.readouterr().out
-    assert lightning(["recipes", "ls"]) == 0, "our verbs stay ours"
+    assert lightning(["list", "recipes"]) == 0, "our verbs stay ours"
     assert "quickstart" in capsys.readouterr().out
     assert lightning(["run", "gone.yaml"]) == 1, "and so does a recipe"
 
 
-def test_recipes_are_listed_shown_and_copied_without_overwriting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipes", "show", "quickstart"]) == 0
+def test_recipes_and_data_modules_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "recipes", "quickstart"]) == 0
     assert capsys.readouterr().out == shipped()["quickstart"].read_text(encoding="utf-8")
-    assert main(["recipes", "cp", "quickstart", "mine.yaml"]) == 0
-    assert (tmp_path / "mine.yaml").read_bytes() == shipped()["quickstart"].read_bytes()
-    assert main(["recipes", "cp", "quickstart", "mine.yaml"]) == 1
-    assert main(["recipes", "cp", "quickstart", "no/folder.yaml"]) == 1
-    assert main(["recipes", "show", "quickstat"]) == 1
+    assert main(["list", "recipes", "quickstat"]) == 1
     assert "did you mean 'quickstart'?" in capsys.readouterr().err
-    assert main(["recipes", "lst"]) == 2
+    assert main(["list", "data", "folder"]) == 0
+    assert "FolderPairs" in capsys.readouterr().out
+    assert main(["list", "recipe"]) == 2
 
 
 def test_doctor_finds_a_lightning_script_of_another_package(
@@ -194,7 +190,7 @@ def test_data_check_names_the_bad_record_and_the_missing_argument(
     assert "--root" in capsys.readouterr().err
     assert main(["data", "check", "deeppcb", "--root", str(tmp_path / "gone")]) == 1
     assert "gone" in "".join(capsys.readouterr())
-    assert main(["data", "ls"]) == 0
+    assert main(["list", "data"]) == 0
     assert "SyntheticPairs" in capsys.readouterr().out
 
 
@@ -222,10 +218,12 @@ def test_a_stop_while_a_class_is_made_is_a_stop(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(("method", "needed"), [("procap", "vocabulary"), ("procap_stage1", "procedures")])
-def test_import_names_what_a_method_needs_besides(
+def test_convert_names_a_missing_option_of_the_method(
     method: str, needed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "official.pt", tmp_path / "own.ckpt"
     source.write_bytes(b"weights")
-    assert main(["import", method, str(source), str(target)]) == 1
-    assert capsys.readouterr().err == f"error: import {method} needs --{needed} VALUE; `lightning-idc import --help`\n"
+    assert main(["convert", method, str(source), "--out", str(target)]) == 1
+    assert (
+        capsys.readouterr().err == f"error: convert {method} needs --{needed} VALUE; `lightning-idc convert --help`\n"
+    )

@@ -39,7 +39,7 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
     own_pairs(tmp_path / "mine")
     half = ["--trainer.precision", "bf16-mixed"]
     keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40", *half]
-    run(tmp_path, *keys, "--seeds", "1", "--run_dir", "out")
+    run(tmp_path, *keys, "--seeds", "1", "--out", "out")
     printed = run(tmp_path, *keys, "--seeds", "1,2", "--resume", "out")
     assert printed.count("already done") == 2, "train and test of the first seed"
     first, second = (result(tmp_path / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
@@ -59,7 +59,7 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
 @pytest.mark.dist
 def test_any_recipe_takes_other_data(tmp_path: Path) -> None:
     own_pairs(tmp_path / "mine")
-    run(tmp_path, "quickstart", "--smoke", "--data", "folder", "--data.root", "mine", "--run_dir", "out")
+    run(tmp_path, "quickstart", "--smoke", "--data", "folder", "--data.root", "mine", "--out", "out")
     stages = {
         name: yaml.safe_load((tmp_path / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
         for name in ("pretrain_backbone", "train", "test")

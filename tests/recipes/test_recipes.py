@@ -83,7 +83,7 @@ def test_it_runs_at_its_smoke_size(
         if not root.is_dir():
             pytest.skip(f"{root.name} is not in the shared folder")
         arguments += ["--data.root", str(root)]
-    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--run_dir", "out", *arguments]
+    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--out", "out", *arguments]
     # METEOR's index, which takes seconds to build, is shared by the recipes
     index = default_cache_dir() / "meteor"
     index.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from lightning_idc.models.where import locate
 
 
 @pytest.mark.parametrize(
-    "given", [["--help"], ["describe", "--help"], ["run", "--help"], ["recipes", "ls"], ["--version"]]
+    "given", [["--help"], ["describe", "--help"], ["run", "--help"], ["list", "recipes"], ["--version"]]
 )
 def test_help_and_lists_import_no_torch(given: list[str]) -> None:
     code = "import atexit, sys\nfrom lightning_idc.cli import main\n"
