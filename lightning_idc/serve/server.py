@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from lightning_idc import __version__
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.batcher import Batcher, ImagePair
 from lightning_idc.serve.limits import Limits, error_body
@@ -106,9 +106,7 @@ def make_app(
             yield
 
     # the pages of documentation would load scripts from elsewhere
-    app = FastAPI(
-        title="lightning_idc", version=version("lightning_idc"), docs_url=None, redoc_url=None, lifespan=lifespan
-    )
+    app = FastAPI(title="lightning_idc", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(Limits, max_bytes=max_bytes, seconds=timeout)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
