@@ -60,9 +60,9 @@ def serve(
             answer_timeout=answer_timeout,
             hosts=("127.0.0.1", "localhost") if host == "127.0.0.1" else ("*",),
         )
-        config = uvicorn.Config(
-            app, log_level="warning", limit_concurrency=connections + 1, timeout_keep_alive=KEEP_ALIVE
-        )
+        # a request is answered 503 where there are as many connections as the limit, with its own
+        limit = connections + 1
+        config = uvicorn.Config(app, log_level="warning", limit_concurrency=limit, timeout_keep_alive=KEEP_ALIVE)
         print(f"http://{host}:{port} answers; Ctrl+C ends it", flush=True)
         uvicorn.Server(config).run([listener])
     return 0
