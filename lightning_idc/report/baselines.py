@@ -47,7 +47,7 @@ class BaselineCheck:
         for name, difference in self.over.items():
             if difference.low <= 0:
                 return (
-                    f"{METRIC} {difference.second:.1f} is not above the {difference.first:.1f} of the baseline {name!r} "
+                    f"{METRIC} {difference.second:.1f} is not above the {difference.first:.1f} of the {name} "
                     f"(difference {_interval(difference)}): nothing shows that this captioner sees the change"
                 )
         return ""

@@ -124,7 +124,7 @@ def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protoc
     if name not in PROTOCOLS:
         raise DataError(
             f"{named(path, folder)} is scored under {name!r}, which is none of this version's protocols "
-            "(`lightning-idc score --protocols`); score its captions again, or take the file out of the folder"
+            "(`lightning-idc list protocols`); score its captions again, or take the file out of the folder"
         )
     return PROTOCOLS[name]
 

@@ -148,10 +148,10 @@ ADDRESSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_addresses_in_requests_are_never_fetched(name: str, sandbox: Sandbox) -> None:
-    pytest.importorskip("starlette", reason="of the extra serve")
-    from lightning_idc.serve.front import Refused, chat_images
+    fastapi = pytest.importorskip("fastapi", reason="of the extra serve")
+    from lightning_idc.serve.server import Chat
 
     parts = [{"type": "image_url", "image_url": url} for url in ({"url": GOOD}, {"url": ADDRESSES[name]})]
-    with watched(sandbox.folder, sandbox.secrets) as effects, pytest.raises(Refused):
-        chat_images({"messages": [{"role": "user", "content": parts}]})
+    with watched(sandbox.folder, sandbox.secrets) as effects, pytest.raises((fastapi.HTTPException, ValueError)):
+        Chat.model_validate({"messages": [{"role": "user", "content": parts}]}).pair()
     assert effects == []

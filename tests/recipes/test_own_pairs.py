@@ -34,7 +34,7 @@ def result(stage: Path) -> dict[str, Any]:
 def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     half = ["--trainer.precision", "bf16-mixed"]
     keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40", *half]
-    assert main(["run", *keys, "--seeds", "1", "--run_dir", "out"]) == 0
+    assert main(["run", *keys, "--seeds", "1", "--out", "out"]) == 0
     capsys.readouterr()
     assert main(["run", *keys, "--seeds", "1,2", "--resume", "out"]) == 0
     printed = capsys.readouterr().out
@@ -56,7 +56,7 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capsys: pyte
 @pytest.mark.slow
 def test_any_recipe_takes_other_data(here: Path) -> None:
     data = ["--data", "folder", "--data.root", "mine"]
-    assert main(["run", "quickstart", "--smoke", *data, "--run_dir", "out"]) == 0
+    assert main(["run", "quickstart", "--smoke", *data, "--out", "out"]) == 0
     stages = {
         name: yaml.safe_load((here / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
         for name in ("pretrain_backbone", "train", "test")

@@ -78,7 +78,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_quick_start_runs_in_a_process_of_its_own(cache: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lightning_idc", "run", str(ROOT / "recipes" / "quickstart.yaml")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIGHTNING_IDC_CACHE": str(cache)}
-    options = ["--smoke", "--run_dir", "out"]
+    options = ["--smoke", "--out", "out"]
     done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     check_run(ROOT / "recipes" / "quickstart.yaml", tmp_path, half=False)
@@ -104,7 +104,7 @@ def test_it_runs_at_its_smoke_size(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(cache))
     # a stage of a smoke run has no process of its own, either
-    assert main(["run", str(path), "--smoke", "--run_dir", "out", *arguments]) == 0
+    assert main(["run", str(path), "--smoke", "--out", "out", *arguments]) == 0
     check_run(path, tmp_path, half=True)
 
 

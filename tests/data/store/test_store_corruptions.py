@@ -438,16 +438,16 @@ def test_verify_names_what_is_damaged(
 ) -> None:
     for name in ("records", "features"):
         shutil.copytree(written[name][0], tmp_path / name)
-    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert main(["data", "verify", str(tmp_path)]) == 0
     assert "3 stores, 0 damaged" in capsys.readouterr().out
     (target,) = (tmp_path / "records" / "first").glob("records-00001-*")
     flip(0.7)(target)
-    assert main(["store", "verify", str(tmp_path)]) == 1
+    assert main(["data", "verify", str(tmp_path)]) == 1
     told = capsys.readouterr().out
     assert f"first/{target.name} is damaged: its bytes are not those" in told and "3 stores, 1 damaged" in told
-    assert main(["store", "verify", str(tmp_path / "nowhere")]) == 1
+    assert main(["data", "verify", str(tmp_path / "nowhere")]) == 1
     assert "there is no store at or below" in capsys.readouterr().err
-    assert main(["store", "mend", str(tmp_path)]) == 2
+    assert main(["data", "mend", str(tmp_path)]) == 2
 
 
 def test_the_corpus_has_its_size() -> None:
