@@ -1,4 +1,4 @@
-"""What setup.cfg cannot say: recipes/ is installed inside the package, so that `lightning-idc recipes` finds it."""
+"""What setup.cfg cannot say: recipes/ is installed inside the package, where `lightning-idc list recipes` looks."""
 
 from setuptools import find_packages, setup
 

@@ -171,7 +171,7 @@ def main() -> None:
             "predict": batched(options.model, options.pairs, options.side, Path(place)),
             "serve": served(options.model, options.requests),
         }
-    report(result, options.out, "lightning_idc", "litserve", seeds=[0])
+    report(result, options.out, "lightning_idc", "fastapi", seeds=[0])
 
 
 if __name__ == "__main__":

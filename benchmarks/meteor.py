@@ -37,7 +37,7 @@ from benchmarks.metrics import corpus
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.meteor import BACKENDS, Backend, MeteorScores, java, meteor_scores
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.reading import read_truths
+from lightning_idc.metrics.reading import read_references
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import IDCError
 
@@ -81,7 +81,7 @@ def pairs_of(folder: Path) -> Iterator[list[list[str]]]:
     """Tokens of the references of every pair of every file."""
     for path in sorted(folder.rglob("*.json*")):
         try:
-            truths = grouped(read_truths(path))["all"]
+            truths = grouped(read_references(path))["all"]
         except IDCError:
             continue
         texts = [[ptb_tokenize(text) for text in truth.references] for truth in truths]

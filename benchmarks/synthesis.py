@@ -326,7 +326,8 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
         began = time.perf_counter()
         start("whole").wait()
         spent = time.perf_counter() - began
-        draw, at, runs = random.Random(0), [], 1
+        draw, runs = random.Random(0), 1
+        at: list[float] = []
         while len(at) < arguments.count:
             process = start(f"cut-{runs}")
             try:

@@ -112,7 +112,7 @@ def stages(root: Path, batch: int) -> list[PipelineStage]:
     chat = ChatModel(str(root / "chat"), dtype="float32", batch_size=batch, max_new_tokens=32)
     blip = BlipMatcher(str(root / "blip"), batch_size=2 * batch)
     clip = ClipImages(str(root / "clip"), batch_size=2 * batch)
-    sam = SamSegmenter(str(root / "sam"), batch_size=8, thresholds=(-1e9, 0.5), points=6)
+    sam = SamSegmenter(str(root / "sam"), batch_size=8, confidence=-1e9, stability=0.5, points=6)
     captioner = PromptedCaptioner(sees(16))
     return [
         PromptedEdits(chat),

@@ -121,7 +121,7 @@ def model_of(size: str, device: str) -> tuple[VLMCaptioner, int]:
 def batch_of(model: VLMCaptioner, side: int, pairs: int, answers: int, length: int) -> PairBatch:
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (pairs, 2, 3, side, side), generator=generator, dtype=torch.uint8)
-    batch = model.collate([PairSample(f"{i}", *images[i], ["the cube moved"]) for i in range(pairs)])
+    batch = model.collate([PairSample(f"{i}", images[i, 0], images[i, 1], ["the cube moved"]) for i in range(pairs)])
     batch.tokens = torch.randint(10, 250, (pairs, answers, length + 1), generator=generator)
     batch.caption_mask = torch.ones_like(batch.tokens, dtype=torch.bool)
     batch.caption_mask[..., 0] = False

@@ -18,12 +18,19 @@ import torch
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
 # the same examples everywhere: a change is judged by what it changed; --hypothesis-profile=fresh draws others
-hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("same", derandomize=True, max_examples=40)
 hypothesis.settings.register_profile("fresh", derandomize=False)
 hypothesis.settings.load_profile("same")
 
 # two busy threads on a small machine can be many times slower than one
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files with slow tests first: one that is begun last keeps a single process busy at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("dist")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")

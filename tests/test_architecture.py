@@ -6,10 +6,11 @@ Circles count imports under ``TYPE_CHECKING``, too; the floors do not.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[1] / "lightning_idc"
+from helpers.sources import PACKAGE, trees
+
 # lowest first; packages of one floor do not import each other
 FLOORS = (
     ("utils",),
@@ -40,14 +41,15 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports_of(name: str, with_types: bool = False) -> Iterator[str]:
+@cache
+def imports_of(name: str, with_types: bool = False) -> frozenset[str]:
     """Modules of the library that a file imports, at its top or inside functions.
 
     Args:
         name: module that imports.
         with_types: include imports for type checkers.
     """
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    tree, found = trees()[MODULES[name]], set()
     skipped = {
         id(inner)
         for node in ast.walk(tree)
@@ -66,10 +68,8 @@ def imports_of(name: str, with_types: bool = False) -> Iterator[str]:
             while target and target not in MODULES:
                 target = target.rpartition(".")[0]
             if target and target != name and MODULES[target].name != "__init__.py":
-                yield target
-
-
-GRAPH = {name: set(imports_of(name)) for name in MODULES}
+                found.add(target)
+    return frozenset(found)
 
 
 def room(module: str) -> str:
@@ -79,8 +79,8 @@ def room(module: str) -> str:
 def test_every_import_points_down() -> None:
     up = [
         f"{name} -> {target}"
-        for name, targets in GRAPH.items()
-        for target in targets
+        for name in MODULES
+        for target in imports_of(name)
         if room(name) in FLOOR
         and room(target) in FLOOR
         and room(name) != room(target)
@@ -90,7 +90,7 @@ def test_every_import_points_down() -> None:
 
 
 def test_no_two_files_import_each_other_in_a_circle() -> None:
-    left = {name: set(imports_of(name, with_types=True)) for name in MODULES}
+    left = {name: imports_of(name, with_types=True) for name in MODULES}
     while free := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in free:
             del left[name]
@@ -141,8 +141,8 @@ def test_the_ground_floor_is_typed_without_exceptions() -> None:
 def test_protocols_asked_at_runtime_name_nothing_that_a_module_keeps_aside() -> None:
     """From Python 3.12 on, ``isinstance`` does not see submodules and parameters, which ``nn.Module`` keeps aside."""
     found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in trees().values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and "runtime_checkable" in {ast.unparse(d) for d in node.decorator_list}:
                 members = [part for part in node.body if isinstance(part, ast.AnnAssign)]
                 kept = ("Any", "Module", "Tensor", "Parameter")

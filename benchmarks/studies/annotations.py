@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.harness import report
 from lightning_idc.metrics.captions import FAST, score_captions
 from lightning_idc.metrics.grouping import grouped
-from lightning_idc.metrics.reading import read_truths
+from lightning_idc.metrics.reading import read_references
 from lightning_idc.utils.errors import IDCError
 
 Texts = Mapping[str, Sequence[str]]
@@ -63,7 +63,7 @@ def variants(expected: Texts) -> dict[str, dict[str, str]]:
 def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
     """Largest differences of one file; None where it is no file of references."""
     try:
-        truths = grouped(read_truths(path))["all"]
+        truths = grouped(read_references(path))["all"]
     except IDCError:
         return None
     # line breaks and their kin move pycocoevalcap's captions to other pairs, so both see the same blanks

@@ -24,7 +24,7 @@ from lightning_idc import load
 from lightning_idc.data import DeepPCB
 from lightning_idc.data.benchmarks.deeppcb import BoardPairs
 from lightning_idc.images.types import PairSample
-from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.metrics.baselines import constant_caption
 
 BATCH = 10
 

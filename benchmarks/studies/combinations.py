@@ -54,10 +54,10 @@ ROWS = {
     "clip4idc": ("SFT", CONTROL, PRODUCED, MASKED),
 }
 SMALLEST = {
-    "seconds": 1.0,
-    "first_seconds": [1.0] * len(ROWS),
-    "produced": 24,
-    "scenes": 12,
+    "seconds": 0.1,
+    "first_seconds": [0.1] * len(ROWS),
+    "produced": 6,
+    "scenes": 6,
     "batch": 4,
 } | dict.fromkeys(("look_epochs", "tower_epochs", "adapt_epochs", "token_epochs"), 1)
 TEST_BATCH = 250

@@ -29,9 +29,9 @@ from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.store.manifest import fingerprint_of
+from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
 from lightning_idc.utils.outputs import save_json
@@ -248,7 +248,7 @@ def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Said:
     said = {record["id"]: record["caption"] for record in captioner.predictions}
     facts = {id: data.facts("test", id, text) for id, text in said.items()}
     scores = {name.removeprefix("test/"): float(value) for name, value in found.items()}
-    return Captioned(said, control.said, facts), scores
+    return Captioned(said, control.captions, facts), scores
 
 
 def stamp(given: argparse.Namespace) -> str:

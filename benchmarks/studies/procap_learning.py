@@ -22,7 +22,7 @@ EPOCHS`` the layers of all encoders, those of the first stages too, begin with t
     python -m benchmarks.studies.procap_learning --work WORK --prepare tokenizer  # one for all seeds, once
     python -m benchmarks.studies.procap_learning --work WORK --prepare first --only MSM+IPC EPM+IPC
     python -m benchmarks.studies.procap_learning --work WORK --seeds 3 --only none IPC --part FILE  # and merge.py
-    python -m benchmarks.studies.procap_learning --pairs 24 --test_pairs 8 --epochs 1 1 1 --only none IPC  # tries it
+    python -m benchmarks.studies.procap_learning --pairs 8 --held_out 2 --epochs 1 1 1 --only none IPC  # tries it
 """
 
 from __future__ import annotations
@@ -88,8 +88,6 @@ SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
 FIRST_SEED = 1
-HELD_OUT = 300
-"""Pairs on which the first stage is compared with copying."""
 ROUNDS = 3
 """Times that a first stage is trained for its epochs, its rate falling to 0 each time, while copying is not beaten."""
 
@@ -130,7 +128,7 @@ class Runs:
         self.options, self.folder = options, folder
         settings: dict[str, Any] = {
             "train_pairs": options.pairs,
-            "val_pairs": HELD_OUT,
+            "val_pairs": options.held_out,
             "test_pairs": options.test_pairs,
             "render_size": 64,
             "things": (2, 3),
@@ -259,6 +257,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=6000)
     parser.add_argument("--named", type=int, default=2000, help="pairs that the tokenizer is trained on")
     parser.add_argument("--test_pairs", type=int, default=2000)
+    parser.add_argument("--held_out", type=int, default=300, help="pairs on which the first stage meets copying")
     parser.add_argument(
         "--epochs",
         type=int,

@@ -8,7 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from lightning_idc.metrics.floors import BELOW, UNDECIDED
+from lightning_idc.metrics.baselines import BELOW_BASELINE, UNDECIDED
 
 MANY_PAIRS, MANY_SEEDS = 2000, 5
 """Test pairs from which on their bootstrap decides by itself; it does not know how another seed would have trained.
@@ -41,7 +41,7 @@ def reading_of(gain: Mapping[str, Any], below: bool, test_pairs: int) -> str:
         test_pairs: their number.
     """
     if below:
-        return BELOW
+        return BELOW_BASELINE
     pairs, seeds = gain["pairs"], gain["interval"]
     enough = (pairs and test_pairs >= MANY_PAIRS) or (seeds and len(gain["each_seed"]) >= MANY_SEEDS)
     ends = [interval for interval in (pairs, seeds) if interval]

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.harness import filled
 from benchmarks.studies.readings import over_seeds, reading_of
-from lightning_idc.metrics.floors import UNDECIDED
+from lightning_idc.metrics.baselines import UNDECIDED
 from lightning_idc.report.comparison import METRIC
 from lightning_idc.report.table import Table
 

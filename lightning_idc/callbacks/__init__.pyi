@@ -1,6 +1,5 @@
 from lightning_idc.callbacks.cache_features import CacheFeatures as CacheFeatures
 from lightning_idc.callbacks.compare_results import CompareResults as CompareResults
-from lightning_idc.callbacks.data_wait import DataWait as DataWait
 from lightning_idc.callbacks.forced_choice import ForcedChoice as ForcedChoice
 from lightning_idc.callbacks.interrupt import StopCleanly as StopCleanly
 from lightning_idc.callbacks.log_pairs import LogPairs as LogPairs

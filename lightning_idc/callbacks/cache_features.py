@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.data.store.feature_store import FeatureCache, folder_of
 from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import default_cache_dir
@@ -116,8 +116,8 @@ class CacheFeatures(Callback):
             )
         kind = np.dtype(np.float16 if self.half else np.float32)
         facts = (str(trainer.precision), captioner.device.type, kind.name)
-        store = FeatureStore(folder_of(self.folder, module, type(module).__name__, *facts), kind)
-        self.cache = FeatureCache(module.forward, store, self.always, self.max_gb * 1e9)
+        folder = folder_of(self.folder, module, type(module).__name__, *facts)
+        self.cache = FeatureCache(module.forward, folder, kind, self.always, self.max_gb * 1e9)
         # an attribute of the instance: keys of checkpoints and the hooks of the module stay what they are
         module.forward = self._forward  # type: ignore[method-assign]
         self._wrapped, self._told, self._called = module, False, False

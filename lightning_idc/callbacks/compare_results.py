@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_idc.callbacks.unchanged_control import CONTROL
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
-from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
@@ -84,18 +84,19 @@ class CompareResults(Callback):
 
 
 def constant_of(trainer: Trainer) -> str | None:
-    """Constant caption by the training split; None, and a warning, where there is none to read."""
+    """Constant caption chosen on the training split; None, with a warning, where no training captions can be read."""
     data = getattr(trainer, "datamodule", None)  # absent where loaders were given
     try:
         return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
     except IDCError as error:  # the test itself needs no training split
-        rank_zero_warn(f"no constant caption stands in the comparison: {error}")
+        rank_zero_warn(f"no baseline of a constant caption: {error}")
         return None
 
 
-def captions_of(source: PairSource) -> list[list[str]]:
-    """Captions of every pair of a split."""
-    return [source.captions(index) for index in range(len(source))]
+def captions_of(source: PairSource, limit: int = 5000) -> list[list[str]]:
+    """Captions of the pairs of a split, of at most ``limit`` pairs at equal distances."""
+    step = max(1, len(source) // limit)
+    return [source.captions(index) for index in range(0, len(source), step)]
 
 
 def metrics_of(folder: Path) -> dict[str, float]:

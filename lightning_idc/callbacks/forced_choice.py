@@ -1,4 +1,4 @@
-"""ForcedChoice: does a captioner find the truth likelier than a planted counterfactual of it?"""
+"""ForcedChoice: is the true sentence more likely to a captioner than a counterfactual of it?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.models.captioner import PairCaptioner
@@ -21,8 +22,8 @@ WORDINGS = 5
 class ForcedChoice(Callback):
     """At the test logs ``test/forced_choice``: percent of comparisons that the true sentence wins.
 
-    Truth and counterfactuals are told with the same template, so that wording decides nothing, and compared by summed
-    log-probability. Needs the ground truth of `SyntheticPairs`.
+    Truth and counterfactuals are worded by the same template, so that wording decides nothing, and compared by summed
+    log-probability. The facts are those of `SyntheticPairs`; with other data nothing is compared, and one line says so.
 
     Args:
         rivals: counterfactuals per pair.
@@ -36,13 +37,12 @@ class ForcedChoice(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 
-        data = trainer.datamodule  # type: ignore[attr-defined]
-        if not isinstance(data, SyntheticPairs) or not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(
-                "ForcedChoice needs a PairCaptioner and SyntheticPairs, whose truth is known; found a "
-                f"{type(pl_module).__name__} with {type(data).__name__}"
-            )
-        self.data = data
+        if not isinstance(pl_module, PairCaptioner):
+            raise ConfigError(f"ForcedChoice needs a PairCaptioner; found a {type(pl_module).__name__}")
+        data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+        self.data = data if isinstance(data, SyntheticPairs) else None
+        if self.data is None and stage == "test":
+            rank_zero_info(f"ForcedChoice is left out: {type(data).__name__} has no scene facts")
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._wins = {}
@@ -53,6 +53,8 @@ class ForcedChoice(Callback):
     ) -> None:
         from lightning_idc.data.synthetic.counterfactual import counterfactuals, true_sentence
 
+        if self.data is None:
+            return
         assert isinstance(pl_module, PairCaptioner)
         source = self.data.source("test")
         rows = []
@@ -69,6 +71,7 @@ class ForcedChoice(Callback):
         self._wins |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        won, compared = (sum(counts) for counts in zip(*all_gather_dict(self._wins).values(), strict=True))
+        wins = all_gather_dict(self._wins).values()
+        won, compared = sum(won for won, _ in wins), sum(compared for _, compared in wins)
         if compared:
             pl_module.log("test/forced_choice", 100 * won / compared, sync_dist=True)

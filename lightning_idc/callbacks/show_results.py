@@ -9,12 +9,15 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_idc.callbacks.compare_results import constant_of
 from lightning_idc.callbacks.results import about, origin_of, results_of
+from lightning_idc.callbacks.unchanged_control import UnchangedControl, captions_of_identical_images
 from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import METRICS, PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.models.distributed import all_gather_object
+from lightning_idc.models.distributed import all_gather_dict, all_gather_object
+from lightning_idc.report.baselines import BaselineCheck, check_baselines
 from lightning_idc.report.html import MOST_PAIRS, check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.summary import as_rich
@@ -36,6 +39,8 @@ class ShowResults(Callback):
       ``predict`` this is the file of `WritePredictions`),
     - ``metrics.json``: scores under the protocol with intervals, digests of data and weights, and the scores by type of
       change, which is all that a leaderboard needs,
+    - in both tables, baselines that do not see the change (a constant caption, and the captioner itself on pairs of
+      identical images), the number of different captions, and a warning where the score is not above a baseline,
     - ``report.html``: pairs with their pictures, to be sorted and searched in a browser (pictures of full size lie in
       ``report_pictures/``).
 
@@ -46,7 +51,9 @@ class ShowResults(Callback):
         report_pairs: greatest number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
             report.
         protocol: of ``metrics.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
-            words and has its floors, as of ``lightning-idc score``; unchanged pairs count without a reference.
+            words and has its baselines, as of ``lightning-idc score``; unchanged pairs count without a reference.
+        identical_pairs: number of test pairs that are captioned once more with the first image in place of the second,
+            as a baseline; 0 for none. With `UnchangedControl`, which captions all of them, its captions are taken.
         overwrite: whether files may be replaced that this callback did not write.
 
     Raises:
@@ -58,13 +65,16 @@ class ShowResults(Callback):
         examples: NonNegativeInt = 12,
         report_pairs: NonNegativeInt = 2000,
         protocol: str = "coco",
+        identical_pairs: NonNegativeInt = 64,
         overwrite: bool = False,
     ) -> None:
         check_arguments(ShowResults.__init__, locals())
         self.protocol = protocol_named(protocol)
         self.examples = examples
         self.report_pairs = report_pairs
+        self.identical_pairs = identical_pairs
         self.overwrite = overwrite
+        self._identical: dict[str, str] = {}
         self._predicted: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -86,9 +96,21 @@ class ShowResults(Callback):
         # by a name of its own, so that the file of a prediction is not replaced
         return Output(folder, "ShowResults", self.overwrite, option="ShowResults:")
 
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._identical = {}
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *unused: Any
+    ) -> None:
+        assert isinstance(pl_module, PairCaptioner)
+        if len(self._identical) * trainer.world_size < self.identical_pairs and not _control(trainer):
+            self._identical |= captions_of_identical_images(pl_module, batch)
+
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        control = _control(trainer)
+        identical = all_gather_dict(self._identical if control is None else control.captions)
         if trainer.is_global_zero:
-            self._show(trainer, results_of(trainer, pl_module, "test"))
+            self._show(trainer, results_of(trainer, pl_module, "test"), identical)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # within training LogPairs shows how it goes
@@ -111,24 +133,29 @@ class ShowResults(Callback):
             records = [unique[id] for id in sorted(unique)]
             self._show(trainer, results_of(trainer, pl_module, "predict", records))
 
-    def _show(self, trainer: Trainer, results: Results) -> None:
+    def _show(self, trainer: Trainer, results: Results, identical: dict[str, str] | None = None) -> None:
         folder = Path(trainer.default_root_dir)
         if not results.records:
             say("no pair was captioned, so there is nothing to show; look at the data's split and at trainer.limit_*")
             return
         name = type(trainer.lightning_module).__name__
+        check = None if results.split == "predict" else _check(trainer, results, identical)
         _print_table(name, results)
+        if check is not None:
+            _print_baselines(check)
         _print_other_metrics(trainer, results)
         _print_examples(results, self.examples)
         if results.split != "predict":
             log_facts(trainer, results)
-            self._save_results(trainer, results, folder)
+            self._save_results(trainer, results, folder, check)
         if self.report_pairs:
-            self._save_report(trainer, name, results, folder / REPORT)
+            self._save_report(trainer, name, results, folder / REPORT, check)
 
-    def _save_results(self, trainer: Trainer, results: Results, folder: Path) -> None:
+    def _save_results(self, trainer: Trainer, results: Results, folder: Path, check: BaselineCheck | None) -> None:
         files = {PREDICTIONS: "".join(map(line_of, results.predictions()))}
         if metrics := self._metrics(trainer, results):
+            if check is not None:
+                metrics["baseline_check"] = check.as_dict()
             files[METRICS] = json_text(metrics)
 
         def write() -> None:
@@ -150,7 +177,9 @@ class ShowResults(Callback):
             values["summary"] = results.summary.as_dict()
         return values
 
-    def _save_report(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
+    def _save_report(
+        self, trainer: Trainer, name: str, results: Results, target: Path, check: BaselineCheck | None
+    ) -> None:
         records = results.records
         total = f"{len(records):,} pairs"
         limit = min(self.report_pairs, MOST_PAIRS)
@@ -173,10 +202,31 @@ class ShowResults(Callback):
                 thumbnail=256 if len(records) <= 600 else 176,
                 full_size=True,
                 overwrite=self.overwrite,
+                baselines=check,
             )
 
         if saved(target, write):
             say(f"pairs with their pictures, to be sorted and searched in a browser: {shown(target)}")
+
+
+def _control(trainer: Trainer) -> UnchangedControl | None:
+    """The callback that captions all test pairs with identical images, where the trainer has one before this."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return next((one for one in callbacks if isinstance(one, UnchangedControl)), None)
+
+
+def _check(trainer: Trainer, results: Results, identical: dict[str, str] | None) -> BaselineCheck | None:
+    captions = {record["id"]: record["caption"] for record in results.records}
+    references = {record["id"]: record["references"] for record in results.records}
+    return check_baselines(captions, references, constant_of(trainer), identical)
+
+
+def _print_baselines(check: BaselineCheck) -> None:
+    parts = [f"{name} {over.first:.1f}" for name, over in check.over.items()]
+    say(f"  baselines, CIDEr-D: {', '.join(parts) or 'none'}; {check.counts}")
+    if check.warning:
+        say(f"  warning: {check.warning}")
+    say("")
 
 
 def log_facts(trainer: Trainer, results: Results) -> None:

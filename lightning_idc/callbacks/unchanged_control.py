@@ -37,11 +37,17 @@ class UnchangedControl(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: PairBatch, *unused: Any
     ) -> None:
         assert isinstance(pl_module, PairCaptioner)
-        same = pl_module.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
-        captions = pl_module.generate(pl_module.encode(same))
-        self.captions |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
+        self.captions |= captions_of_identical_images(pl_module, batch)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         captions = all_gather_dict(self.captions)
         if trainer.is_global_zero:
             save_json(Path(trainer.default_root_dir) / CONTROL, dict(sorted(captions.items())))
+
+
+@torch.no_grad()
+def captions_of_identical_images(captioner: PairCaptioner, batch: PairBatch) -> dict[str, str]:
+    """Captions, by pair id, of a batch whose second images are replaced by the first."""
+    same = captioner.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
+    captions = captioner.generate(captioner.encode(same))
+    return {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}

@@ -119,13 +119,13 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path 
         folder: searched with all its sub-folders.
         say: takes a sentence about each file that is passed over.
     """
-    found: list[tuple[int, int, Path]] = []
+    checkpoints: list[tuple[int, int, Path]] = []
     for path in sorted(folder.rglob("*.ckpt")):
         try:
-            found.append((_steps(path), _finished_most(path), path))
+            checkpoints.append((_steps(path), _finished_most(path), path))
         except CheckpointError as error:
             say(f"passing over {os.path.relpath(path)}: {error}")
-    for _, _, path in sorted(found, reverse=True):
+    for _, _, path in sorted(checkpoints, reverse=True):
         damaged = _damage(path)
         if damaged is None:
             return path

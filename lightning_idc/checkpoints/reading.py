@@ -49,12 +49,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         # mapped, so that an optimizer's state, two thirds of the file, is not read where only weights are asked for;
         # files of torch's format before 1.6 cannot be mapped
         mapped = zipfile.is_zipfile(path)
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged file fails in many ways
         raise CheckpointError(_unreadable(path, error)) from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a checkpoint, names with values")
-    return found
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(
+            f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a checkpoint, names with values"
+        )
+    return checkpoint
 
 
 def _unreadable(path: str | Path, error: Exception) -> str:
@@ -118,12 +120,12 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
     Raises:
         CheckpointError: a value names a class; only ``adapters`` may, and of this library alone.
     """
-    found = checkpoint.get("hyper_parameters") or {}
-    if not isinstance(found, Mapping):
+    hparams = checkpoint.get("hyper_parameters") or {}
+    if not isinstance(hparams, Mapping):
         raise CheckpointError(
-            f"{str(path)!r}: hyper_parameters is a {type(found).__name__}; expected names with values"
+            f"{str(path)!r}: hyper_parameters is a {type(hparams).__name__}; expected names with values"
         )
-    plain = {k: v for k, v in found.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
+    plain = {k: v for k, v in hparams.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
     for name, value in plain.items():
         if name == "adapters":
             _check_adapters(value, path)
@@ -212,13 +214,13 @@ def class_named(path: str, base: type) -> Any:
             raise CheckpointError(
                 f"the checkpoint holds a {path}, which this version does not have: {error}"
             ) from error
-    known = [base]
-    for kind in known:
-        known += kind.__subclasses__()
-    for kind in reversed(known):
+    classes = [base]
+    for kind in classes:
+        classes += kind.__subclasses__()
+    for kind in reversed(classes):
         if path == public_name(kind):
             return kind
-    for kind in reversed(known):
+    for kind in reversed(classes):
         if path == f"__main__.{kind.__qualname__}" and not kind.__module__.startswith("lightning_idc."):
             return kind
     if module.split(".")[0] == "lightning_idc":

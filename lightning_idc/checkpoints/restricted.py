@@ -66,9 +66,9 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) in _BUILDS_TENSORS:
             return _BUILDS_TENSORS[module, name]
         if module in ("torch", "torch.storage") and name.endswith("Storage"):
-            found = getattr(torch, name, None) or getattr(torch.storage, name, None)
-            if isinstance(found, type):
-                return found
+            storage = getattr(torch, name, None) or getattr(torch.storage, name, None)
+            if isinstance(storage, type):
+                return storage
         if (module, name) == ("collections", "defaultdict"):
             # its factory would be called; a plain dictionary holds the same items
             return lambda *args: {}
@@ -85,13 +85,13 @@ class _Scripted:
 
     def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
         """All tensors within by their dotted names."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
             if isinstance(part, torch.Tensor):
-                found[prefix + name] = part
+                tensors[prefix + name] = part
             elif isinstance(part, _Scripted):
-                found |= part.tensors(f"{prefix}{name}.")
-        return found
+                tensors |= part.tensors(f"{prefix}{name}.")
+        return tensors
 
 
 class _ScriptUnpickler(_Unpickler):
@@ -133,10 +133,10 @@ def read_torchscript(path: str | Path) -> dict[str, torch.Tensor]:
     with reading(path), zipfile.ZipFile(path) as archive, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # these files are older than that
         root = next(name for name in archive.namelist() if name.endswith("/constants.pkl")).rpartition("/")[0]
-        found = _ScriptUnpickler(archive, root).load()
-        if not isinstance(found, _Scripted):
-            raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a module")
-        return found.tensors()
+        module = _ScriptUnpickler(archive, root).load()
+        if not isinstance(module, _Scripted):
+            raise CheckpointError(f"{str(path)!r} holds a {type(module).__name__}; expected a module")
+        return module.tensors()
 
 
 def _load(file: BinaryIO, **options: Any) -> Any:
@@ -175,9 +175,9 @@ def read_foreign_checkpoint(path: str | Path) -> dict[str, Any]:
     _refuse_programs(path)
     module = cast(Any, SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="restricted"))
     try:
-        found = torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
     except Exception as error:
         raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint of tensors: {error}") from error
-    if not isinstance(found, dict) or isinstance(found, Inert):
-        raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a dictionary with tensors")
-    return found
+    if not isinstance(checkpoint, dict) or isinstance(checkpoint, Inert):
+        raise CheckpointError(f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a dictionary with tensors")
+    return checkpoint

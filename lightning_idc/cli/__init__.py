@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
-# verb -> (module with `run(arguments) -> int`, what it does); modules are imported when their verb is used
 VERBS = {
-    "run": ("run", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
-    "fit": ("training", "train: --config FILE [--key value ...]"),
-    "validate": ("training", "measure on the validation split"),
-    "test": ("training", "measure on the test split"),
-    "predict": ("pairs", "caption without references: PAIRS --out FILE | --config FILE"),
-    "describe": ("describe", "say what changed between two images, and where"),
-    "compare": ("pairs", "compare two folders of images: BEFORE AFTER [--fail-on changed]"),
-    "caption-pairs": ("pairs", "write a caption beside every second image of a folder"),
-    "serve": ("serve", "answer over HTTP, with a page to drop two images on"),
-    "mcp": ("mcp", "answer coding agents over stdio (Model Context Protocol)"),
-    "export": ("export", "onnx | torch | hf OUT: a captioner for programs without this library"),
-    "models": ("models", "ls | show NAME: captioners that come with the library"),
-    "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
-    "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
-    "questions": ("questions", "ask about pairs and score as MMVP does: ask FILE --out FILE | score FILE"),
-    "data": ("data", "ls | check, prepare or count NAME --root DIR"),
-    "store": ("store", "verify | refilter | export | push what is kept on disk"),
-    "plan": ("plan", "memory that a recipe takes, computed: plan RECIPE"),
-    "recipes": ("recipes.shipped", "ls | show NAME | cp NAME [FOLDER]"),
-    "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),
-    "doctor": ("doctor", "look at this installation"),
+    "run": ("run.run", "run a recipe: lightning-idc run quickstart [--key value ...]"),
+    "fit": ("training.run", "train: --config FILE [--key value ...]"),
+    "validate": ("training.run", "measure on the validation split"),
+    "test": ("training.run", "measure on the test split"),
+    "predict": ("pairs.predict", "caption pairs of files, or a split of a data module"),
+    "describe": ("describe.describe", "say what changed between two images, and where"),
+    "compare": ("pairs.compare", "compare two folders of images: BEFORE AFTER [--fail_on changed]"),
+    "score": ("score.score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
+    "data": ("data.COMMANDS", "check, prepare or count data sets; verify, refilter, export or push stores"),
+    "list": ("listing.list_names", "recipes | models | data | protocols that come with the library"),
+    "export": ("export.export", "onnx | torch | hf: a captioner for programs without this library"),
+    "convert": ("convert.convert", "convert an official checkpoint: METHOD CHECKPOINT --out OUT"),
+    "push": ("export.push", "upload a captioner to the Hugging Face hub"),
+    "serve": ("serve.serve", "answer over HTTP, with a page to drop two images on"),
+    "mcp": ("mcp.serve_tool", "answer coding agents over stdio (Model Context Protocol)"),
+    "leaderboard": ("leaderboard.leaderboard", "one table of many results: FOLDER [--out FILE]"),
+    "plan": ("plan.plan", "compute the memory that a recipe takes"),
+    "doctor": ("doctor.doctor", "look at this installation"),
 }
-
-INTERNAL = {"stage": "recipes.launch"}
-"""Verbs that only this program calls."""
+"""Verb -> function (or functions by sub-verb), imported when the verb is used, and what the verb does."""
+STAGE_OF_RECIPE = "stage"
+"""Verb that only a running recipe calls."""
+OF_CONFIGURATIONS = ("fit", "validate", "test")
+"""Verbs whose arguments are the keys of a LightningCLI configuration."""
 OTHER_STATUS = {"compare": 2}
 """Exit status of an error by verb where it is not 1, by which `compare` says that something changed."""
 
@@ -43,19 +41,6 @@ TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
 
 IMPORTS = "LIGHTNING_IDC_IMPORT"
 """Environment variable with the modules, separated by commas, that ``--import`` names."""
-
-_TRAINING_HELP = """usage: lightning-idc {verb} --config FILE [--config FILE ...] [--key value ...]
-
-A later file is merged over an earlier one, `callbacks+:` appends to a list, and --key value wins over both:
-  --model CLASS_PATH   --model.width 64      arguments of the captioner
-  --data CLASS_PATH    --data.batch_size 16  arguments of the data module
-  --trainer.max_epochs 2                     arguments of Lightning's Trainer
-  --ckpt_path FILE                           checkpoint to start from; model and data that are not given are its own
-  --print_config                             show what would be run
-  --model.help CLASS_PATH                    arguments of a class
-  --help_all                                 every key; takes some seconds
-  --import MODULE                            a module with classes of your own, installed or in this folder
-  --traceback                                where an error came from"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,18 +65,13 @@ def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    if argv[0] not in VERBS and argv[0] not in INTERNAL:
+    if argv[0] not in VERBS and argv[0] != STAGE_OF_RECIPE:
         import difflib
 
         near = difflib.get_close_matches(argv[0], VERBS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no verb {argv[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
         return 2
-    if argv[0] in ("fit", "validate", "test", "predict") and argv[1:] in (["-h"], ["--help"]):
-        print(_TRAINING_HELP.format(verb=argv[0]))
-        if argv[0] != "predict":
-            return 0
-        print("\nor, for files:\n")
     if "--traceback" in argv:
         argv = [argument for argument in argv if argument != "--traceback"]
         os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
@@ -99,9 +79,26 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_verb(argv: list[str]) -> int:
-    argv = _without_imports(argv)
-    module = INTERNAL.get(argv[0]) or VERBS[argv[0]][0]
-    return int(importlib.import_module(f"lightning_idc.cli.{module}").run(argv))
+    verb, *arguments = _without_imports(argv)
+    if verb == STAGE_OF_RECIPE:
+        return int(_target("recipes.launch.run")())
+    if verb in OF_CONFIGURATIONS or (verb == "predict" and _names_data(arguments)):
+        return int(_target("training.run")(verb, arguments))
+    from lightning_idc.cli import typed
+
+    return typed.call(verb, _target(VERBS[verb][0]), arguments)
+
+
+def _target(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(f"lightning_idc.cli.{module}"), name)
+
+
+def _names_data(arguments: Sequence[str]) -> bool:
+    """Whether arguments of `predict` are the keys of a configuration, which names a data module, and not paths."""
+    flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+    keys = ("--config", "-c", "--data", "--ckpt_path", "--trainer", "--help_all", "--print_config")
+    return any(flag in keys or "." in flag for flag in flags)
 
 
 def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
@@ -237,8 +234,3 @@ def _usage() -> str:
     return "\n".join(
         [*head, *lines, "", "`lightning-idc VERB --help` says more; --traceback shows where an error came from."]
     )
-
-
-def parser(verb: str, description: str) -> argparse.ArgumentParser:
-    """Argument parser of one verb."""
-    return argparse.ArgumentParser(prog=f"lightning-idc {verb}", description=description)

@@ -1,14 +1,13 @@
-"""data: which data modules there are, and whether a folder holds what they expect."""
+"""data: files of data modules, and stores of images, features and records on disk."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError, DatasetNotFoundError
 from lightning_idc.utils.text import printable
 
 if TYPE_CHECKING:
@@ -35,114 +34,177 @@ MODULES = {
     "omnidiff": "lightning_idc.data.benchmarks.omnidiff.OmniDiff",
     "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
-_HELP = f"""usage: lightning-idc data ls
-       lightning-idc data check NAME [--root DIR] [--key value ...]
-       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--overwrite true] [--key value ...]
-       lightning-idc data count NAME [--root DIR] [--split SPLIT] [--key value ...]
-
-`ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
-cannot be used; --root and any other key are arguments of the data module. `prepare` downloads what may be
-downloaded, unpacks an archive that you fetched, which replaces other files only with --overwrite true, verifies what
-there is, and tells the steps that are left. `count` counts the captions of every split, or of one, as tables 1 and 2 of
-OmniDiff do: pairs, captions, words, sentences, vocabulary, and the share of long captions; it reads no image.
-
-NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
 
-def run(given: list[str]) -> int:
-    """The verb `data`; 1 where a check found something."""
-    rest = given[1:]
-    if not rest or rest[0] in ("-h", "--help") or "--help" in rest:
-        print(_HELP)
-        return 0 if rest else 2
-    if rest == ["ls"]:
-        return _ls()
-    verbs = {"check": _check, "prepare": _prepare, "count": _count}
-    if rest[0] not in verbs or len(rest) < 2 or rest[1].startswith("--"):
-        print(_HELP, file=sys.stderr)
-        return 2
-    return verbs[rest[0]](rest[1], rest[2:])
+def check(name: str, **keys: Any) -> int:
+    """Read every pair of every split as training would, and name each one that cannot be used.
 
+    Args:
+        name: a name of `lightning-idc list data`, or the class path of a PairDataModule of your own; further options,
+            such as --root DIR, are its arguments.
 
-def _ls() -> int:
-    from lightning_idc.utils.names import class_of
-
-    for name, path in MODULES.items():
-        print(f"{name:<22} {path}\n{'':<22} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
-    return 0
-
-
-def _check(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.configuration import parse_overrides
+    Returns:
+        1 where a pair cannot be used.
+    """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.checking import check
 
-    data = _build(name, "check", parse_overrides(arguments))
-    if not isinstance(data, Benchmark):  # whose check tells what is missing more fully
+    data = _build(name, "check", keys)
+    if not isinstance(data, Benchmark):  # its check names missing files more fully
         data.prepare_data()
-    return _told(check(data, _say))
+    return _report(check(data, _say))
 
 
-def _prepare(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.configuration import parse_overrides
+def prepare(name: str, *, archive: Path | None = None, overwrite: bool = False, **keys: Any) -> int:
+    """Download, unpack and verify the files of a benchmark, and name the steps that are left.
+
+    Args:
+        name: a name of `lightning-idc list data`; further options, such as --root DIR, are its arguments.
+        archive: file that you fetched, to unpack.
+        overwrite: let the archive replace other files.
+
+    Returns:
+        1 where a step is left.
+    """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.tables.prepare import prepare
 
-    given = parse_overrides(arguments)
-    archive, overwrite = given.pop("archive", None), given.pop("overwrite", False)
-    if not isinstance(overwrite, bool):
-        raise ConfigError(f"--overwrite is {overwrite!r}; expected true or false")
-    data = _build(name, "prepare", given)
+    data = _build(name, "prepare", keys)
     if not isinstance(data, Benchmark):
         raise ConfigError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
-    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say, overwrite)
+    left = prepare(data, [] if archive is None else [archive.expanduser()], _say, overwrite)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
-    return _told(left)
+    return _report(left)
 
 
-def _count(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.configuration import parse_overrides
+def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **keys: Any) -> int:
+    """Count pairs, captions, words, sentences, vocabulary and long captions, as tables 1 and 2 of OmniDiff do.
+
+    Args:
+        name: a name of `lightning-idc list data`, or the class path of a PairDataModule of your own; further options,
+            such as --root DIR, are its arguments. No image is read.
+        split: the only split to count; all splits when not given.
+    """
     from lightning_idc.data.benchmark import Benchmark
-    from lightning_idc.data.datamodule import SPLITS
     from lightning_idc.data.statistics import split_statistics
 
-    given = parse_overrides(arguments)
-    split = given.pop("split", None)
-    if split is not None and split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
-    data = _build(name, "count", given)
+    data = _build(name, "count", keys)
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
     for part in (split,) if split else data.labelled:
-        if isinstance(data, Benchmark):  # what is said is in its annotation files, so its images need not be there
-            said = [[text for text in record.captions if text] for record in data.records(part)]
-            captions[part] = [texts for texts in said if texts]
+        if isinstance(data, Benchmark):  # captions come from annotation files; images may be missing
+            texts = [[text for text in record.captions if text] for record in data.records(part)]
+            captions[part] = [captions_of_pair for captions_of_pair in texts if captions_of_pair]
             continue
         source = data.pairs_of(part)
         captions[part] = [source.captions(index) for index in range(len(source))]
-    found = split_statistics(captions)
-    columns = [["", *(label for label, _ in next(iter(found.values())).rows())]]
-    columns += [[part, *(value for _, value in numbers.rows())] for part, numbers in found.items()]
+    statistics = split_statistics(captions)
+    columns = [["", *(label for label, _ in next(iter(statistics.values())).rows())]]
+    columns += [[part, *(value for _, value in numbers.rows())] for part, numbers in statistics.items()]
     widths = [max(map(len, column)) for column in columns]
     for label, *values in zip(*columns, strict=True):
-        cells = [label.ljust(widths[0]), *map(str.rjust, values, widths[1:])]
-        print("  ".join(cells))
+        print("  ".join([label.ljust(widths[0]), *map(str.rjust, values, widths[1:])]))
     return 0
+
+
+def verify(folder: Path) -> int:
+    """Hash every byte of all stores at or below a folder, and name what is damaged.
+
+    Args:
+        folder: folder with stores of images, features, rendered pairs, records, procedures, or scores of a reference
+            policy.
+
+    Returns:
+        1 where anything is damaged.
+    """
+    from lightning_idc.data.store.reader import faults, stores_below
+
+    stores = stores_below(folder.expanduser())
+    if not stores:
+        raise DatasetNotFoundError(f"there is no store at or below {str(folder)!r}; name a folder with a manifest.json")
+    damaged = 0
+    for store in stores:
+        messages = faults(store)
+        damaged += bool(messages)
+        print(f"{store}: {'; '.join(messages) or 'as it was written'}")
+    print(f"{len(stores)} stores, {damaged} damaged")
+    return 1 if damaged else 0
+
+
+def refilter(folder: Path, *, out: Path, preset: str = "paper") -> int:
+    """Apply the thresholds of a preset to records that were made with `filters: scores`; no model is needed.
+
+    Args:
+        folder: store of the last stage.
+        out: new store.
+        preset: such as paper, table17_1 to table17_4, scripts, data_juicer.
+    """
+    from lightning_idc.methods.img_diff.filtering import Refilter
+    from lightning_idc.synthesis.run import run as make_records
+
+    make_records(Refilter(preset), str(folder.expanduser()), out.expanduser())
+    return 0
+
+
+def export(
+    folder: Path, *, out: str, layout: Literal["parquet", "webdataset", "jsonl"] = "parquet", dropped: bool = False
+) -> int:
+    """Write records as files that other tools read.
+
+    Args:
+        folder: store of records.
+        out: new folder, local or a URL of fsspec such as s3://bucket/name.
+        layout: parquet with a typed column per fact, tar files of WebDataset, or lines of data-juicer.
+        dropped: also records that a filter dropped.
+    """
+    from lightning_idc.synthesis.export import export_records
+    from lightning_idc.synthesis.store import RecordStore
+
+    written = export_records(RecordStore(folder.expanduser()), out, layout, dropped=dropped)
+    print(f"{len(written)} files in {out}")
+    return 0
+
+
+def push(folder: Path, repo: str, *, public: bool = False) -> int:
+    """Upload the kept records as a data set of the Hugging Face hub, with a card that says how they were made.
+
+    Args:
+        folder: store of records.
+        repo: OWNER/NAME.
+        public: make a new data set public; it is private otherwise.
+    """
+    from lightning_idc.synthesis.hub import push_records
+    from lightning_idc.synthesis.store import RecordStore
+
+    print(push_records(RecordStore(folder.expanduser()), repo, private=not public))
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "check": check,
+    "prepare": prepare,
+    "count": count,
+    "verify": verify,
+    "refilter": refilter,
+    "export": export,
+    "push": push,
+}
+"""Sub-verbs of `data`: three about a data module, four about the stores of `data verify`."""
 
 
 def _say(line: str) -> None:
     print(printable(line), flush=True)
 
 
-def _told(problems: list[str]) -> int:
+def _report(problems: list[str]) -> int:
     for problem in problems:
         _say(f"problem: {problem}")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
     return 1 if problems else 0
 
 
-def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
+def _build(name: str, verb: str, arguments: dict[str, Any]) -> PairDataModule:
     """The data module of a name or class path with its arguments."""
     from lightning_idc.cli.signatures import check_arguments
     from lightning_idc.data.datamodule import PairDataModule
@@ -153,11 +215,11 @@ def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
         raise ConfigError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
-    check_arguments(given, full_name(MODULES.get(name, name)), f"data {verb} {name}")
+    check_arguments(arguments, full_name(MODULES.get(name, name)), f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
-        p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given
+        p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in arguments
     ]
     if missing:
         raise ConfigError(f"data {verb} {name} needs --{missing[0]} VALUE")
-    return kind(**given)
+    return kind(**arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_idc.cli import typed
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
@@ -12,17 +11,13 @@ from lightning_idc.utils.outputs import check_file, write_file
 from lightning_idc.utils.text import printable
 
 
-def run(given: list[str]) -> int:
-    """The verb `describe`."""
-    return typed.call("describe", describe, given[1:])
-
-
 def describe(
     before: str,
     after: str,
+    *,
     options: ModelOptions,
     json: bool = False,
-    save: Path | None = None,
+    out: Path | None = None,
     overwrite: bool = False,
     no_where: bool = False,
 ) -> int:
@@ -31,33 +26,31 @@ def describe(
     Args:
         before: image file.
         after: image file.
-        options: of the captioner.
+        options: the captioner and how it reads images.
         json: print the answer, with the map of where, as one JSON object.
-        save: picture to write, a .png: both images with boxes, map and caption.
+        out: picture to write, a .png: both images with boxes, map and caption.
         overwrite: replace a picture that this command did not write.
         no_where: leave the place out, which costs a vision-language model many further looks.
     """
-    if save is not None and save.suffix.lower() != ".png":
-        raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
-    if save is not None:
-        check_file("--save", save, (before, after, *options.files()), overwrite)
+    if out is not None and out.suffix.lower() != ".png":
+        raise ConfigError(f"--out {str(out)!r}: the picture is a PNG; expected a name that ends with .png")
+    if out is not None:
+        check_file("--out", out, (before, after, *options.files()), overwrite)
         # the answer, which may take minutes, would be lost
-        if not save.parent.is_dir():
-            raise ConfigError(
-                f"--save {str(save)!r}: {str(save.parent)!r} is no folder; name a .png in one that exists"
-            )
+        if not out.parent.is_dir():
+            raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
     with noted() as notes:
         from lightning_idc.serve.answers import answer_pairs, picture_of
 
         captioner = options.open()
         answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
-        if save is not None:
+        if out is not None:
             picture = picture_of(answer, captioner, before, after)
             try:
-                write_file(save, lambda path: picture.save(path, format="PNG"), overwrite)
+                write_file(out, lambda path: picture.save(path, format="PNG"), overwrite)
             except OSError as error:
                 raise ConfigError(
-                    f"cannot write {str(save)!r} ({error}); name a .png in a folder that exists"
+                    f"cannot write {str(out)!r} ({error}); name a .png in a folder that exists"
                 ) from error
     print(answer.as_json(notes=notes) if json else printable(answer.as_text()))
     return 0

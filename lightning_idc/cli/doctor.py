@@ -24,12 +24,14 @@ HOLES = {
 """Packages, their first versions without a known way to run code, and that way."""
 
 
-def run(given: list[str]) -> int:
-    """The verb `doctor`; 1 where something needs mending."""
-    from lightning_idc import __version__
-    from lightning_idc.cli import parser
+def doctor() -> int:
+    """Show versions, devices and folders of this installation, and name what needs mending.
 
-    parser("doctor", "Look at this installation.").parse_args(given[1:])
+    Returns:
+        1 where something needs mending.
+    """
+    from lightning_idc import __version__
+
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     problems = [*_packages(), *_holes(), *_devices(), *_scripts(), *_folders()]
     _extras()

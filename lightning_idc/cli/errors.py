@@ -13,7 +13,7 @@ EXTRAS = {
     **dict.fromkeys(("skimage", "cv2", "faiss", "sklearn", "diffusers"), "synthesis"),
     **dict.fromkeys(("pydicom", "tifffile", "imagecodecs"), "scientific"),
     **dict.fromkeys(("tensorboard", "tensorboardX"), "report"),
-    **dict.fromkeys(("litserve", "multipart", "python_multipart"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "multipart", "python_multipart"), "serve"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
     "mcp": "mcp",
     "num2words": "vlm",

@@ -5,62 +5,89 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from lightning_idc.cli import typed
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 
-
-def run(given: list[str]) -> int:
-    """The verb `export`."""
-    return typed.call("export", export, given[1:])
+Layout = Literal["captioner", "model", "adapters"]
 
 
 def export(
     kind: Literal["onnx", "torch", "hf"],
+    *,
     out: Path,
     options: ModelOptions,
-    layout: Literal["captioner", "model", "adapters"] = "captioner",
-    push: str | None = None,
+    layout: Layout = "captioner",
     overwrite: bool = False,
 ) -> int:
     """Write a captioner for programs without this library, into a folder.
 
     onnx and torch write the encoder and one cached step of the decoder of a small captioner; docs/tasks/export.md has
-    the loop over words. hf writes a repository of the Hugging Face hub with its card.
+    the loop over words. hf writes a repository of the Hugging Face hub with its card; `lightning-idc push` uploads one.
 
     Args:
-        kind: of files.
+        kind: format of the files.
         out: folder to write.
-        options: of the captioner.
-        layout: of hf: captioner for this library; model for a vision-language model that transformers and vLLM read,
-            LoRA merged; adapters for LoRA as PEFT has it.
-        push: of hf, OWNER/NAME on the hub to upload the written files to, made private where it is missing.
+        options: the captioner.
+        layout: layout of hf: captioner for this library; model for a vision-language model that transformers and vLLM
+            read, LoRA merged; adapters for LoRA as PEFT has it.
         overwrite: replace files of the folder that this command did not write.
     """
-    if kind != "hf" and (push is not None or layout != "captioner"):
-        raise ConfigError(f"--push and --layout belong to `export hf`; found them with {kind}")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{str(out)!r} is a file; name a folder to write")
-    inputs = [] if options.model is None else [options.model]
+    if kind != "hf" and layout != "captioner":
+        raise ConfigError(f"--layout belongs to `export hf`; found it with {kind}")
     with noted():
         if kind == "hf":
-            from lightning_idc.models.vlm.publishing import CARD, repository, write_repository
-
-            repository(out, overwrite, inputs).check(CARD)
-            repo = push or f"OWNER/{out.resolve().name}"
-            output = write_repository(options.open(), out, repo, layout, overwrite=overwrite, inputs=inputs)
-            if push is not None:
-                try:
-                    print(upload(output, push, "Upload an image difference captioner"))
-                except ConfigError as error:
-                    raise ConfigError(f"{error}; the files are in {str(out)!r}") from error
+            output = _write_repository(out, f"OWNER/{out.resolve().name}", options, layout, overwrite)
         else:
             from lightning_idc.serve.export import graphs, write_graphs
 
-            output = graphs(out, kind, overwrite, inputs)
-            write_graphs(options.open().cpu(), out, kind, overwrite, inputs)
+            _check_folder(out)
+            output = graphs(out, kind, overwrite, _inputs(options))
+            write_graphs(options.open().cpu(), out, kind, overwrite, _inputs(options))
+    _show(output, out)
+    return 0
+
+
+def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "captioner", overwrite: bool = False) -> int:
+    """Upload a captioner to the Hugging Face hub, with its card; a repository that is missing is made private.
+
+    Args:
+        repo: OWNER/NAME on the hub.
+        out: folder to write the files to before they are uploaded.
+        options: the captioner.
+        layout: captioner for this library; model for a vision-language model that transformers and vLLM read, LoRA
+            merged; adapters for LoRA as PEFT has it.
+        overwrite: replace files of the folder that this command did not write.
+    """
+    with noted():
+        output = _write_repository(out, repo, options, layout, overwrite)
+        try:
+            print(upload(output, repo, "Upload an image difference captioner"))
+        except ConfigError as error:
+            raise ConfigError(f"{error}; the files are in {str(out)!r}") from error
+    _show(output, out)
+    return 0
+
+
+def _write_repository(out: Path, repo: str, options: ModelOptions, layout: Layout, overwrite: bool) -> Output:
+    from lightning_idc.models.vlm.publishing import CARD, repository, write_repository
+
+    _check_folder(out)
+    repository(out, overwrite, _inputs(options)).check(CARD)
+    return write_repository(options.open(), out, repo, layout, overwrite=overwrite, inputs=_inputs(options))
+
+
+def _inputs(options: ModelOptions) -> list[str]:
+    return [] if options.model is None else [options.model]
+
+
+def _check_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {str(out)!r} is a file; name a folder to write")
+
+
+def _show(output: Output, out: Path) -> None:
     for path in sorted(out / file for file in output.files()):
         print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
-    return 0

@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning_idc.metrics.difference_list import LEXICAL, PROMPT_VERSION, DifferenceJudge, PromptedJudge
-from lightning_idc.metrics.judge import CausalJudge, TextModel
-from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.bounds import PositiveInt, check_fields
+from lightning_idc.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_idc.metrics.difference_list import DifferenceJudge
+    from lightning_idc.metrics.judge import TextModel
 
 
-def check(options: argparse.Namespace) -> None:
-    """Refuse options of an endpoint without one.
+@dataclass(frozen=True, slots=True)
+class JudgeOptions:
+    """A language model that also scores captions.
 
-    Raises:
-        ConfigError: one is given.
+    Args:
+        judge: folder of a causal language model, or URL of an OpenAI-compatible endpoint, that scores the captions from
+            0 to 100; of difference-list it decides which claim states which difference, and may be lexical (the
+            default) or exact (captions of rendered pairs).
+        judge_model: name of the model behind the endpoint.
+        judge_gguf: name of the model's GGUF file in that folder.
+        judge_cache: folder for the answers of the endpoint, so that a run that was cut off does not repeat them.
+        judge_tokens: maximal tokens of one answer of the model; one that thinks first needs more, such as 16384.
     """
-    endpoint_options = {"--judge-model": options.judge_model, "--judge-cache": options.judge_cache}
-    ignored = [name for name, value in endpoint_options.items() if value]
-    if ignored and not _is_endpoint(options.judge):
-        raise ConfigError(
-            f"{' and '.join(ignored)} would be ignored: --judge is {options.judge!r}, and only an endpoint has "
-            "them; name its URL with --judge"
-        )
+
+    judge: str | None = None
+    judge_model: str | None = None
+    judge_gguf: str | None = None
+    judge_cache: str | None = None
+    judge_tokens: PositiveInt = 512
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        endpoint_options = {"--judge_model": self.judge_model, "--judge_cache": self.judge_cache}
+        ignored = [name for name, value in endpoint_options.items() if value]
+        if ignored and not _is_endpoint(self.judge):
+            raise ConfigError(
+                f"{' and '.join(ignored)} would be ignored: --judge is {self.judge!r}, and only an endpoint has "
+                "them; name its URL with --judge"
+            )
 
 
 def _is_endpoint(judge: str | None) -> bool:
     return judge is not None and judge.startswith(("http://", "https://"))
 
 
-def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
+def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
     """A language model by folder or URL, and its name for results.
 
     Raises:
-        ConfigError: the model behind an endpoint is not named, there is no such folder, or answers have no token.
+        ConfigError: the model behind an endpoint is not named, or there is no such folder.
     """
-    check_number("--judge-tokens", options.judge_tokens, minimum=1)
+    assert options.judge is not None
     if _is_endpoint(options.judge):
         if not options.judge_model:
             raise ConfigError(
-                f"--judge is the endpoint {options.judge}; name the model that it runs with --judge-model"
+                f"--judge is the endpoint {options.judge}; name the model that it runs with --judge_model"
             )
         from lightning_idc.synthesis.models.base import CutOff
         from lightning_idc.synthesis.models.endpoint import Endpoint
@@ -70,11 +89,15 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
             f"--judge is {options.judge!r}; expected the folder of a causal language model or the URL of an endpoint "
             "(and of a difference-list: lexical, exact)"
         )
+    from lightning_idc.metrics.judge import CausalJudge
+
     return CausalJudge(options.judge, options.judge_gguf, options.judge_tokens), Path(options.judge).name
 
 
-def difference_judge(options: argparse.Namespace) -> tuple[str, DifferenceJudge]:
+def difference_judge(options: JudgeOptions) -> tuple[str, DifferenceJudge]:
     """The judge of a difference-list, and its name for results."""
+    from lightning_idc.metrics.difference_list import LEXICAL, PROMPT_VERSION, PromptedJudge
+
     if options.judge in (None, "lexical"):
         return LEXICAL
     if options.judge == "exact":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from lightning_idc.utils.bounds import NonNegativeInt
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output, saved
@@ -16,46 +17,40 @@ if TYPE_CHECKING:
     from lightning_idc.report.leaderboard import Board
 
 
-def run(arguments_given: list[str]) -> int:
-    """The verb `leaderboard`."""
-    from lightning_idc.cli import parser
+def leaderboard(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    format: Literal["markdown", "latex"] = "markdown",
+    data: Sequence[str] = (),
+    samples: NonNegativeInt = 1000,
+    overwrite: bool = False,
+) -> int:
+    """Make one table of many results, one for each data and protocol.
 
-    arguments = parser(
-        "leaderboard",
-        "One table of many results, apart by data and protocol, since only numbers of one protocol on one set of "
-        "references compare. Results are what `score --out` and ShowResults (metrics.json) write. Runs that differ in "
-        "nothing but their seed are one row: mean and standard deviation.",
-    )
-    add = arguments.add_argument
-    add("folder", help="with results, also in the folders below it; other JSON files are passed over")
-    add("--out", help="write Markdown there, and HTML and LaTeX beside it; without it the table is printed")
-    add("--format", choices=("markdown", "latex"), default="markdown", help="of what is printed")
-    add(
-        "--data",
-        action="append",
-        metavar="FINGERPRINT",
-        help="only results of these data, as the tables name them; may be given again, since protocols with parts have "
-        "fingerprints of their own",
-    )
-    add("--overwrite", action="store_true", help="replace files that this command did not write")
-    add("--samples", type=int, default=1000, help="corpora drawn for each p-value; 0 for none (default: 1000)")
-    options = arguments.parse_args(arguments_given[1:])
-    if options.samples < 0:
-        arguments.error(f"--samples {options.samples}: expected 0 or more")
+    Results are what `score --out` and ShowResults (metrics.json) write. Runs that differ in nothing but their seed are
+    one row: mean and standard deviation.
+
+    Args:
+        folder: folder of results, also in the folders below it; other JSON files are passed over.
+        out: Markdown file to write, with HTML and LaTeX beside it; the table is printed when not given.
+        format: format of what is printed.
+        data: only results of these data, by their fingerprints in the tables; protocols with parts have several.
+        samples: corpora drawn for each p-value; 0 for no p-values.
+        overwrite: replace files that this command did not write.
+    """
     from lightning_idc.report.leaderboard import as_latex, as_markdown, boards
     from lightning_idc.report.result_rows import of_data, read_results
 
-    folder = Path(options.folder)
     results = read_results(folder)
-    if options.out is not None:
-        _output(Path(options.out), results, options.overwrite).check(*_names(Path(options.out)))
-    if options.data is not None:
-        results = of_data(results, options.data)
-    tables = boards(results, folder, options.samples)
-    if options.out is not None:
-        return write(tables, Path(options.out), results, options.overwrite)
-    text = as_latex(tables) if options.format == "latex" else as_markdown(tables)
-    print(encodable(text, sys.stdout.encoding))
+    if out is not None:
+        _output(out, results, overwrite).check(*_names(out))
+    if data:
+        results = of_data(results, data)
+    tables = boards(results, folder, samples)
+    if out is not None:
+        return write(tables, out, results, overwrite)
+    print(encodable(as_latex(tables) if format == "latex" else as_markdown(tables), sys.stdout.encoding))
     return 0
 
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from lightning_idc.cli import typed
+from collections.abc import Sequence
+from pathlib import Path
+
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.errors import ConfigError
 
 
-def run(given: list[str]) -> int:
-    """The verb `mcp`."""
-    return typed.call("mcp", serve_tool, given[1:])
-
-
-def serve_tool(options: ModelOptions) -> int:
+def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) -> int:
     """Answer coding agents over stdio, by the Model Context Protocol.
 
     The tool describe_change takes the paths of two images and returns caption, change score and regions. An agent
-    starts the server with the command `lightning-idc mcp`.
+    starts the server with the command `lightning-idc mcp --folders FOLDER`.
 
     Args:
-        options: of the captioner.
+        options: the captioner and how it reads images.
+        folders: folders below which images are read; no other file is opened.
     """
+    if missing := [str(folder) for folder in folders if not folder.is_dir()]:
+        raise ConfigError(f"--folders: {missing[0]!r} is not a folder")
     with noted():
         from lightning_idc.serve.tool import make_tool_server
 
-        server = make_tool_server(options.open())
+        server = make_tool_server(options.open(), folders)
     server.run("stdio")
     return 0

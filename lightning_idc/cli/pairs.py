@@ -1,74 +1,52 @@
-"""compare, predict and caption-pairs: answers about many pairs of files."""
+"""compare and predict: answers about many pairs of files."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from lightning_idc.cli import typed
+from lightning_idc.cli.questions import QuestionOptions, answer_questions
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.text import printable
 
-INSTRUCTION = "Write the instruction, one short imperative sentence, that turns the first image into the second."
+if TYPE_CHECKING:
+    from lightning_idc.serve.pairs import FilePair
+
 FAILED = 2
 """Exit status where a pair could not be read, or nothing could be compared."""
-
-
-def run(given: list[str]) -> int:
-    """The verbs `compare`, `predict` with paths, and `caption-pairs`."""
-    functions: dict[str, Callable[..., int]] = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
-    verb = given[0]
-    if verb == "predict" and not _names_pairs(given[1:]):
-        from lightning_idc.cli import training
-
-        return training.run(given)
-    return typed.call(verb, functions[verb], given[1:])
-
-
-def _names_pairs(given: Sequence[str]) -> bool:
-    """Whether arguments of `predict` are those for files, in any order, and not a configuration's."""
-    if not given or not given[0].startswith("-") or given in (["-h"], ["--help"]):
-        return bool(given)
-    own = {f"--{field.name.replace('_', '-')}" for kind in (ModelOptions, BatchOptions) for field in fields(kind)}
-    named = {text.partition("=")[0] for text in given if text.startswith("-")}
-    # a configuration has --model too, and one value behind each key
-    values = [not text.startswith("-") for text in given]
-    paths = any(
-        value and (before or "=" in text) for text, before, value in zip(given, values, values[1:], strict=False)
-    )
-    return named <= own and (named != {"--model"} or paths)
 
 
 def compare(
     before: str,
     after: str,
+    *,
     options: ModelOptions,
     batch: BatchOptions,
     fail_on: Literal["changed", "pixels", "never"] = "never",
     reg: Path | None = None,
     junit: Path | None = None,
     report: Path | None = None,
-    tolerance: float = 0.0,
-    allow_pixels: int = 0,
+    tolerance: NonNegativeFloat = 0.0,
+    allow_pixels: NonNegativeInt = 0,
 ) -> int:
     """Compare two folders of images, and describe what differs.
 
     Images of equal names belong together. Where no pixel differs a pair is unchanged and never described; all bands,
-    opacity and frames are compared as the files store them. Exit status: 0, or with --fail-on 1 where something
+    opacity and frames are compared as the files store them. Exit status: 0, or with --fail_on 1 where something
     changed; 2 where an image could not be read.
 
     Args:
         before: folder of images as they were.
         after: folder of images as they are.
-        options: of the captioner.
-        batch: of the run.
+        options: the captioner and how it reads images.
+        batch: the output and how batches are made.
         fail_on: what makes the exit status 1: pairs that the captioner takes for changed (and new and deleted images),
             by its change score or, where it has none, unless it says that nothing changed; or pairs of which any pixel
             differs.
@@ -114,32 +92,49 @@ def compare(
     return int(fail_on != "never" and bool(states - {"unchanged"}))
 
 
-def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) -> int:
-    """Caption pairs of files: predict PAIRS [PAIRS] --out captions.csv
+def predict(
+    pairs: Sequence[str],
+    *,
+    options: ModelOptions,
+    batch: BatchOptions,
+    sidecar: bool = False,
+    questions: QuestionOptions,
+) -> int:
+    """Caption pairs of files, or a split of a data module.
 
     PAIRS are two folders of equal names, a folder with before/ and after/, a .csv or .jsonl with the columns before and
-    after, or a .txt with two paths a line. `predict --config FILE` predicts a split of a data module instead.
+    after, or a .txt with two paths a line: `predict old new --out captions.csv`.
+
+    With --config FILE, --data CLASS or --ckpt_path FILE in place of PAIRS, a split of a data module is captioned, with
+    the keys of `fit`: `predict --ckpt_path best.ckpt --data FolderPairs --data.root my_pairs`.
 
     Args:
         pairs: one or two paths.
-        options: of the captioner.
-        batch: of the run.
+        options: the captioner and how it reads images.
+        batch: the output and how batches are made.
+        sidecar: write each caption as NAME.txt beside the second image, as data sets of edits have it, in place of
+            --out; captions that exist are kept, so that a stopped run goes on.
+        questions: questions in place of captions.
     """
     with noted():
+        if questions.questions:
+            return answer_questions(pairs, options, questions, batch.out or Path("answers.jsonl"), batch.overwrite)
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
         from lightning_idc.serve.pairs import list_pairs
 
-        found = list_pairs(pairs)
-        inputs: list[str | Path] = [*formats.inputs_of(pairs, found), *batch.ignore, *options.files()]
+        file_pairs = list_pairs(pairs)
+        if sidecar:
+            return _write_sidecars(file_pairs, options, batch)
+        inputs: list[str | Path] = [*formats.inputs_of(pairs, file_pairs), *batch.ignore, *options.files()]
         out = formats.check_outputs(batch.out or Path("predictions.jsonl"), inputs, batch.overwrite)
-        lonely = [pair.id for pair in found if pair.before is None or pair.after is None]
-        if lonely:
+        unpaired = [pair.id for pair in file_pairs if pair.before is None or pair.after is None]
+        if unpaired:
             raise DataError(
-                f"{len(lonely)} images have no partner of the same name on the other side: {', '.join(lonely[:5])}; "
-                "`lightning-idc compare` lists them as new and deleted"
+                f"{len(unpaired)} images have no partner of the same name on the other side: "
+                f"{', '.join(unpaired[:5])}; `lightning-idc compare` lists them as new and deleted"
             )
-        _, records = run_batch(options, found, batch, out, None)
+        _, records = run_batch(options, file_pairs, batch, out, None)
         formats.write_records(records, out, batch.overwrite)
         finish(out)
     failed = [record for record in records if record["status"] == "failed"]
@@ -149,59 +144,36 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
     return FAILED if failed else 0
 
 
-def _refuse_shared(files: Mapping[str, Path]) -> None:
-    """Refuse pairs whose captions would be one file."""
-    of: dict[Path, str] = {}
-    for id, file in files.items():
-        if (other := of.setdefault(file.absolute(), id)) != id:
-            raise DataError(f"the captions of {other} and {id} would both be {file}; name their second images apart")
+def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch: BatchOptions) -> int:
+    """Write the caption of each pair beside its second image, where there is none yet."""
+    from lightning_idc.serve.batch import answered
+    from lightning_idc.utils.outputs import new_file
 
-
-def caption_pairs(
-    folder: str,
-    options: ModelOptions,
-    style: Literal["statement", "instruction"] = "statement",
-    batch_size: int = 16,
-) -> int:
-    """Write a caption beside every second image, as NAME.txt, for data sets of edits.
-
-    Captions that are there already are kept, so that a run that was stopped goes on.
-
-    Args:
-        folder: that holds before/ and after/.
-        options: of the captioner.
-        style: statement, as the captioner was trained; instruction asks a vision-language model for an imperative.
-        batch_size: pairs per batch.
-    """
-    with noted():
-        from lightning_idc.serve.batch import answered
-        from lightning_idc.serve.pairs import list_pairs
-        from lightning_idc.utils.outputs import new_file
-
-        captioner = options.open()
-        prompt = None
-        if style == "instruction":
-            if not captioner.takes_prompt:
-                raise ConfigError(
-                    f"a {type(captioner).__name__} is not asked in words and says statements; leave --style out, or "
-                    "name a vision-language model with --model"
-                )
-            prompt = options.prompt or INSTRUCTION
-        everything = list_pairs([folder])
-        pairs = [pair for pair in everything if pair.before is not None and pair.after is not None]
-        if lonely := len(everything) - len(pairs):
-            print(f"note: {lonely} images have no partner and get no caption", file=sys.stderr)
-        files = {pair.id: pair.after.with_suffix(".txt") for pair in pairs if pair.after is not None}
-        _refuse_shared(files)
-        lacking = [pair for pair in pairs if not os.path.lexists(files[pair.id])]
-        failed = 0
-        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), None, prompt):
-            for record in records:
-                if record["status"] == "failed":
-                    failed += 1
-                    print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
-                else:
-                    with new_file(files[record["id"]]) as part:
-                        part.write_bytes(f"{record['caption']}\n".encode("utf-8", "replace"))
-    print(f"{len(lacking) - failed} captions written, {len(pairs) - len(lacking)} were there, {failed} failed")
+    if batch.out is not None:
+        raise ConfigError(f"--sidecar writes beside the images, and --out is {str(batch.out)!r}; give one of them")
+    captioner = options.open()
+    paired = [pair for pair in file_pairs if pair.before is not None and pair.after is not None]
+    if unpaired := len(file_pairs) - len(paired):
+        print(f"note: {unpaired} images have no partner and get no caption", file=sys.stderr)
+    files = {pair.id: pair.after.with_suffix(".txt") for pair in paired if pair.after is not None}
+    _check_distinct(files)
+    missing = [pair for pair in paired if not os.path.lexists(files[pair.id])]
+    failed = 0
+    for records in answered(captioner, missing, batch, None):
+        for record in records:
+            if record["status"] == "failed":
+                failed += 1
+                print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
+            else:
+                with new_file(files[record["id"]]) as part:
+                    part.write_bytes(f"{record['caption']}\n".encode("utf-8", "replace"))
+    print(f"{len(missing) - failed} captions written, {len(paired) - len(missing)} were there, {failed} failed")
     return FAILED if failed else 0
+
+
+def _check_distinct(files: Mapping[str, Path]) -> None:
+    """Refuse pairs whose captions would be one file."""
+    pair_of: dict[Path, str] = {}
+    for id, file in files.items():
+        if (other := pair_of.setdefault(file.absolute(), id)) != id:
+            raise DataError(f"the captions of {other} and {id} would both be {file}; name their second images apart")

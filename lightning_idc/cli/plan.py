@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from lightning_idc.utils.bounds import PositiveFloat
 from lightning_idc.utils.errors import ConfigError
 
 
-def run(given: list[str]) -> int:
-    """The verb `plan`."""
-    from lightning_idc.cli import parser
+def plan(recipe: str, *, memory: PositiveFloat | None = None, **keys: Any) -> int:
+    """Compute the memory of a recipe's stages that train a published vision-language model.
 
-    about = "Memory of a recipe's stages that train a published vision-language model, computed; of all entries of its "
-    arguments = parser("plan", about + "matrix, or of those that --matrix.AXIS ENTRY names.")
-    arguments.add_argument("recipe", help="YAML file, or the name of a recipe that comes with the library")
-    arguments.add_argument("--memory", type=float, metavar="GIB", help="of a device; fail where a stage needs more")
-    options, rest = arguments.parse_known_args(given[1:])
-    from lightning_idc.cli.configuration import parse_overrides
+    All entries of its matrix are computed, or those that --matrix.AXIS ENTRY names.
+
+    Args:
+        recipe: YAML file, or a name of `lightning-idc list recipes`.
+        memory: GiB of a device; an error where a stage needs more.
+    """
     from lightning_idc.cli.recipes.compose import choices, load
     from lightning_idc.cli.recipes.shipped import file_of
     from lightning_idc.models.vlm.plan import GIB, plan_of_stage
 
-    path, planned, overrides = file_of(options.recipe), 0, parse_overrides(rest)
-    for key in overrides:
+    path, planned = file_of(recipe), 0
+    for key in keys:
         if not key.startswith("matrix."):
             raise ConfigError(f"plan takes --memory and --matrix.AXIS, found --{key}; change the recipe instead")
-    chosen = {key.removeprefix("matrix."): str(entry) for key, entry in overrides.items()}
+    chosen = {key.removeprefix("matrix."): str(entry) for key, entry in keys.items()}
     for choice in choices(path, chosen):
         name = "/".join(choice.values())
         for stage in load(path, choice).stages:
@@ -31,16 +33,16 @@ def run(given: list[str]) -> int:
                 continue
             title = f"{name}/{stage.name}" if name else stage.name
             try:
-                plan = plan_of_stage(stage.config)
+                computed = plan_of_stage(stage.config)
             except ConfigError as error:
                 print(f"{title}: {error}")
                 continue
-            print(f"{title}\n{plan.table()}")
+            print(f"{title}\n{computed.table()}")
             planned += 1
-            needed = (plan.states + plan.activations) / GIB
-            if options.memory is not None and needed > options.memory:
+            needed = (computed.states + computed.activations) / GIB
+            if memory is not None and needed > memory:
                 raise ConfigError(
-                    f"{title} needs about {needed:.1f} GiB on a device, more than {options.memory:g}: set quantize: "
+                    f"{title} needs about {needed:.1f} GiB on a device, more than {memory:g}: set quantize: "
                     "4bit, activation_checkpointing: true, a smaller batch_size or max_pixels, or ShardedStrategy"
                 )
     return 0 if planned else 1

@@ -1,13 +1,16 @@
-"""questions: ask a vision-language captioner about pairs or single images; score answers as MMVP and SpatialEval do."""
+"""Questions about pairs or single images: asked by `predict --questions`, scored by `score --questions`."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.bounds import PositiveInt, check_fields
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, saved, write_file
 
@@ -15,142 +18,149 @@ if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
     from lightning_idc.models.vlm.asking import QuestionAnswerer
 
-_ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
-  questions ask QUESTIONS --model MODEL --out answers.jsonl
-  questions score ANSWERS
+@dataclass(frozen=True, slots=True)
+class QuestionOptions:
+    """Questions that a vision-language model answers.
 
-MODEL is a checkpoint of a VLMCaptioner, or the folder or hub id of a vision-language model as it is published.
-QUESTIONS is a CSV or JSONL with the columns pair, question, answer, before, after (images below --root), or MMVP's
-Questions.csv beside its folder "MMVP Images", or a Parquet file of SpatialEval (vqa or vtqa). MMVP asks about single
-pictures: --single does; without it the model sees both of the pair and is told which one is meant. ANSWERS is what
-`ask` writes, or what MMVP's own script does. A pair counts if both of its questions are answered rightly; --by-task
-scores each question for itself (SpatialEval). An answer that chooses nothing, or several things, is wrong and counted.
-"""
+    Args:
+        questions: PAIRS is a file of questions with answers to choose from: a CSV or JSONL with the columns pair,
+            question, answer, before, after, MMVP's Questions.csv beside its folder "MMVP Images", or a Parquet file of
+            SpatialEval (vqa or vtqa). `score --questions` scores the answers.
+        root: folder of the images of the questions; that of their file when not given.
+        single: show each question its own image alone, as MMVP does; both images otherwise.
+        contrast: let the model compare the images first (CoCoT).
+        tasks: only the questions of these tasks, such as spatialmap spatialreal.
+        published_keys: keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong.
+        tokens: maximal tokens of an answer.
+    """
 
+    questions: bool = False
+    root: str | None = None
+    single: bool = False
+    contrast: bool = False
+    tasks: Sequence[str] = ()
+    published_keys: bool = False
+    tokens: PositiveInt = 128
 
-def run(given: list[str]) -> int:
-    """The verb `questions`."""
-    from lightning_idc.cli import parser
-
-    arguments = parser("questions", _ABOUT)
-    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = arguments.add_argument
-    add("what", choices=("ask", "score"))
-    add("file", help="of questions or answers")
-    add("--letters", default="ab", help="that may be chosen (default: ab)")
-    add("--out", help="ask: answers, one a line; score: the result as JSON")
-    add("--json", action="store_true", help="score: print the result as JSON")
-    add("--model", help="ask: checkpoint of a VLMCaptioner, or folder or hub id of a vision-language model")
-    add("--revision", help="ask: branch, tag or commit of a hub id")
-    add("--dtype", default="auto", help="ask: of the weights (default: the files' on a GPU, float32 otherwise)")
-    add("--device", default="auto", help="ask: for example cuda:1 (default: a GPU if there is one)")
-    add("--quantize", help="ask: bits of the weights of a published model: 4bit, 8bit, int4 or int8")
-    add("--attn", help="ask: implementation of attention of a published model, for example flash_attention_2")
-    add("--root", help="ask: folder of the images; without it that of the file")
-    add("--contrast", action="store_true", help="ask: first let the model compare the images (CoCoT)")
-    add("--single", action="store_true", help="ask: show each question its own picture alone, as MMVP does")
-    add("--tasks", nargs="+", help="ask: only these tasks, for example spatialmap spatialreal")
-    add("--published-keys", action="store_true", help="keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong")
-    add("--by-task", action="store_true", help="score: each question for itself, by task")
-    add("--tokens", type=int, default=128, help="ask: most tokens of an answer (default: 128)")
-    add("--overwrite", action="store_true", help="replace a file that this command did not write")
-    options = arguments.parse_args(given[1:])
-    letters = options.letters.lower()
-    if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
-        raise ConfigError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
-    if options.out is not None:
-        check_file("--out", Path(options.out), [options.file], options.overwrite)
-    return _ask(options) if options.what == "ask" else _score(options, letters)
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-def _ask(options: argparse.Namespace) -> int:
+def answer_questions(
+    files: Sequence[str], model: ModelOptions, options: QuestionOptions, out: Path, overwrite: bool
+) -> int:
+    """Let a vision-language model answer a file of questions, and write the answers, one a line.
+
+    Args:
+        files: the file of questions.
+        model: the vision-language model.
+        options: the questions and how they are asked.
+        out: file to write.
+        overwrite: replace a file that this command did not write.
+    """
     from lightning_idc.data.benchmarks.questions import Picture, read_questions
 
-    if options.out is None:
-        raise ConfigError("questions ask writes its answers; name a file with --out answers.jsonl")
-    if options.model is None:
-        raise ConfigError("questions ask needs a vision-language model; name one with --model")
-    if options.tokens < 1:
-        raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
-    target = Path(options.out)
+    if len(files) != 1:
+        raise ConfigError(f"--questions reads one file of questions, found {len(files)}")
+    if model.model is None:
+        raise ConfigError("--questions needs a vision-language model; name one with --model")
+    (file,) = files
+    check_file("--out", out, [file], overwrite)
     by_images: dict[tuple[Picture, ...], list[Question]] = {}
-    questions = read_questions(options.file, options.root, options.single, options.published_keys)
+    questions = read_questions(file, options.root, options.single, options.published_keys)
     if options.tasks:
         questions = [question for question in questions if question.pair.partition(".")[0] in options.tasks]
         if not questions:
-            raise ConfigError(f"--tasks {' '.join(options.tasks)}: no question of {options.file} is of these tasks")
+            raise ConfigError(f"--tasks {' '.join(options.tasks)}: no question of {file} is of these tasks")
     for question in questions:
         by_images.setdefault(question.images, []).append(question)
-    ask = _asker(options)
-    records = [record for about in by_images.values() for record in _answered(ask, about, options.contrast)]
+    answerer = _answerer(model, options.tokens)
+    records = [record for group in by_images.values() for record in _answers(answerer, group, options.contrast)]
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    write_file(target, lines.encode("utf-8", "replace"), options.overwrite, [options.file])
-    print(f"{len(questions)} answers: {target}; now: lightning-idc questions score {target}")
+    write_file(out, lines.encode("utf-8", "replace"), overwrite, [file])
+    print(f"{len(questions)} answers: {out}; now: lightning-idc score {out} --questions pairs")
     return 0
 
 
-def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> list[dict[str, Any]]:
+def _answers(answerer: QuestionAnswerer, questions: list[Question], contrast: bool) -> list[dict[str, Any]]:
     """Records of the answers to questions about the same images."""
     from lightning_idc.metrics.paired_accuracy import ask_with_contrast
 
-    images, compared = about[0].images, about[0].compared or about[0].images
-    texts = [question.text for question in about]
+    images, compared = questions[0].images, questions[0].compared or questions[0].images
+    texts = [question.text for question in questions]
     if contrast and len(compared) < 2:
         raise ConfigError("--contrast lets the model compare two images; these questions are about single ones")
-    differences, answers = ask_with_contrast(ask, images, texts, compared) if contrast else (None, ask(images, texts))
+    differences, answers = (
+        ask_with_contrast(answerer, images, texts, compared) if contrast else (None, answerer(images, texts))
+    )
     records: list[dict[str, Any]] = [
-        {"pair": question.pair, "question": question.text, "answer": question.answer, "said": said}
+        {"pair": question.pair, "question": question.text, "answer": question.answer, "response": response}
         | ({"words": question.words} if question.words else {})
-        for question, said in zip(about, answers, strict=True)
+        for question, response in zip(questions, answers, strict=True)
     ]
     return records if differences is None else [{**record, "differences": differences} for record in records]
 
 
-def _asker(options: argparse.Namespace) -> QuestionAnswerer:
+def _answerer(options: ModelOptions, tokens: int) -> QuestionAnswerer:
     from lightning_idc.models.vlm.asking import QuestionAnswerer
     from lightning_idc.models.vlm.module import VLMCaptioner
-    from lightning_idc.serve.opening import open_model
 
-    captioner = open_model(
-        options.model,
-        revision=options.revision,
-        dtype=options.dtype,
-        device=options.device,
-        quantize=options.quantize,
-        attn=options.attn,
-    )
+    captioner = options.open()
     if not isinstance(captioner, VLMCaptioner):
         raise ConfigError(
             f"{options.model} is a {type(captioner).__name__}, which only says what changed; questions need a "
             "VLMCaptioner"
         )
-    return QuestionAnswerer(captioner, options.tokens)
+    return QuestionAnswerer(captioner, tokens)
 
 
-def _score(options: argparse.Namespace, letters: str) -> int:
+def score_answers(
+    file: Path,
+    *,
+    by: Literal["pairs", "tasks"],
+    letters: str,
+    published_keys: bool,
+    json_only: bool,
+    out: Path | None,
+    overwrite: bool,
+) -> int:
+    """Score the answers to questions, as MMVP or as SpatialEval does.
+
+    Args:
+        file: the answers, as `predict --questions` or MMVP's own script writes them.
+        by: pairs counts a pair if both of its questions are answered rightly; tasks counts each question.
+        letters: the letters of the answers to choose from.
+        published_keys: keep MMVP's wrong keys.
+        json_only: print the result as JSON.
+        out: file to write the result to.
+        overwrite: replace a file that this command did not write.
+    """
     from lightning_idc.metrics.paired_accuracy import accuracy_by_task, paired_accuracy, read_answers
 
-    answers = read_answers(options.file, options.published_keys)
-    about: dict[str, Any] = {"file": Path(options.file).name, "letters": letters}
-    if options.by_task:
+    letters = letters.lower()
+    if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
+        raise ConfigError(f"--letters {letters!r}: expected at least two different letters, such as abcd")
+    if out is not None:
+        check_file("--out", out, [file], overwrite)
+    answers = read_answers(file, published_keys)
+    result: dict[str, Any] = {"file": file.name, "letters": letters}
+    if by == "tasks":
         tasks = accuracy_by_task(answers, letters)
-        about["tasks"], unparsed = tasks, int(tasks["all"]["unparsed"])
-        lines = [f"{task}: {found['questions']:.1f} % of {found['counted']}" for task, found in tasks.items()]
+        result["tasks"], unparsed = tasks, int(tasks["all"]["unparsed"])
+        lines = [f"{task}: {scores['questions']:.1f} % of {scores['counted']}" for task, scores in tasks.items()]
     else:
         pairs = paired_accuracy(answers, letters)
-        about |= pairs.as_dict()
+        result |= pairs.as_dict()
         unparsed = pairs.unparsed
         lines = [
             f"pairs with both answers right: {pairs.pairs:.1f} % of {pairs.counted}",
             f"questions answered rightly:    {pairs.questions:.1f} % of {2 * pairs.counted}",
         ]
-    text = json.dumps(about, indent=1)
-    if options.out and not saved(
-        Path(options.out), lambda: write_file(options.out, f"{text}\n", options.overwrite, [options.file])
-    ):
+    text = json.dumps(result, indent=1)
+    if out is not None and not saved(out, lambda: write_file(out, f"{text}\n", overwrite, [file])):
         return 1
-    if options.json:
+    if json_only:
         print(text)
         return 0
     print("\n".join(lines))

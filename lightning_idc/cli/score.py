@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_idc.cli import judging
+from lightning_idc.cli.judging import JudgeOptions
+from lightning_idc.cli.questions import score_answers
+from lightning_idc.cli.score_table import show
+from lightning_idc.utils.bounds import NonNegativeInt, check_fields
 from lightning_idc.utils.errors import ConfigError, IDCError
 from lightning_idc.utils.outputs import check_file, saved, write_file
 from lightning_idc.utils.text import encodable
@@ -22,42 +26,112 @@ if TYPE_CHECKING:
     from lightning_idc.metrics.judge import Judgement, TextModel
     from lightning_idc.metrics.protocols import Protocol
 
-_ABOUT = """Score captions that any program made, under a named protocol.
 
-PREDICTIONS is a COCO result list, a map from id to text, or records with captions, such as this library's
-predictions.jsonl; each also as JSON lines.
-Ids that differ from the references', ids that come twice and pairs without a reference are named, never scored as 0."""
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """What captions are scored by.
+
+    Args:
+        field: field of the records of PREDICTIONS and --against that holds the caption; the one of caption, prediction
+            and text that a record has when not given.
+        references: file of references; without it the predictions must hold them.
+        protocol: name of the protocol, of `lightning-idc list protocols`.
+        split: split of references that name several; test when not given. The result names it, too.
+        types: types of change by id, such as type_mapping.json.
+        iou: overlaps of views by id, such as change_captions_by_IOU.json.
+        vocabulary: numbers of words, for levir-cc/ids.
+        frequencies: references of another corpus, whose words weigh in CIDEr-D and CIDEr.
+        metrics: in place of the protocol's: of BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE.
+        corenlp: folder with CoreNLP 3.6.0's two jars; adds SPICE.
+        meteor_backend: program of METEOR; $LIGHTNING_IDC_METEOR, or python, when not given.
+        bootstrap: corpora drawn for confidence intervals (1000 is usual); 0 for none.
+        against: another file of captions, compared on the same pairs.
+        model_name: name of the captioner in the result.
+        data_name: name of the data in the result.
+    """
+
+    field: str | None = None
+    references: str | None = None
+    protocol: str = "coco"
+    split: str | None = None
+    types: str | None = None
+    iou: str | None = None
+    vocabulary: str | None = None
+    frequencies: str | None = None
+    metrics: str | None = None
+    corenlp: str | None = None
+    meteor_backend: Literal["python", "java"] | None = None
+    bootstrap: NonNegativeInt = 0
+    against: str | None = None
+    model_name: str | None = None
+    data_name: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def inputs(self, predictions: Path) -> list[Path]:
+        """Files that are read."""
+        more = (self.references, self.types, self.iou, self.vocabulary, self.frequencies, self.against)
+        return list(dict.fromkeys([predictions, *(Path(path) for path in more if path)]))
 
 
-def run(given: list[str]) -> int:
-    """The verb `score`."""
-    from lightning_idc.cli import parser
-    from lightning_idc.cli.score_table import show
+def score(
+    predictions: Path,
+    *,
+    options: ScoreOptions,
+    judge: JudgeOptions,
+    questions: Literal["pairs", "tasks"] | None = None,
+    letters: str = "ab",
+    published_keys: bool = False,
+    json: bool = False,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> int:
+    """Score captions that any program made, under a named protocol.
 
-    arguments = parser("score", _ABOUT)
-    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
-    _add(arguments)
-    options = arguments.parse_args(given[1:])
-    if options.protocols:
-        return _list_protocols()
-    if options.predictions is None:
-        arguments.error("name a file of captions (or --protocols, which lists the protocols)")
-    if options.out:
-        check_file("--out", Path(options.out), _inputs(options), options.overwrite)
-    result, table = _score(options)
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    PREDICTIONS is a COCO result list, a map from id to text, or records with captions, such as this library's
+    predictions.jsonl; each also as JSON lines. Ids that differ from the references', ids that come twice and pairs
+    without a reference are named, never scored as 0.
+
+    With --questions PREDICTIONS are answers of `predict --questions`, or of MMVP's own script.
+
+    Args:
+        predictions: file of captions or answers.
+        options: references, protocol and metrics.
+        judge: a language model that scores, too.
+        questions: score answers to questions: pairs counts a pair if both of its questions are answered rightly, as
+            MMVP does; tasks counts each question, by task, as SpatialEval does.
+        letters: letters of the answers to choose from.
+        published_keys: keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong.
+        json: print the result as JSON.
+        out: also write the result there.
+        overwrite: replace a file that this command did not write.
+    """
+    if questions is not None:
+        return score_answers(
+            predictions,
+            by=questions,
+            letters=letters,
+            published_keys=published_keys,
+            json_only=json,
+            out=out,
+            overwrite=overwrite,
+        )
+    inputs = options.inputs(predictions)
+    if out is not None:
+        check_file("--out", out, inputs, overwrite)
+    result, table = _score(predictions, options, judge)
+    text = dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
-    data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may be no UTF-8
-    written = not options.out or saved(
-        Path(options.out), lambda: write_file(options.out, data, options.overwrite, _inputs(options))
-    )
-    if options.json:
+    data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may not be UTF-8
+    written = out is None or saved(out, lambda: write_file(out, data, overwrite, inputs))
+    if json:
         encodes = encodable(text, sys.stdout.encoding) == text
-        print(text if encodes else json.dumps(result, indent=1, allow_nan=False))
+        print(text if encodes else dumps(result, indent=1, allow_nan=False))
     else:
         show(result, table)
     if not written:
-        raise ConfigError(f"the scores are there, but the result was not written to {options.out}")
+        raise ConfigError(f"the scores are there, but the result was not written to {out}")
     missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
     reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
     if reasons:
@@ -65,84 +139,24 @@ def run(given: list[str]) -> int:
     return 0
 
 
-def _add(arguments: argparse.ArgumentParser) -> None:
-    from lightning_idc.metrics.meteor import BACKENDS
-
-    add = arguments.add_argument
-    add("predictions", nargs="?", help="file of captions")
-    add(
-        "--field",
-        metavar="NAME",
-        help="of the records of PREDICTIONS and --against, that holds the caption (default: the one of caption, "
-        "prediction and text that a record has)",
-    )
-    add("--references", help="file of references; without it the predictions must hold them")
-    add("--protocol", default="coco", help="name of the protocol (default: coco)")
-    add("--protocols", action="store_true", help="list the protocols and stop")
-    add("--split", help="of references that name several (default: test); the result names it, too")
-    add("--types", help="types of change by id, such as type_mapping.json")
-    add("--iou", help="overlaps of views by id, such as change_captions_by_IOU.json")
-    add("--vocabulary", help="numbers of words, for levir-cc/ids")
-    add("--frequencies", help="references of another corpus, whose words weigh in CIDEr-D and CIDEr")
-    add("--metrics", help="in place of the protocol's: of BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE")
-    add("--corenlp", help="folder with CoreNLP 3.6.0's two jars; adds SPICE")
-    add("--meteor-backend", choices=BACKENDS, help="of METEOR (default: $LIGHTNING_IDC_METEOR, or python)")
-    add(
-        "--bootstrap",
-        type=int,
-        default=0,
-        metavar="N",
-        help="confidence intervals from N drawn corpora (1000 is usual)",
-    )
-    add("--against", help="another file of captions, compared on the same pairs")
-    add(
-        "--judge",
-        metavar="NAME",
-        help="folder of a causal language model, or URL of an OpenAI-compatible endpoint, that also scores the "
-        "captions, from 0 to 100; of difference-list it decides which claim states which difference, and may be "
-        "lexical (the default) or exact (captions of rendered pairs)",
-    )
-    add("--judge-model", metavar="NAME", help="of the model behind the endpoint")
-    add("--judge-gguf", metavar="NAME", help="of the model's GGUF file in that folder")
-    add(
-        "--judge-cache",
-        metavar="FOLDER",
-        help="keep the answers of the endpoint there, so that a run that was cut off does not ask for them again",
-    )
-    add(
-        "--judge-tokens",
-        type=int,
-        default=512,
-        metavar="N",
-        help="of one answer of the model, at most (default: 512); one that thinks first needs more, such as 16384",
-    )
-    add("--model", help="name for the result")
-    add("--data", help="name for the result")
-    add("--json", action="store_true", help="print the result as JSON")
-    add("--out", help="also write the result there")
-    add("--overwrite", action="store_true", help="replace a file that this command did not write")
-
-
-def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
-    from lightning_idc.cli import judging
+def _score(
+    predictions_file: Path, options: ScoreOptions, judge: JudgeOptions
+) -> tuple[dict[str, Any], dict[str, Scores]]:
     from lightning_idc.metrics import bootstrap, reading, results
+    from lightning_idc.metrics.baselines import baseline_scores
     from lightning_idc.metrics.captions import References, ScoringResources
     from lightning_idc.metrics.comparison import compare_captions
-    from lightning_idc.metrics.difference_list import Recorded
-    from lightning_idc.metrics.floors import blind_scores
+    from lightning_idc.metrics.difference_list import RecordingJudge
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
-    judging.check(options)
     protocol = protocol_named(options.protocol)
-    predictions = reading.read_predictions(options.predictions, options.field)
-    truths = predictions.truths
+    predictions = reading.read_predictions(predictions_file, options.field)
+    truths = predictions.references
     if options.references:
-        truths = reading.read_truths(options.references, options.split or "test")
+        truths = reading.read_references(options.references, options.split or "test")
     if not truths:
-        raise ConfigError(
-            f"{Path(options.predictions).name} holds no references; name a file of them with --references"
-        )
+        raise ConfigError(f"{predictions_file.name} holds no references; name a file of them with --references")
     if options.types:
         truths = with_types(truths, reading.read_types(options.types))
     if options.iou:
@@ -151,7 +165,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         protocol = with_vocabulary(protocol, reading.read_vocabulary(options.vocabulary))
     frequencies = None
     if options.frequencies:
-        documents = reading.read_truths(options.frequencies, options.split or "test")
+        documents = reading.read_references(options.frequencies, options.split or "test")
         frequencies = References(_documents(documents))
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
@@ -160,9 +174,14 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     # before a judge is asked: its answers would be lost
     for captions in [predictions.captions, *([other.captions] if other else [])]:
         checked_parts(protocol, captions, truths)
-    origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
-    listed = Recorded(*judging.difference_judge(options)) if protocol.lists_differences else None
-    rater = judging.text_model(options) if options.judge and listed is None else None
+    origin = results.Origin(
+        options.model_name,
+        options.data_name,
+        _split(options, truths),
+        files=_files(options.inputs(predictions_file)),
+    )
+    listed = RecordingJudge(*judging.difference_judge(judge)) if protocol.lists_differences else None
+    rater = judging.text_model(judge) if judge.judge and listed is None else None
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
     resources = ScoringResources(
@@ -174,7 +193,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
     if other is not None:
-        of_other = None if listed is None else Recorded(listed.name, listed.judge)
+        of_other = None if listed is None else RecordingJudge(listed.name, listed.judge)
         aids, samples = replace(resources, judge=of_other), options.bootstrap or 1000
         compared, reasons = compare_captions(protocol, other.captions, truths, headline, metrics, aids, samples)
         result |= compared
@@ -184,12 +203,12 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if listed is not None:
         result["judge"] = listed.as_dict()
         resources = replace(resources, judge=listed.judge)
-        result["floors"], reasons = blind_scores(protocol, predictions.captions, truths, resources)
+        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, truths, resources)
         result["not_computed"] |= reasons
     elif rater is not None:
         try:
             rated = _rated(rater[0], protocol, predictions.captions, truths)
-            result["judge"] = {"model": rater[1], "tokens": options.judge_tokens, **rated.as_dict()}
+            result["judge"] = {"model": rater[1], "tokens": judge.judge_tokens, **rated.as_dict()}
         except IDCError as error:  # the scores at hand are not lost with it
             result["not_computed"]["judge"] = str(error)
     return result, parts
@@ -215,14 +234,14 @@ def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
     return {id: texts for id, texts in documents.items() if texts}
 
 
-def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
+def _metrics(options: ScoreOptions, usual: Sequence[str]) -> list[str]:
     metrics = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
     if options.corenlp and "SPICE" not in metrics:
         metrics.append("SPICE")
     return metrics
 
 
-def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> str | None:
+def _split(options: ScoreOptions, truths: Sequence[ReferenceRecord]) -> str | None:
     """The split that the user names, or that all the references name; None where neither does.
 
     Raises:
@@ -238,14 +257,8 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
     return options.split or (splits.pop() if len(splits) == 1 else None)
 
 
-def _inputs(options: argparse.Namespace) -> list[Path]:
-    names = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
-    return list(dict.fromkeys(Path(path) for name in names if (path := vars(options)[name])))
-
-
-def _files(options: argparse.Namespace) -> dict[str, str]:
-    """SHA-256 of what was read, by name of the file; by path, as it was given, where two files have one name."""
-    paths = _inputs(options)
+def _files(paths: Sequence[Path]) -> dict[str, str]:
+    """SHA-256 of each file that is read, by its name; by its path where two files have one name."""
     counts = Counter(path.name for path in paths)
     return {path.name if counts[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
 
@@ -254,13 +267,3 @@ def _digest(path: Path) -> str:
     from lightning_idc.utils.jsonfiles import read_bytes
 
     return hashlib.sha256(read_bytes(path)).hexdigest()
-
-
-def _list_protocols() -> int:
-    from lightning_idc.metrics.protocols import PROTOCOLS
-
-    width = max(map(len, PROTOCOLS))
-    for name, protocol in PROTOCOLS.items():
-        needs = f" (needs {', '.join(f'--{need}' for need in protocol.needs)})" if protocol.needs else ""
-        print(f"{name:<{width}}  {protocol.hash}  {protocol.about}{needs}")
-    return 0

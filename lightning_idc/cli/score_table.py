@@ -47,7 +47,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     ]
     empty = result["pairs_without_a_reference_that_says_anything"]
     if empty:
-        fate = "they count as unchanged" if "floors" in result else "their captions score 0"
+        fate = "they count as unchanged" if "baselines" in result else "their captions score 0"
         lines.append(f"{empty} records have no reference that says anything; {fate}")
     shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
     if result["intervals"]:
@@ -64,15 +64,15 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
             f"(95 % {difference['low']:+.1f} to {difference['high']:+.1f}, p {p_text(difference['p'])}), "
             f"higher on {difference['wins']} pairs, lower on {difference['losses']}"
         )
-    if "floors" in result:
+    if "baselines" in result:
         judged = result["judge"]
         kappa = (
             "" if judged["kappa_with_words"] is None else f", kappa with equal words {judged['kappa_with_words']:.2f}"
         )
         lines.append(f"which claim states which difference: {judged['judge']}{kappa}")
-        for name, parts in result["floors"].items():
+        for name, parts in result["baselines"].items():
             scores = ", ".join(f"{m} {v:.1f}" for values in parts.values() for m, v in values.items())
-            lines.append(f"floor, {name}: {scores}")
+            lines.append(f"baseline, {name}: {scores}")
     elif "judge" in result:
         judged = result["judge"]
         mean = "no score" if judged["mean"] is None else f"{judged['mean']:.1f} of 100"

@@ -35,18 +35,28 @@ from lightning_idc.cli.signatures import arguments_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import destroy_process_group
 from lightning_idc.models.module import PairModule
-from lightning_idc.utils.bounds import register_bounds
-from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.bounds import (
+    AllOrCount,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_value,
+    register_bounds,
+)
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import atomic_write
 from lightning_idc.utils.names import class_of, full_name
 
-_MINIMUM = {
-    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
-    **dict.fromkeys(("gradient_clip_val", "log_every_n_steps", "min_epochs", "min_steps"), 0),
-    "num_sanity_val_steps": -1,
-    "val_check_interval": 1e-9,
+_BOUNDS: dict[str, Any] = {
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), PositiveInt),
+    "gradient_clip_val": NonNegativeFloat,
+    "num_sanity_val_steps": AllOrCount,
+    "val_check_interval": PositiveFloat,
+    **dict.fromkeys(("log_every_n_steps", "min_epochs", "min_steps"), NonNegativeInt),
 }
-"""Smallest values of the Trainer's arguments that it does not check itself."""
+"""Bounds of the Trainer's arguments that it does not check itself."""
 _NEED_A_FOLDER = tuple(f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger"))
 _NOTHING_TO_ACT_ON = (
     "LeafSpec",
@@ -190,11 +200,10 @@ class PairCLI(LightningCLI):
 
     def build(self) -> None:
         """Build trainer, model and data."""
-        check_number("seed_everything", self.config["seed_everything"], minimum=0, below=2**32)
-        for name, minimum in _MINIMUM.items():
-            value = self.config["trainer"].get(name)
-            if isinstance(value, int | float):
-                check_number(f"trainer.{name}", value, minimum)
+        if not isinstance(seed := self.config["seed_everything"], bool):
+            check_value("seed_everything", seed, Seed)
+        for name, bound in _BOUNDS.items():
+            check_value(f"trainer.{name}", self.config["trainer"].get(name), bound | None)
         self._take_from_checkpoint()
         super()._set_seed()
         with self._one_sentence():

@@ -9,10 +9,25 @@ from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.signatures import check_config
 from lightning_idc.utils.names import full_name
 
+_HELP = """usage: lightning-idc {verb} --config FILE [--config FILE ...] [--key value ...]
 
-def run(argv: list[str]) -> int:
-    """Run a LightningCLI verb with its own arguments."""
-    verb, arguments = argv[0], argv[1:]
+A later file is merged over an earlier one, `callbacks+:` appends to a list, and --key value wins over both:
+  --model CLASS_PATH   --model.width 64      arguments of the captioner
+  --data CLASS_PATH    --data.batch_size 16  arguments of the data module
+  --trainer.max_epochs 2                     arguments of Lightning's Trainer
+  --ckpt_path FILE                           checkpoint to start from; model and data that are not given are its own
+  --print_config                             show what would be run
+  --model.help CLASS_PATH                    arguments of a class
+  --help_all                                 every key; takes some seconds
+  --import MODULE                            a module with classes of your own, installed or in this folder
+  --traceback                                where an error came from"""
+
+
+def run(verb: str, arguments: list[str]) -> int:
+    """Run a LightningCLI verb with the keys of a configuration."""
+    if arguments in (["-h"], ["--help"]):
+        print(_HELP.format(verb=verb))
+        return 0
     if any(name == "--help_all" or name.partition("=")[0].endswith(".help") for name in arguments):
         from lightning_idc.cli.stage import PairCLI
 

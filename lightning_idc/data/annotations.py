@@ -1,4 +1,4 @@
-"""Annotation files of benchmarks: objects of a JSON list or of JSON lines, and the texts in them."""
+"""Rows of annotation files, and the texts in them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.jsonfiles import check_text, parse_documents, read_text, short
+from lightning_idc.utils.jsonfiles import check_text, short
 
 
 @dataclass(slots=True)
@@ -42,24 +42,6 @@ def find(root: Path, *names: str) -> Path | None:
     """The first of some files that exists, under its name or with ``.gz``."""
     paths = (root / f"{name}{ending}" for name in names for ending in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
-
-
-def read_objects(path: Path) -> list[Row]:
-    """Objects of a JSON list, or of a file with one object per line.
-
-    Raises:
-        DataError: the file is neither.
-    """
-    value, lines = parse_documents(read_text(path), path)
-    if lines is None:
-        value = value if isinstance(value, list) else [value]
-        rows = [Row(f"{path}, record {number}", record) for number, record in enumerate(value, 1)]
-    else:
-        rows = [Row(f"{path}, line {line}", record) for line, record in zip(lines, value, strict=True)]
-    for row in rows:
-        if not isinstance(row.values, dict):
-            raise DataError(f"{row.where}: expected an object, found {short(row.values)}")
-    return rows
 
 
 def needed(row: Row, column: str) -> str:

@@ -44,13 +44,13 @@ class Counts:
 
     def __str__(self) -> str:
         words = {"empty": "empty sentences", "silent": "pairs without a sentence"}
-        told = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
-        return ", ".join(f"{number:,} {name}" for name, number in told if number is not None)
+        numbers = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
+        return ", ".join(f"{number:,} {name}" for name, number in numbers if number is not None)
 
-    def differs(self, found: Counts) -> bool:
+    def differs(self, other: Counts) -> bool:
         """Whether anything that is known here is otherwise there."""
-        own = [(getattr(self, f.name), getattr(found, f.name)) for f in fields(self)]
-        return any(known is not None and known != other for known, other in own)
+        numbers = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return any(number is not None and number != counted for number, counted in numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,9 @@ class Benchmark(PairDataModule):
 
     def source(self, split: Split) -> PairSource:
         records = self.records(split)
-        problem = self.miscount(split) if self.official else None
-        if problem:
-            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
-        told = records if self.keeps(split) else [record for record in records if any(record.captions)]
-        return self.source_of(self.present(split, told))
+        self.check_counts(split)
+        captioned = records if self.keeps(split) else [record for record in records if any(record.captions)]
+        return self.source_of(self.present(split, captioned))
 
     def present(self, split: Split, records: list[Record], beside: str | None = None) -> list[Record]:
         """Records whose files are there; of the others it warns where they are to be skipped.
@@ -199,11 +197,11 @@ class Benchmark(PairDataModule):
 
     def source_of(self, records: Sequence[Record]) -> PairSource:
         """Pairs of records, without their empty sentences."""
-        kept = [
+        captioned = [
             replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
         ]
-        return FileSource(kept, self.image_size, self.interpolation, self.image_options, self.scale_after)
+        return FileSource(captioned, self.image_size, self.interpolation, self.image_options, self.scale_after)
 
     def prepare_data(self) -> None:
         """Tell what is missing before anything else is built."""
@@ -227,10 +225,20 @@ class Benchmark(PairDataModule):
     def miscount(self, split: Split) -> str | None:
         """What differs from the official counts; None where nothing does."""
         name: Split = "test" if split == "predict" else split
-        expected, found = self.expected(name), self.found(name)
-        if not expected.differs(found):
+        expected, counts = self.expected(name), self.found(name)
+        if not expected.differs(counts):
             return None
-        return f"{self.heading()} {name}: expected {expected}; found {found}"
+        return f"{self.heading()} {name}: expected {expected}; found {counts}"
+
+    def check_counts(self, split: Split) -> None:
+        """Check the official counts, unless ``official`` is False.
+
+        Raises:
+            DataError: the annotation files differ from the official ones.
+        """
+        problem = self.miscount(split) if self.official else None
+        if problem:
+            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
 
     def heading(self) -> str:
         """Name of the benchmark, and what of it these arguments choose."""

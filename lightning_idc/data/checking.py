@@ -46,12 +46,12 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
         say(f"{split}: expected {expected}; found {data.found(split)}")
         if problem := data.miscount(split):
             problems[problem] = None
-        wanted = {path for record in records for path in (record.before, record.after)}
-        absent = set(data.files.absent(wanted))
+        images = {path for record in records for path in (record.before, record.after)}
+        absent = set(data.files.absent(images))
         if absent:
             incomplete = True
             problems[data.missing_images(split, absent)] = None
-        if not absent or absent < wanted:
+        if not absent or absent < images:
             readable.append(split)
     if incomplete:
         say(data.layout().lstrip())
@@ -91,35 +91,35 @@ def check_pairs(
         except IDCError as error:
             problems[str(error)] = None
             continue
-        found: dict[str, list[str]] = {}
-        own_sizes: Counter[str] = Counter()
+        faults: dict[str, list[str]] = {}
+        split_sizes: Counter[str] = Counter()
         repeats: list[str] = []
         for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
             name = source.ids[index]
             if named and home.setdefault(name, split) != split:
-                found.setdefault(f"ids are also in {home[name]}", []).append(name)
+                faults.setdefault(f"ids are also in {home[name]}", []).append(name)
             silent = not any(map(str.strip, source.captions(index)))
             if silent and not data.uncaptioned(split, source.change_type(index)):
-                found.setdefault("pairs have no caption", []).append(name)
+                faults.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)
             except IDCError as error:
-                found.setdefault("pairs cannot be read", []).append(str(error))
+                faults.setdefault("pairs cannot be read", []).append(str(error))
                 continue
-            own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
-            twin, place = digests.setdefault(_digest(sample), (name, split))
-            if place == split and twin != name:
+            split_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
+            twin, twin_split = digests.setdefault(_digest(sample), (name, split))
+            if twin_split == split and twin != name:
                 repeats.append(f"{name} = {twin}")
-            if place != split and home.get(name, split) == split:  # a pair whose id is shared is known
-                found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
-        for what, names in found.items():
-            told = _some(names, "; " if what.endswith("read") else ", ")
-            problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
+            if twin_split != split and home.get(name, split) == split:  # a pair whose id is shared is known
+                faults.setdefault(f"pairs have the same images as one in {twin_split}", []).append(f"{name} = {twin}")
+        for what, names in faults.items():
+            named_pairs = _some(names, "; " if what.endswith("read") else ", ")
+            problems[f"{split}: {len(names)} of {len(source)} {what}: {named_pairs}"] = None
         captions = sum(len(source.captions(index)) for index in range(len(source)))
-        say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}")
+        say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(split_sizes)}")
         if repeats:
             say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
-        sizes += own_sizes
+        sizes += split_sizes
     if len(sizes) > 1 and data.image_size is None and not data.group_by_size:
         problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
     return list(problems)

@@ -172,7 +172,7 @@ class PairDataModule(LightningDataModule):
     def leave_out(self, split: Split, ids: Collection[str]) -> None:
         """Take pairs out of a split, such as those that an interrupted prediction has written already."""
         source = self.pairs_of(split)
-        self._sources[split] = View(source, [place for place, id in enumerate(source.ids) if id not in ids])
+        self._sources[split] = View(source, [index for index, id in enumerate(source.ids) if id not in ids])
 
     def train_captions(self) -> list[str]:
         """All captions of the training split."""
@@ -276,8 +276,8 @@ class FirstPairs(View):
         super().__init__(source, range(min(limit, len(source))))
 
     def fingerprint(self) -> str | None:
-        whole = self.source.fingerprint()
-        return whole and f"{whole}/{len(self)}"
+        fingerprint = self.source.fingerprint()
+        return fingerprint and f"{fingerprint}/{len(self)}"
 
 
 def caption_lengths(source: PairSource) -> list[int]:
@@ -293,9 +293,9 @@ def refuse_options(options: ImageOptions, why: str) -> None:
     Raises:
         ConfigError: one is given.
     """
-    given = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
-    if given:
-        raise ConfigError(f"{why}; {given[0]} has no meaning there, leave it out")
+    names = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
+    if names:
+        raise ConfigError(f"{why}; {names[0]} has no meaning there, leave it out")
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -110,11 +110,11 @@ class Mixture(PairDataModule):
         return MixtureSampler(sizes, weights, self.epoch_pairs or sum(sizes), self.seed)
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        part, _, own = id.partition("/")
+        part, _, pair = id.partition("/")
         if split == "train" and len(self.train_splits) > 1:
-            home, _, own = own.partition("/")
+            home, _, pair = pair.partition("/")
             split = next(name for name in self.train_splits if name == home)
-        return self.parts[part].facts(split, own, caption)
+        return self.parts[part].facts(split, pair, caption)
 
 
 class Concatenation(PairSource):
@@ -126,41 +126,41 @@ class Concatenation(PairSource):
 
     def __init__(self, sources: Mapping[str, PairSource]) -> None:
         self.sources = dict(sources)
-        self.ids = [f"{name}/{own}" for name, source in self.sources.items() for own in source.ids]
+        self.ids = [f"{name}/{pair}" for name, source in self.sources.items() for pair in source.ids]
         self._homes = [(name, index) for name, source in self.sources.items() for index in range(len(source))]
 
     def load(self, index: int) -> PairSample:
-        name, own = self._homes[index]
-        sample = self.sources[name].load(own)
+        name, pair = self._homes[index]
+        sample = self.sources[name].load(pair)
         sample.id = self.ids[index]
         sample.meta = {**sample.meta, "part": name}
         return sample
 
     def captions(self, index: int) -> list[str]:
-        name, own = self._homes[index]
-        return self.sources[name].captions(own)
+        name, pair = self._homes[index]
+        return self.sources[name].captions(pair)
 
     def change_type(self, index: int) -> str | None:
-        name, own = self._homes[index]
-        return self.sources[name].change_type(own)
+        name, pair = self._homes[index]
+        return self.sources[name].change_type(pair)
 
     def meta(self, index: int) -> dict[str, Any]:
-        name, own = self._homes[index]
-        return {**self.sources[name].meta(own), "part": name}
+        name, pair = self._homes[index]
+        return {**self.sources[name].meta(pair), "part": name}
 
     def image_size(self, index: int) -> tuple[int, int]:
-        name, own = self._homes[index]
-        return self.sources[name].image_size(own)
+        name, pair = self._homes[index]
+        return self.sources[name].image_size(pair)
 
 
 class OneCaption(View):
     """Another source with every caption as a pair of its own, called ``ID``, ``ID/2``, ``ID/3``, ..."""
 
     def __init__(self, source: PairSource) -> None:
-        homes = [(pair, place) for pair in range(len(source)) for place in range(len(source.captions(pair)))]
+        homes = [(pair, number) for pair in range(len(source)) for number in range(len(source.captions(pair)))]
         super().__init__(source, [pair for pair, _ in homes])
-        self._captions = [place for _, place in homes]
-        self.ids = [f"{source.ids[pair]}/{place + 1}" if place else source.ids[pair] for pair, place in homes]
+        self._captions = [number for _, number in homes]
+        self.ids = [f"{source.ids[pair]}/{number + 1}" if number else source.ids[pair] for pair, number in homes]
 
     def load(self, index: int) -> PairSample:
         sample = super().load(index)
@@ -203,8 +203,8 @@ class MixtureSampler(PairSampler):
             # one endless run of permutations per part, of which every epoch takes the next piece
             begin, end = self.epoch * share, (self.epoch + 1) * share
             for turn in range(begin // size, -(-end // size) if share else 0):
-                own = torch.randperm(size, generator=_generator(self.seed, turn, part + 1)).tolist()
-                piece = own[max(0, begin - turn * size) : max(0, end - turn * size)]
+                permutation = torch.randperm(size, generator=_generator(self.seed, turn, part + 1)).tolist()
+                piece = permutation[max(0, begin - turn * size) : max(0, end - turn * size)]
                 chosen += [start + index for index in piece]
             start += size
         mixed = torch.randperm(len(chosen), generator=_generator(self.seed, self.epoch, 0)).tolist()
@@ -220,6 +220,6 @@ def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
     exact = [weight / sum(weights) * total for weight in weights]
     shares = [int(share) for share in exact]
     # what rounding down left over goes to those that lost most, the first of equals first
-    for place in sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])[: total - sum(shares)]:
-        shares[place] += 1
+    for index in sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])[: total - sum(shares)]:
+        shares[index] += 1
     return shares

@@ -48,11 +48,11 @@ def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tens
         lines += textwrap.wrap(f"- {caption}", max(10, total // (_TEXT // 2)), subsequent_indent="  ")
     sheet = Image.new("RGB", (total, size[1] + 3 * _MARGIN + (_TEXT + 4) * len(lines)), _PAPER)
     draw = ImageDraw.Draw(sheet)
-    for place, image in enumerate(shown):
-        left = _MARGIN + place * (size[0] + _GAP)
+    for column, image in enumerate(shown):
+        left = _MARGIN + column * (size[0] + _GAP)
         picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
         sheet.paste(picture.resize(size, Image.Resampling.BICUBIC), (left, _MARGIN))
-        for box in [] if sample.boxes is None or place > 1 else sample.boxes[:, place].tolist():
+        for box in [] if sample.boxes is None or column > 1 else sample.boxes[:, column].tolist():
             if all(value == value for value in box):  # NaN: the change has no extent on this side
                 corners = [value * scale for value in box]
                 draw.rectangle(

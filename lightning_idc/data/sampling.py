@@ -48,10 +48,10 @@ class PairSampler(DistributedSampler[Draw]):
     def __init__(
         self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
     ) -> None:
-        own, self.world = get_rank_world_size()
+        own_rank, self.world = get_rank_world_size()
         self.world = self.world if world_size is None else world_size
-        own = own if rank is None else rank
-        super().__init__(range(size), num_replicas=self.world, rank=own, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        own_rank = own_rank if rank is None else rank
+        super().__init__(range(size), num_replicas=self.world, rank=own_rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.size = size
         self.skip = 0
         """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
@@ -120,11 +120,11 @@ class PairSampler(DistributedSampler[Draw]):
         steps = [piece[start : start + step] for piece in windows for start in range(0, len(piece), step)]
         if self.shuffle:
             # a last step that is not full stays the last
-            full = [own for own in steps if len(own) == step]
+            full = [indices for indices in steps if len(indices) == step]
             generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 1))
             mixed = torch.randperm(len(full), generator=generator).tolist()
-            steps = [full[one] for one in mixed] + [own for own in steps if len(own) < step]
-        return [index for own in steps for index in own]
+            steps = [full[one] for one in mixed] + [indices for indices in steps if len(indices) < step]
+        return [index for indices in steps for index in indices]
 
     def __len__(self) -> int:
         return math.ceil(self.size / self.world)
@@ -144,7 +144,7 @@ class PairSampler(DistributedSampler[Draw]):
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
         if self._groups is None:
             return torch.randperm(self.size, generator=generator).tolist()
-        drawn = [self._groups[place] for place in torch.randperm(len(self._groups), generator=generator).tolist()]
+        drawn = [self._groups[group] for group in torch.randperm(len(self._groups), generator=generator).tolist()]
         # card by card: the first pairs of as many groups as there are processes, then their second ones
         hands = (drawn[start : start + self.world] for start in range(0, len(drawn), self.world))
         return [index for hand in hands for dealt in zip_longest(*hand) for index in dealt if index is not None]

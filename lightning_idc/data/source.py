@@ -89,7 +89,7 @@ class View(PairSource):
     def __init__(self, source: PairSource, places: Sequence[int] | None = None) -> None:
         self.source = source
         self.places: Sequence[int] = range(len(source)) if places is None else places
-        self.ids = source.ids if places is None else [source.ids[place] for place in places]
+        self.ids = source.ids if places is None else [source.ids[index] for index in places]
 
     def load(self, index: int) -> PairSample:
         return self.source.load(self.places[index])

@@ -85,7 +85,7 @@ def split_statistics(captions: dict[str, list[Sequence[str]]]) -> dict[str, Capt
     Args:
         captions: by split, all captions of each pair.
     """
-    found = {split: caption_statistics(texts) for split, texts in captions.items()}
-    if len(found) > 1:
-        found["all"] = caption_statistics(text for texts in captions.values() for text in texts)
-    return found
+    statistics = {split: caption_statistics(texts) for split, texts in captions.items()}
+    if len(statistics) > 1:
+        statistics["all"] = caption_statistics(text for texts in captions.values() for text in texts)
+    return statistics

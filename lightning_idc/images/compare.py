@@ -11,7 +11,7 @@ import numpy as np
 from lightning_idc.images.decode import decode_pages
 from lightning_idc.images.raw import File, RawImage, opaque
 from lightning_idc.images.srgb import to_srgb
-from lightning_idc.utils.errors import check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_fields
 
 Ignore = Callable[[tuple[int, int]], "np.ndarray | None"]
 """Function of height and width to a bool mask ``(H, W)`` of pixels that do not count."""
@@ -26,12 +26,11 @@ class Tolerance:
         pixels: Number of pixels of a pair that may differ.
     """
 
-    value: float = 0.0
-    pixels: int = 0
+    value: NonNegativeFloat = 0.0
+    pixels: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        check_number("tolerance", self.value, minimum=0)
-        check_number("allow_pixels", self.pixels, minimum=0)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,8 @@ def stack_images(samples: Sequence[PairSample]) -> Tensor:
     """
     sizes = {tuple(sample.before.shape): sample.id for sample in samples}
     if len(sizes) > 1:
-        found = ", ".join(f"{size[1]}x{size[2]} ({name!r})" for size, name in sizes.items())
-        raise DataError(f"a batch holds pairs of mixed sizes: {found}; set the data module's `image_size`")
+        listed = ", ".join(f"{size[1]}x{size[2]} ({name!r})" for size, name in sizes.items())
+        raise DataError(f"a batch holds pairs of mixed sizes: {listed}; set the data module's `image_size`")
     return torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
 
 

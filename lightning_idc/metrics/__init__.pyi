@@ -1,10 +1,10 @@
+from lightning_idc.metrics.baselines import constant_caption as constant_caption
 from lightning_idc.metrics.bootstrap import Difference as Difference
 from lightning_idc.metrics.bootstrap import Interval as Interval
 from lightning_idc.metrics.bootstrap import compare as compare
 from lightning_idc.metrics.captions import Scores as Scores
 from lightning_idc.metrics.captions import score_captions as score_captions
 from lightning_idc.metrics.cider import cider_d as cider_d
-from lightning_idc.metrics.floors import constant_caption as constant_caption
 from lightning_idc.metrics.meteor import meteor_scores as meteor_scores
 from lightning_idc.metrics.metric import CaptionScores as CaptionScores
 from lightning_idc.metrics.protocols import PROTOCOLS as PROTOCOLS
@@ -12,3 +12,10 @@ from lightning_idc.metrics.protocols import Protocol as Protocol
 from lightning_idc.metrics.protocols import evaluate as evaluate
 from lightning_idc.metrics.protocols import protocol_named as protocol_named
 from lightning_idc.metrics.rouge import rouge_l as rouge_l
+from lightning_idc.metrics.torch_metrics import BLEU as BLEU
+from lightning_idc.metrics.torch_metrics import METEOR as METEOR
+from lightning_idc.metrics.torch_metrics import ROUGEL as ROUGEL
+from lightning_idc.metrics.torch_metrics import SPICE as SPICE
+from lightning_idc.metrics.torch_metrics import ChangeAUC as ChangeAUC
+from lightning_idc.metrics.torch_metrics import CIDEr as CIDEr
+from lightning_idc.metrics.torch_metrics import CIDErD as CIDErD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, Ints, find
+from lightning_idc.metrics.corpus import MAX_ORDER, Corpus, Floats, Ints, find
 
 # as in pycocoevalcap, so that an empty candidate scores almost 0 instead of failing
 _SMALL, _TINY = 1e-9, 1e-15
@@ -22,12 +22,12 @@ def bleu_statistics(corpus: Corpus) -> Floats:
     Rows: n-grams that are right for n = 1 to 4, n-grams for n = 1 to 4, words, words of the closest reference.
     """
     lengths = corpus.lengths
-    correct = np.zeros((MOST_WORDS, corpus.pairs))
-    for n, (grams, known) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
-        place, seen = find(known.pair_key, grams.key)
-        clipped = np.minimum(grams.count[seen], known.max_count[place[seen]])
-        correct[n] = np.bincount(grams.caption[seen], weights=clipped, minlength=corpus.pairs)
-    guesses = np.maximum(lengths[None] - np.arange(MOST_WORDS)[:, None], 0)
+    correct = np.zeros((MAX_ORDER, corpus.pairs))
+    for n, (grams, reference_grams) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
+        index, is_shared = find(reference_grams.pair_key, grams.key)
+        clipped = np.minimum(grams.count[is_shared], reference_grams.max_count[index[is_shared]])
+        correct[n] = np.bincount(grams.caption[is_shared], weights=clipped, minlength=corpus.pairs)
+    guesses = np.maximum(lengths[None] - np.arange(MAX_ORDER)[:, None], 0)
     return np.concatenate([correct, guesses, lengths[None], _closest_lengths(corpus, lengths)[None]])
 
 
@@ -40,9 +40,9 @@ def from_statistics(statistics: Floats) -> Floats:
     Returns:
         Scores, 0 to 1, ``(4, ...)``.
     """
-    correct, guesses, (length, reference_length) = np.split(statistics, [MOST_WORDS, 2 * MOST_WORDS])
+    correct, guesses, (length, reference_length) = np.split(statistics, [MAX_ORDER, 2 * MAX_ORDER])
     precision = (correct + _TINY) / (guesses + _SMALL)
-    powers = (1.0 / np.arange(1, MOST_WORDS + 1)).reshape(-1, *[1] * (precision.ndim - 1))
+    powers = (1.0 / np.arange(1, MAX_ORDER + 1)).reshape(-1, *[1] * (precision.ndim - 1))
     ratio = (length + _TINY) / (reference_length + _SMALL)
     with np.errstate(over="ignore"):
         brevity = np.where(ratio < 1, np.exp(1 - 1 / ratio), 1.0)

@@ -20,7 +20,7 @@ T = TypeVar("T")
 FAST = ("BLEU", "ROUGE-L", "CIDEr-D")
 """Metrics that need no tables."""
 USUAL = ("BLEU", "METEOR", "ROUGE-L", "CIDEr-D")
-"""What papers print."""
+"""Metrics that papers report."""
 
 
 @dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
@@ -30,12 +30,12 @@ class Scores:
     Args:
         values: corpus score by metric.
         per_pair: score of each pair by metric, in the order of ``ids``.
-        ids: of what was scored, a pair or one of several records of it.
+        ids: ids of the scored pairs, or of their records where a pair has several.
         references: number of references.
-        missing: metrics that were asked for and could not be computed, with the reason.
-        statistics: counts of each pair, for metrics whose corpus score is not a mean over pairs, ``(S, P)``.
-        backends: what computed a metric, where there is a choice.
-        records_of: pair of each id, where a pair has several records; empty where every id is a pair's.
+        missing: requested metrics that could not be computed, with the reason.
+        statistics: counts of each pair for metrics whose corpus score is not a mean over pairs, ``(S, P)``.
+        backends: implementation of a metric, where there is a choice.
+        records_of: pair id of each record id, where a pair has several records; else empty.
     """
 
     values: dict[str, float]
@@ -54,7 +54,7 @@ class Scores:
 
     @property
     def records(self) -> int:
-        """Number of scored records; that of the pairs where each has one."""
+        """Number of scored records, which is that of the pairs where each has one."""
         return len(self.ids)
 
     def as_dict(self) -> dict[str, float]:
@@ -63,8 +63,8 @@ class Scores:
 
     def of_pair(self, id: str) -> dict[str, float]:
         """Scores of one pair by metric."""
-        place = self.ids.index(id)
-        return {metric: float(values[place]) for metric, values in self.per_pair.items()}
+        index = self.ids.index(id)
+        return {metric: float(values[index]) for metric, values in self.per_pair.items()}
 
 
 class References:
@@ -72,7 +72,7 @@ class References:
 
     Args:
         references: texts by pair id, or (id, texts).
-        tokenize: makes tokens of a text; candidates are tokenised in the same way.
+        tokenize: tokenizer of references and candidates.
 
     Raises:
         DataError: an id comes twice, a pair has no reference, or one is not text.
@@ -87,7 +87,7 @@ class References:
         empty = [id for id, of_pair in texts.items() if isinstance(of_pair, str) or not len(of_pair)]
         if empty:
             raise DataError(
-                f"{len(empty)} of {len(texts)} pairs have no list of references: {some(empty)}; "
+                f"{len(empty)} of {len(texts)} pairs have no list of references: {first_ids(empty)}; "
                 "give each pair a list with at least one text"
             )
         self.ids = list(texts)
@@ -99,14 +99,14 @@ class References:
 
 @dataclass(frozen=True)
 class ScoringResources:
-    """What some metrics need beside captions and references.
+    """Additional inputs of some metrics.
 
     Args:
-        frequencies: references of another corpus, which say how rare an n-gram is to CIDEr and CIDEr-D; None takes
-            the references that are scored.
+        frequencies: references of another corpus that define the document frequencies of CIDEr and CIDEr-D; None takes
+            the scored references.
         corenlp: folder with Stanford CoreNLP's jars, for SPICE.
-        judge: says which claims state which differences; see ``difference_list``.
-        meteor_backend: python or java; see :func:`~lightning_idc.metrics.meteor.backend_named`.
+        judge: decides which claim states which difference; see ``difference_list``.
+        meteor_backend: ``python`` or ``java``; see :func:`~lightning_idc.metrics.meteor.backend_named`.
     """
 
     frequencies: References | None = None
@@ -131,68 +131,72 @@ def score_captions(
     BLEU, ROUGE-L and CIDEr-D equal pycocoevalcap's given the same tokens. Pairs come in the order of the references.
 
     Args:
-        candidates: caption by pair id, or (id, caption); an empty caption is one that says nothing.
-        references: references by pair id; the same ids.
-        metrics: of BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; SPICE needs Java.
-        resources: what some metrics need besides.
+        candidates: caption by pair id, or (id, caption); captions may be empty.
+        references: references by pair id, with the same ids.
+        metrics: names among BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; SPICE needs Java.
+        resources: additional inputs of some metrics.
 
     Raises:
         ConfigError: a metric is unknown.
-        DataError: ids differ or come twice, a pair has no reference, or there is nothing to score.
+        DataError: ids differ or repeat, a pair has no reference, or there is no caption.
 
     Example:
         >>> scores = score_captions({"1": "The cube moved."}, {"1": ["the red cube moved", "the cube moved"]})
         >>> round(scores.values["ROUGE-L"], 1), scores.pairs, scores.references
         (100.0, 1, 2)
     """
-    check_metrics(metrics, _MEASURES)
+    check_metrics(metrics, _SCORERS)
     texts = _by_id(candidates, "captions")
     check_ids(texts, references.ids if isinstance(references, References) else list(references))
-    expected = references if isinstance(references, References) else References(references)
-    corpus = Corpus([expected.tokenize(as_text(id, texts[id], "caption")) for id in expected.ids], expected.counts)
-    scores = Scores({}, {}, list(expected.ids), int(expected.counts.per_pair.sum()))
+    prepared = references if isinstance(references, References) else References(references)
+    corpus = Corpus([prepared.tokenize(as_text(id, texts[id], "caption")) for id in prepared.ids], prepared.counts)
+    scores = Scores({}, {}, list(prepared.ids), int(prepared.counts.per_pair.sum()))
     for metric in metrics:
-        outcome = _MEASURES[metric](corpus, resources or ScoringResources())
+        outcome = _SCORERS[metric](corpus, resources or ScoringResources())
         if isinstance(outcome, NotComputed):
             scores.missing[metric] = str(outcome)
             continue
-        whole, each, statistics = outcome
+        corpus_scores, pair_scores, statistics = outcome
         if metric == "METEOR":
             scores.backends[metric] = backend_named((resources or ScoringResources()).meteor_backend)
-        scores.values |= {name: 100 * value for name, value in whole.items()}
-        scores.per_pair |= {name: 100 * values for name, values in each.items()}
+        scores.values |= {name: 100 * value for name, value in corpus_scores.items()}
+        scores.per_pair |= {name: 100 * values for name, values in pair_scores.items()}
         if statistics is not None:
             scores.statistics[metric] = statistics
     return scores
 
 
-Measured = tuple[dict[str, float], dict[str, Floats], Floats | None]
+MetricValues = tuple[dict[str, float], dict[str, Floats], Floats | None]
 
 
-def _bleu(corpus: Corpus, resources: ScoringResources) -> Measured:
+def _bleu(corpus: Corpus, resources: ScoringResources) -> MetricValues:
     statistics = bleu.bleu_statistics(corpus)
-    whole, each = bleu.from_statistics(statistics.sum(1)), bleu.from_statistics(statistics)
+    corpus_scores, pair_scores = bleu.from_statistics(statistics.sum(1)), bleu.from_statistics(statistics)
     names = [f"BLEU-{n + 1}" for n in range(4)]
-    return dict(zip(names, map(float, whole), strict=True)), dict(zip(names, each, strict=True)), statistics
+    return (
+        dict(zip(names, map(float, corpus_scores), strict=True)),
+        dict(zip(names, pair_scores, strict=True)),
+        statistics,
+    )
 
 
-def _meteor(corpus: Corpus, resources: ScoringResources) -> Measured | NotComputed:
+def _meteor(corpus: Corpus, resources: ScoringResources) -> MetricValues | NotComputed:
     outcome = meteor_scores(corpus.candidates, corpus.references.tokens, resources.meteor_backend)
     if isinstance(outcome, NotComputed):
         return outcome
     return {"METEOR": outcome.corpus}, {"METEOR": outcome.per_pair}, outcome.statistics
 
 
-def _spice(corpus: Corpus, resources: ScoringResources) -> Measured | NotComputed:
+def _spice(corpus: Corpus, resources: ScoringResources) -> MetricValues | NotComputed:
     outcome = spice_scores(corpus.candidates, corpus.references.tokens, resources.corenlp)
     return outcome if isinstance(outcome, NotComputed) else _mean("SPICE", *outcome)
 
 
-def _mean(name: str, whole: float, each: Floats) -> Measured:
-    return {name: whole}, {name: each}, None
+def _mean(name: str, corpus_score: float, pair_scores: Floats) -> MetricValues:
+    return {name: corpus_score}, {name: pair_scores}, None
 
 
-_MEASURES: dict[str, Callable[[Corpus, ScoringResources], Measured | NotComputed]] = {
+_SCORERS: dict[str, Callable[[Corpus, ScoringResources], MetricValues | NotComputed]] = {
     "BLEU": _bleu,
     "METEOR": _meteor,
     "ROUGE-L": lambda corpus, _: _mean("ROUGE-L", *rouge_l(corpus)),
@@ -200,8 +204,8 @@ _MEASURES: dict[str, Callable[[Corpus, ScoringResources], Measured | NotComputed
     "CIDEr": lambda corpus, resources: _mean("CIDEr", *cider(corpus, resources.counts)),
     "SPICE": _spice,
 }
-KNOWN = tuple(_MEASURES)
-"""Every metric by its name."""
+METRICS = tuple(_SCORERS)
+"""Names of all metrics."""
 FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {
     "BLEU": ([f"BLEU-{n + 1}" for n in range(4)], bleu.from_statistics),
     "METEOR": (["METEOR"], lambda summed: meteor.from_statistics(summed)[None]),
@@ -209,58 +213,58 @@ FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {
 """Scores by summed statistics: their names, and a function from ``(S, ...)`` to ``(names, ...)``."""
 
 
-def check_metrics(asked: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse metrics that a way of scoring does not have.
+def check_metrics(requested: Iterable[str], available: Iterable[str]) -> None:
+    """Check the names of metrics.
 
     Raises:
-        ConfigError: it lacks one.
+        ConfigError: a name is unknown.
     """
-    there = list(known)
-    unknown = [metric for metric in asked if metric not in there]
+    names = list(available)
+    unknown = [metric for metric in requested if metric not in names]
     if unknown:
-        raise ConfigError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(there)}")
+        raise ConfigError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(names)}")
 
 
 def check_ids(captions: Iterable[str], references: Iterable[str]) -> None:
-    """Refuse captions and references that name different pairs.
+    """Check that captions and references are of the same pairs.
 
     Raises:
         DataError: ids differ, or there is no caption.
     """
-    said, known = dict.fromkeys(captions), dict.fromkeys(references)
-    if not said:
+    caption_ids, reference_ids = dict.fromkeys(captions), dict.fromkeys(references)
+    if not caption_ids:
         raise DataError("there are no captions to score")
-    for name, have, lack in (("reference", said, known), ("caption", known, said)):
-        absent = [id for id in have if id not in lack]
+    for name, ids, other_ids in (("reference", caption_ids, reference_ids), ("caption", reference_ids, caption_ids)):
+        absent = [id for id in ids if id not in other_ids]
         if absent:
             raise DataError(
-                f"{len(absent)} of {len(have)} pairs have no {name}: {some(absent)}; "
+                f"{len(absent)} of {len(ids)} pairs have no {name}: {first_ids(absent)}; "
                 "captions and references must name the same pairs"
             )
 
 
-def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], what: str) -> dict[str, T]:
+def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], kind: str) -> dict[str, T]:
     if isinstance(items, Mapping):
         return dict(items)
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for id, item in items:
-        if id in found:
-            raise DataError(f"pair {id!r} has {what} twice; give each id once")
-        found[id] = item
-    return found
+        if id in values:
+            raise DataError(f"pair {id!r} has {kind} twice; give each id once")
+        values[id] = item
+    return values
 
 
-def as_text(id: str, text: object, what: str) -> str:
+def as_text(id: str, text: object, kind: str) -> str:
     """The text of a caption or reference.
 
     Raises:
-        DataError: it is not text.
+        DataError: the value is not text.
     """
     if not isinstance(text, str):
-        raise DataError(f"pair {id!r}: a {what} is {text!r}, which is not text; leave the pair out or give it text")
+        raise DataError(f"pair {id!r}: a {kind} is {text!r}, which is not text; leave the pair out or give it text")
     return text
 
 
-def some(ids: Sequence[str]) -> str:
-    """The first of many ids, for messages."""
+def first_ids(ids: Sequence[str]) -> str:
+    """The first five ids, for messages."""
     return ", ".join(map(repr, ids[:5])) + (", ..." if len(ids) > 5 else "")

@@ -7,21 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, Ints, ReferenceCounts, find, pair_keys
+from lightning_idc.metrics.corpus import MAX_ORDER, Corpus, Floats, Ints, ReferenceCounts, find, pair_keys
 
 _SIGMA = 6.0
 
 
 def cider_d(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple[float, Floats]:
-    """CIDEr-D of the corpus and of every pair ``(P,)``, on the scale where 10 is the most.
+    """CIDEr-D of the corpus and of every pair ``(P,)``, 0 to 10.
 
-    Document frequencies come from the references of the corpus itself unless others are given, so the scores of a
-    subset differ from those of the whole. A corpus of one pair then scores 0, since every n-gram is in all its
-    documents.
+    Document frequencies come from the references of the corpus itself unless another corpus is passed, so the scores
+    of a subset differ from those of all pairs. A corpus of one pair then scores 0: every n-gram is in every document.
 
     Args:
         corpus: candidates and references.
-        frequencies: references of another corpus, one document per pair, which say how rare an n-gram is.
+        frequencies: references of another corpus that define the document frequencies, one document per pair.
 
     Example:
         >>> texts = ["the red cube moved", "the small ball is gone"]
@@ -37,7 +36,7 @@ def cider_d(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple
 
 
 def cider(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple[float, Floats]:
-    """CIDEr (equations 2 and 3 of the paper, times 10): plain cosines, which reward saying a rare word again and again.
+    """CIDEr (equations 2 and 3 of the paper, times 10): plain cosines, which reward repeating a rare word.
 
     Args:
         corpus: candidates and references.
@@ -53,26 +52,26 @@ def cider(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple[f
 
 
 @dataclass(frozen=True)
-class _Weighed:
-    """Weights of n-grams for one n; keys are pair and n-gram in one number, sorted for candidates.
+class _Weights:
+    """Weights of n-grams for one n; a key holds pair and n-gram in one number.
 
     Args:
-        key: of the candidates, ``(E,)``.
-        weight: ``(E,)``.
-        norm: of each candidate, ``(P,)``.
-        known_caption: number of the reference, ``(F,)``.
-        known_key: ``(F,)``.
-        known_weight: ``(F,)``.
-        known_norm: of each reference, ``(R,)``.
+        key: pair and n-gram of each candidate n-gram, sorted, ``(E,)``.
+        weight: count times inverse document frequency, ``(E,)``.
+        norm: norm of each candidate's weights, ``(P,)``.
+        reference_caption: index of the reference, ``(F,)``.
+        reference_key: pair and n-gram of each reference n-gram, ``(F,)``.
+        reference_weight: count times inverse document frequency, ``(F,)``.
+        reference_norm: norm of each reference's weights, ``(R,)``.
     """
 
     key: Ints
     weight: Floats
     norm: Floats
-    known_caption: Ints
-    known_key: Ints
-    known_weight: Floats
-    known_norm: Floats
+    reference_caption: Ints
+    reference_key: Ints
+    reference_weight: Floats
+    reference_norm: Floats
 
 
 def _mean_similarity(
@@ -80,46 +79,54 @@ def _mean_similarity(
 ) -> tuple[float, Floats]:
     owner = corpus.references.owner
     similarity = np.zeros(len(owner))
-    for grams in _own_weights(corpus) if frequencies is None else _foreign_weights(corpus, frequencies):
-        place, shared = find(grams.key, grams.known_key)
-        said, known = grams.weight[place[shared]], grams.known_weight[shared]
-        products = (np.minimum(said, known) if clipped else said) * known
-        # of nothing bincount makes integers, weights or not
-        dots = np.bincount(grams.known_caption[shared], weights=products, minlength=len(owner)).astype(np.float64)
-        scale = grams.norm[owner] * grams.known_norm
+    for grams in _corpus_weights(corpus) if frequencies is None else _foreign_weights(corpus, frequencies):
+        index, shared = find(grams.key, grams.reference_key)
+        weight, reference_weight = grams.weight[index[shared]], grams.reference_weight[shared]
+        products = (np.minimum(weight, reference_weight) if clipped else weight) * reference_weight
+        # bincount of an empty array returns integers even with float weights
+        dots = np.bincount(grams.reference_caption[shared], weights=products, minlength=len(owner)).astype(np.float64)
+        scale = grams.norm[owner] * grams.reference_norm
         similarity += np.divide(dots, scale, out=dots.copy(), where=scale != 0) * penalty
-    scores = 10.0 / MOST_WORDS * np.bincount(owner, weights=similarity, minlength=corpus.pairs)
+    scores = 10.0 / MAX_ORDER * np.bincount(owner, weights=similarity, minlength=corpus.pairs)
     scores = scores / corpus.references.per_pair
     return float(scores.mean()), scores
 
 
-def _own_weights(corpus: Corpus) -> Iterator[_Weighed]:
-    for grams, known in zip(corpus.grams, corpus.references.grams, strict=True):
-        # n-grams that no reference has are as rare as can be
-        rarity = np.append(known.rarity, np.log(float(max(corpus.pairs, 1))))
-        weight = grams.count * rarity[np.minimum(grams.gram, len(known.rarity))]
+def _corpus_weights(corpus: Corpus) -> Iterator[_Weights]:
+    for grams, reference_grams in zip(corpus.grams, corpus.references.grams, strict=True):
+        # n-grams of no reference have document frequency 0, which counts as 1
+        rarity = np.append(reference_grams.rarity, np.log(float(max(corpus.pairs, 1))))
+        weight = grams.count * rarity[np.minimum(grams.gram, len(reference_grams.rarity))]
         norm = _norms(grams.caption, weight, corpus.pairs)
-        yield _Weighed(grams.key, weight, norm, known.caption, known.key, known.weight, known.norm)
+        yield _Weights(
+            key=grams.key,
+            weight=weight,
+            norm=norm,
+            reference_caption=reference_grams.caption,
+            reference_key=reference_grams.key,
+            reference_weight=reference_grams.weight,
+            reference_norm=reference_grams.norm,
+        )
 
 
-def _foreign_weights(corpus: Corpus, frequencies: ReferenceCounts) -> Iterator[_Weighed]:
-    """Candidates and references together are looked up in the other corpus, so that both count by its n-grams."""
+def _foreign_weights(corpus: Corpus, frequencies: ReferenceCounts) -> Iterator[_Weights]:
+    """Weights by the document frequencies of another corpus, in whose n-grams both sides are counted."""
     flat = [tokens for of_pair in corpus.references.tokens for tokens in of_pair]
     pairs, owner = corpus.pairs, corpus.references.owner
-    both = Corpus([*corpus.candidates, *flat], frequencies)
-    for grams, known in zip(both.grams, frequencies.grams, strict=True):
-        rarity = np.append(known.rarity, np.log(float(max(frequencies.pairs, 1))))
-        weight = grams.count * rarity[np.minimum(grams.gram, len(known.rarity))]
+    corpus_of_both = Corpus([*corpus.candidates, *flat], frequencies)
+    for grams, reference_grams in zip(corpus_of_both.grams, frequencies.grams, strict=True):
+        rarity = np.append(reference_grams.rarity, np.log(float(max(frequencies.pairs, 1))))
+        weight = grams.count * rarity[np.minimum(grams.gram, len(reference_grams.rarity))]
         norm = _norms(grams.caption, weight, pairs + len(flat))
-        said = grams.caption < pairs
-        caption = grams.caption[~said] - pairs
-        yield _Weighed(
-            pair_keys(grams.caption[said], grams.gram[said]),
-            weight[said],
+        is_candidate = grams.caption < pairs
+        caption = grams.caption[~is_candidate] - pairs
+        yield _Weights(
+            pair_keys(grams.caption[is_candidate], grams.gram[is_candidate]),
+            weight[is_candidate],
             norm[:pairs],
             caption,
-            pair_keys(owner[caption], grams.gram[~said]),
-            weight[~said],
+            pair_keys(owner[caption], grams.gram[~is_candidate]),
+            weight[~is_candidate],
             norm[pairs:],
         )
 

@@ -1,4 +1,4 @@
-"""Two files of captions under one protocol, also where a judge left pairs of one of them without an answer."""
+"""Comparison of two files of captions under one protocol, on the pairs scored for both."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from lightning_idc.utils.errors import DataError, IDCError
 def compare_captions(
     protocol: Protocol,
     captions: Mapping[str, str],
-    truths: Sequence[ReferenceRecord],
-    scored: Scores,
+    references: Sequence[ReferenceRecord],
+    scores: Scores,
     metrics: Sequence[str],
     resources: ScoringResources,
     samples: int,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What scored captions have over those of another file, on the pairs that count for both.
+    """Differences of scored captions and those of another file, on the pairs scored for both.
 
     Args:
-        protocol: that is in force.
-        captions: of the other file, by pair.
-        truths: references of the pairs.
-        scored: headline of the captions that are scored.
-        metrics: that are compared.
-        resources: with the judge of the other file, where one decides; pairs of which its answer, or that about the
-            scored captions, could not be read are left out.
-        samples: corpora that are drawn.
+        protocol: scoring protocol.
+        captions: captions of the other file by pair id.
+        references: references of the pairs.
+        scores: headline scores of the first file.
+        metrics: names of metrics.
+        resources: scoring resources, with the judge of the other file where the protocol has one; pairs with an
+            unreadable answer for either file are left out.
+        samples: number of resampled corpora.
 
     Returns:
-        Differences by metric with the numbers of pairs, as a result holds them; and why there are none.
+        Differences by metric with the numbers of pairs, as in a result; and the reason where there are none.
     """
-    expected = {truth.id: truth.references for truth in next(iter(protocol.parts(truths).values()))}
+    expected = {record.id: record.references for record in next(iter(protocol.parts(references).values()))}
     try:
-        other = next(iter(evaluate(protocol, captions, truths, metrics, resources).values()))
+        other = next(iter(evaluate(protocol, captions, references, metrics, resources).values()))
         if resources.judge is not None:
-            other, scored = _on_common_pairs(other, scored, expected)
-        differences = compare(other, scored, samples)
-    except IDCError as error:  # the scores at hand are not lost with it
+            other, scores = _on_common_pairs(other, scores, expected)
+        differences = compare(other, scores, samples)
+    except IDCError as error:  # the scores of the first file must not be lost
         return {}, {"against": str(error)}
     result: dict[str, Any] = {"against": {name: difference.as_dict() for name, difference in differences.items()}}
     unread = {} if resources.judge is None else {"against_unread": len(expected) - other.pairs}
@@ -52,18 +52,18 @@ def compare_captions(
 
 
 def _on_common_pairs(first: Scores, second: Scores, references: Mapping[str, Sequence[str]]) -> tuple[Scores, Scores]:
-    """Scores on the pairs whose answers were read for both, which alone compare."""
-    both = set(first.ids) & set(second.ids)
-    if len(both) < 2:
+    """Scores on the pairs whose answers were readable for both."""
+    common = set(first.ids) & set(second.ids)
+    if len(common) < 2:
         raise DataError(
-            f"the judge's answers were read for both captioners on {len(both)} of {len(references)} pairs, and a "
-            "comparison needs at least two; ask another judge, or give its answers more tokens"
+            f"the judge's answers were read for both captioners on {len(common)} of {len(references)} pairs, and a "
+            "comparison needs at least two; use another judge or longer answers"
         )
-    return _restricted(first, both, references), _restricted(second, both, references)
+    return _restricted(first, common, references), _restricted(second, common, references)
 
 
 def _restricted(scores: Scores, pairs: AbstractSet[str], references: Mapping[str, Sequence[str]]) -> Scores:
-    """Scores of some of the pairs, each of them a mean over pairs."""
+    """Scores of a subset of pairs, for metrics that are means over pairs."""
     mask = [id in pairs for id in scores.ids]
     ids = [id for id in scores.ids if id in pairs]
     per_pair = {name: of_pairs[mask] for name, of_pairs in scores.per_pair.items()}

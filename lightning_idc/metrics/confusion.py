@@ -1,4 +1,4 @@
-"""Change against no change: what a captioner says of pairs in which nothing changed, and of the others."""
+"""Confusion of changed and unchanged pairs, by what captions say."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lightning_idc.metrics.no_change import NO_CHANGE, no_change_rule
 
 @dataclass(frozen=True)
 class Confusion:
-    """Numbers of pairs; the first word is the truth, the second what was said.
+    """Numbers of pairs; the first word is the ground truth, the second the caption.
 
     Args:
-        same_same: unchanged, and said to be.
-        same_changed: unchanged, said to have changed.
-        changed_same: changed, said to be unchanged.
-        changed_changed: changed, and said to have.
+        same_same: unchanged pairs captioned as unchanged.
+        same_changed: unchanged pairs captioned as changed.
+        changed_same: changed pairs captioned as unchanged.
+        changed_changed: changed pairs captioned as changed.
     """
 
     same_same: int
@@ -34,12 +34,11 @@ class Confusion:
 def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = ()) -> Confusion | None:
     """Count change against no change; None where no pair is labelled ``no_change``.
 
-    Which captions say "no change" is decided by `no_change_rule`; known to say so are the sentences given and the
-    references of unchanged pairs.
+    A caption says "no change" by `no_change_rule`, which knows ``sentences`` and the references of unchanged pairs.
 
     Args:
-        records: with ``caption``, ``references`` and ``change_type``; those without a type do not count.
-        sentences: that say nothing changed, as the training captions have them.
+        records: records with ``caption``, ``references`` and ``change_type``; those without a type do not count.
+        sentences: sentences of the data that say nothing changed.
     """
     labelled = [record for record in records if record["change_type"] is not None]
     unchanged = [record for record in labelled if record["change_type"] == NO_CHANGE]
@@ -47,7 +46,7 @@ def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = (
         return None
     texts = dict.fromkeys([*sentences, *(text for record in unchanged for text in record["references"])])
     says_no_change = no_change_rule(texts)
-    counts = {(truth, said): 0 for truth in (True, False) for said in (True, False)}
+    counts = {(is_unchanged, says_unchanged): 0 for is_unchanged in (True, False) for says_unchanged in (True, False)}
     for record in labelled:
         counts[record["change_type"] == NO_CHANGE, says_no_change(record["caption"])] += 1
     return Confusion(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

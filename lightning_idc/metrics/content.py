@@ -1,4 +1,4 @@
-"""Files that hold captions, references or answers, told apart by what is in them: COCO annotations, maps, records."""
+"""Parsed files of captions, references or answers, whose format is recognised by content: COCO, map or records."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_no_page, decode, parse_documents, read_bytes, short
 
-IDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")
-SAID = ("caption", "prediction", "text")
-"""Fields that hold a caption; a record with several that differ is refused unless one is named."""
-EXPECTED = ("references", "captions", "sentences", "sents", "caption", "description")
+ID_FIELDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")
+CAPTION_FIELDS = ("caption", "prediction", "text")
+"""Fields that hold a caption; a record where several differ is an error unless one is named."""
+REFERENCE_FIELDS = ("references", "captions", "sentences", "sents", "caption", "description")
 
 
-class Content:
+class AnnotationFile:
     """A parsed file: COCO annotations, a map, or records.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
         DataError: it cannot be read or parsed.
@@ -50,12 +50,12 @@ class Content:
 
     @staticmethod
     def _is_record(value: dict[str, Any]) -> bool:
-        """Whether a lone object is one line of JSONL: it has an id, and texts or pictures beside it."""
-        named = any(isinstance(value.get(key), str | int) for key in IDS)
-        return named and any(key in value for key in (*SAID, *EXPECTED)) and len(value) > 1
+        """Whether a single object is a JSONL file of one line: it has an id and texts."""
+        named = any(isinstance(value.get(key), str | int) for key in ID_FIELDS)
+        return named and any(key in value for key in (*CAPTION_FIELDS, *REFERENCE_FIELDS)) and len(value) > 1
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """Records with their places; one that COCO annotations are not.
+        """Records with their positions for messages.
 
         Raises:
             DataError: the file holds no records.

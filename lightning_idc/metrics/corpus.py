@@ -1,7 +1,7 @@
 """A corpus of candidates and references as arrays of n-grams, counted once for all metrics.
 
-What only depends on the references is counted once for any number of candidates: a validation scores the same
-references after every epoch.
+N-grams of the references are counted once for any number of candidates, since validation scores the same references
+after every epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Tokens = Sequence[str]
-MOST_WORDS = 4
+MAX_ORDER = 4
 # an n-gram is one number, the rank of its first n-1 words times _WORDS plus its last word; with a pair it is that pair
 # times _GRAMS plus the rank of the n-gram
 _WORDS, _GRAMS = 1 << 24, 1 << 36
@@ -28,10 +28,10 @@ class Grams:
     """Distinct n-grams of every caption for one n, sorted by caption and n-gram.
 
     Args:
-        caption: number of the caption, ``(E,)``.
-        gram: rank of the n-gram among those of the references, ``(E,)``; n-grams that no reference has come after.
+        caption: index of the caption, ``(E,)``.
+        gram: rank of the n-gram among those of the references, ``(E,)``; n-grams of no reference rank behind.
         count: how often the caption has it, ``(E,)``.
-        key: pair and n-gram in one number, ``(E,)``; for candidates it is sorted.
+        key: pair and n-gram in one number, ``(E,)``; sorted for candidates.
     """
 
     caption: Ints
@@ -42,15 +42,15 @@ class Grams:
 
 @dataclass(frozen=True)
 class ReferenceGrams(Grams):
-    """N-grams of the references, and what metrics derive from them alone.
+    """N-grams of the references, and the values that depend on references alone.
 
     Args:
         table: all distinct n-grams as numbers, sorted, ``(G,)``.
         pair_key: distinct pairs and n-grams, sorted, ``(Q,)``.
         max_count: highest count of the n-gram in any one reference of the pair, ``(Q,)``.
-        rarity: log of pairs over pairs whose references have the n-gram, ``(G,)``.
+        rarity: inverse document frequency, log of pairs over pairs whose references have the n-gram, ``(G,)``.
         weight: count times rarity, ``(E,)``.
-        norm: length of the vector of weights by reference, ``(R,)``.
+        norm: norm of each reference's weights, ``(R,)``.
     """
 
     table: Ints
@@ -79,37 +79,37 @@ class ReferenceCounts:
     @cached_property
     def grams(self) -> list[ReferenceGrams]:
         """N-grams for n = 1 to 4."""
-        found, ranks = [], np.zeros_like(self._ids)
-        for n in range(1, MOST_WORDS + 1):
+        grams, ranks = [], np.zeros_like(self._ids)
+        for n in range(1, MAX_ORDER + 1):
             caption, start = _starts(self.lengths, n)
             table, inverse = np.unique(_numbers(ranks, self._ids, start, n), return_inverse=True)
             ranks[start] = inverse
-            counted = _count(caption, inverse, self.owner)
-            order = np.argsort(counted.key, kind="stable")
-            key = counted.key[order]
+            occurrences = _count(caption, inverse, self.owner)
+            order = np.argsort(occurrences.key, kind="stable")
+            key = occurrences.key[order]
             first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
-            most = np.maximum.reduceat(counted.count[order], first) if len(key) else np.zeros(0, np.int64)
+            max_count = np.maximum.reduceat(occurrences.count[order], first) if len(key) else np.zeros(0, np.int64)
             documents = np.bincount(key[first] % _GRAMS, minlength=len(table))
             rarity = np.log(float(max(self.pairs, 1))) - np.log(np.maximum(1.0, documents))
-            weight = counted.count * rarity[counted.gram]
+            weight = occurrences.count * rarity[occurrences.gram]
             norm = np.sqrt(
-                np.bincount(counted.caption, weights=weight**2, minlength=len(self.lengths)).astype(np.float64)
+                np.bincount(occurrences.caption, weights=weight**2, minlength=len(self.lengths)).astype(np.float64)
             )
-            found.append(
+            grams.append(
                 ReferenceGrams(
-                    counted.caption,
-                    counted.gram,
-                    counted.count,
-                    counted.key,
+                    occurrences.caption,
+                    occurrences.gram,
+                    occurrences.count,
+                    occurrences.key,
                     table,
                     key[first],
-                    most,
+                    max_count,
                     rarity,
                     weight,
                     norm,
                 )
             )
-        return found
+        return grams
 
 
 class Corpus:
@@ -117,7 +117,7 @@ class Corpus:
 
     Args:
         candidates: one token list per pair.
-        references: at least one token list per pair, or what was counted of them before.
+        references: at least one token list per pair, or their counts.
     """
 
     def __init__(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]] | ReferenceCounts) -> None:
@@ -129,23 +129,23 @@ class Corpus:
     @cached_property
     def grams(self) -> list[Grams]:
         """N-grams of the candidates for n = 1 to 4."""
-        found, ranks = [], np.zeros_like(self._ids)
-        for n, known in enumerate(self.references.grams, 1):
+        grams, ranks = [], np.zeros_like(self._ids)
+        for n, reference_grams in enumerate(self.references.grams, 1):
             caption, start = _starts(self.lengths, n)
             numbers = _numbers(ranks, self._ids, start, n)
-            rank, seen = find(known.table, numbers)
-            rank[~seen] = len(known.table) + np.unique(numbers[~seen], return_inverse=True)[1]
+            rank, is_known = find(reference_grams.table, numbers)
+            rank[~is_known] = len(reference_grams.table) + np.unique(numbers[~is_known], return_inverse=True)[1]
             ranks[start] = rank
-            found.append(_count(caption, rank, np.arange(self.pairs)))
-        return found
+            grams.append(_count(caption, rank, np.arange(self.pairs)))
+        return grams
 
 
-def find(table: NDArray[Any], wanted: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Place of each wanted number in a sorted table, and whether it is there."""
+def find(table: NDArray[Any], numbers: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Index of each number in a sorted table, and whether the table holds it."""
     if not len(table):
-        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
-    place = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
-    return place, table[place] == wanted
+        return np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
+    index = np.minimum(np.searchsorted(table, numbers), len(table) - 1)
+    return index, table[index] == numbers
 
 
 def pair_keys(pair: Ints, gram: Ints) -> Ints:
@@ -160,14 +160,14 @@ def _number(captions: Sequence[Tokens], words: dict[str, int]) -> tuple[Ints, In
 
 
 def _starts(lengths: Ints, n: int) -> tuple[Ints, Ints]:
-    """Caption and place of every word from which n words are left in its caption."""
+    """Caption and position of every word that begins an n-gram."""
     caption = np.repeat(np.arange(len(lengths)), lengths)
     start = np.flatnonzero(np.cumsum(lengths)[caption] - np.arange(len(caption)) >= n)
     return caption[start], start
 
 
 def _numbers(ranks: Ints, words: Ints, start: Ints, n: int) -> Ints:
-    """The n-grams that start at these places, each as the rank of its first n-1 words and its last word."""
+    """The n-grams at these positions as numbers: the rank of the first n-1 words, and the last word."""
     return words[start] if n == 1 else ranks[start] * _WORDS + words[start + n - 1]
 
 

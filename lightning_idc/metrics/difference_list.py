@@ -1,7 +1,7 @@
-"""Captions as lists of differences: how many of those that are there are named, and how many of those named are there.
+"""The protocol difference-list: each sentence of the references is a difference, each sentence of a caption a claim.
 
-On pairs that changed: recall, precision and F1 of differences, means over pairs. On pairs that did not: specificity,
-the share of which nothing is claimed. Which claim states which difference is a judge's decision; the result names it.
+On changed pairs: recall, precision and F1 of differences, as means over pairs. On unchanged pairs: specificity, the
+fraction about which nothing is claimed. A judge, named in the result, decides which claim states which difference.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import DataError
 
 Matches = list[int | None]
-"""For each difference that is there the place of the claim that states it; None where no claim does."""
+"""For each difference the index of the claim that states it; None where no claim does."""
 DifferenceJudge = Callable[[Sequence[tuple[Sequence[str], Sequence[str]]]], list[Matches | None]]
-"""From differences and claims of several pairs to their matches; None where its answer could not be read."""
+"""Maps differences and claims of several pairs to matches; None for an unreadable answer."""
 CHANGED, UNCHANGED = ("recall", "precision", "F1"), ("specificity",)
 
 PROMPT = """Two images differ. First the differences that are there, then the claims that somebody made about them.
@@ -49,16 +49,16 @@ def by_differences(
     metrics: Sequence[str],
     resources: ScoringResources,
 ) -> Scores:
-    """Score one part of the protocol: pairs that changed, or pairs that did not.
+    """Score one part of the protocol: changed or unchanged pairs.
 
     Args:
-        captions: by pair; each sentence or line is a claim, and one that says nothing changed is none.
-        references: differences by pair, from ``grouping.differences``; an empty list where nothing changed.
-        metrics: of recall, precision, F1 and specificity.
-        resources: with the judge.
+        captions: caption by pair id; each sentence or line is a claim, unless it says that nothing changed.
+        references: differences by pair id, from ``grouping.differences``; an empty list where nothing changed.
+        metrics: names among recall, precision, F1 and specificity.
+        resources: scoring resources, with the judge.
 
     Raises:
-        ConfigError: a metric is none of these.
+        ConfigError: a metric is unknown.
         DataError: ids differ, or no answer of the judge could be read.
     """
     check_metrics(metrics, (*CHANGED, *UNCHANGED))
@@ -66,67 +66,68 @@ def by_differences(
     ids = list(references)
     claims = [list_differences([captions[id]]) for id in ids]
     if not any(references.values()):
-        silent = np.array([100.0 * (not of_pair) for of_pair in claims])
-        per_pair = {name: silent for name in UNCHANGED if name in metrics}
-        return Scores({name: float(silent.mean()) for name in per_pair}, per_pair, ids, len(ids))
+        is_empty = np.array([100.0 * (not of_pair) for of_pair in claims])
+        per_pair = {name: is_empty for name in UNCHANGED if name in metrics}
+        return Scores({name: float(is_empty.mean()) for name in per_pair}, per_pair, ids, len(ids))
     judge = resources.judge or lexical_judge
-    asked = [place for place, id in enumerate(ids) if claims[place]]
-    found: dict[int, Matches | None] = dict(
-        zip(asked, judge([(references[ids[place]], claims[place]) for place in asked]), strict=True)
+    indices = [index for index, id in enumerate(ids) if claims[index]]
+    matches_of: dict[int, Matches | None] = dict(
+        zip(indices, judge([(references[ids[index]], claims[index]) for index in indices]), strict=True)
     )
-    rows, kept, unread = [], [], 0
-    for place, id in enumerate(ids):
-        matches = found.get(place, [None] * len(references[id]))
+    rows, scored_ids, num_unread = [], [], 0
+    for index, id in enumerate(ids):
+        matches = matches_of.get(index, [None] * len(references[id]))
         if matches is None:
-            unread += 1
+            num_unread += 1
             continue
-        kept.append(id)
-        rows.append(_rates(matches, len(references[id]), len(claims[place])))
+        scored_ids.append(id)
+        rows.append(_rates(matches, len(references[id]), len(claims[index])))
     if not rows:
-        raise DataError("no answer of the judge could be read, so there is nothing to score; ask another judge")
+        raise DataError("no answer of the judge could be read; use another judge")
     table = 100 * np.array(rows)
     per_pair = {name: table[:, column] for column, name in enumerate(CHANGED) if name in metrics}
-    missing = {"unread": f"{unread} of {len(ids)} answers of the judge could not be read"} if unread else {}
+    missing = {"unread": f"{num_unread} of {len(ids)} answers of the judge could not be read"} if num_unread else {}
     values = {name: float(of_pairs.mean()) for name, of_pairs in per_pair.items()}
-    return Scores(values, per_pair, kept, sum(len(references[id]) for id in kept), missing)
+    return Scores(values, per_pair, scored_ids, sum(len(references[id]) for id in scored_ids), missing)
 
 
-def _rates(matches: Matches, there: int, claimed: int) -> tuple[float, float, float]:
-    stated = len({match for match in matches if match is not None})
-    recall, precision = stated / there, stated / claimed if claimed else 0.0
+def _rates(matches: Matches, num_differences: int, num_claims: int) -> tuple[float, float, float]:
+    num_stated = len({match for match in matches if match is not None})
+    recall, precision = num_stated / num_differences, num_stated / num_claims if num_claims else 0.0
     return recall, precision, 2 * recall * precision / max(recall + precision, 1e-12)
 
 
 def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], threshold: float = 0.5) -> list[Matches | None]:
-    """A judge that compares words: the floor that a language model must agree with better than by chance.
+    """A judge that compares words: the baseline that a language model must agree with better than by chance.
 
     Args:
         pairs: differences and claims of each pair.
-        threshold: F1 of words, each counted as often as it is said, from which on a claim states a difference.
+        threshold: least F1 of word counts at which a claim states a difference.
     """
-    return [best_matches(there, claims, _word_f1, threshold) for there, claims in pairs]
+    return [best_matches(differences, claims, _word_f1, threshold) for differences, claims in pairs]
 
 
 LEXICAL: tuple[str, DifferenceJudge] = "lexical, half of the words", lexical_judge
-"""Name and judge of the protocol where no other is named."""
+"""Name and function of the default judge."""
 
 
 def best_matches(
-    there: Sequence[str], claims: Sequence[str], alike: Callable[[str, str], float], threshold: float
+    differences: Sequence[str], claims: Sequence[str], similarity: Callable[[str, str], float], threshold: float
 ) -> Matches:
-    """The assignment of claims to differences that agrees best, without pairs that agree too little.
+    """The assignment of claims to differences with the highest total similarity.
 
     Args:
-        there: differences.
-        claims: about them.
-        alike: of a difference and a claim, 0 to 1.
-        threshold: from which on a claim states a difference.
+        differences: differences of a pair.
+        claims: claims about the pair.
+        similarity: similarity of a difference and a claim, 0 to 1.
+        threshold: least similarity of a match.
     """
     from scipy.optimize import linear_sum_assignment
 
-    table = np.array([[alike(one, other) for other in claims] for one in there]).reshape(len(there), len(claims))
+    rows = [[similarity(difference, claim) for claim in claims] for difference in differences]
+    table = np.array(rows).reshape(len(differences), len(claims))
     table = np.where(table >= threshold, table, 0)
-    matches: Matches = [None] * len(there)
+    matches: Matches = [None] * len(differences)
     for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
         if table[row, column] > 0:
             matches[int(row)] = int(column)
@@ -134,8 +135,8 @@ def best_matches(
 
 
 def _word_f1(first: str, second: str) -> float:
-    one, other = Counter(ptb_tokenize(first)), Counter(ptb_tokenize(second))
-    return 2 * (one & other).total() / max(one.total() + other.total(), 1)
+    first_words, second_words = Counter(ptb_tokenize(first)), Counter(ptb_tokenize(second))
+    return 2 * (first_words & second_words).total() / max(first_words.total() + second_words.total(), 1)
 
 
 @dataclass
@@ -143,8 +144,8 @@ class PromptedJudge:
     """A language model as judge of which claim states which difference.
 
     Args:
-        model: answers prompts.
-        retries: further tries for answers that cannot be read.
+        model: function that answers prompts.
+        retries: number of retries for unreadable answers.
         batch_size: prompts per call of the model.
     """
 
@@ -153,81 +154,85 @@ class PromptedJudge:
     batch_size: int = 8
 
     def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
-        def read(place: int, answer: str) -> Matches | None:
-            return read_matches(answer, *map(len, pairs[place]))
+        def read(index: int, answer: str) -> Matches | None:
+            return read_matches(answer, *map(len, pairs[index]))
 
         prompts = [prompt_of(*pair) for pair in pairs]
         return ask_until_read(self.model, prompts, read, self.retries, self.batch_size)[0]
 
 
-def prompt_of(there: Sequence[str], claims: Sequence[str]) -> str:
+def prompt_of(differences: Sequence[str], claims: Sequence[str]) -> str:
     """The prompt about one pair."""
-    differences = "\n".join(f"{number}: {text}" for number, text in enumerate(there, 1))
+    numbered = "\n".join(f"{number}: {text}" for number, text in enumerate(differences, 1))
     lettered = "\n".join(f"{letter}: {text}" for letter, text in zip(_letters(len(claims)), claims, strict=True))
-    # format() would read braces of captions, too
-    filled = {"{differences}": differences, "{claims}": lettered}
+    # str.format would interpret braces in captions
+    filled = {"{differences}": numbered, "{claims}": lettered}
     return re.sub(r"\{differences\}|\{claims\}", lambda mark: filled[mark.group()], PROMPT)
 
 
 def _letters(count: int) -> list[str]:
-    every = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count(1))
-    return ["".join(signs) for signs in itertools.islice(itertools.chain.from_iterable(every), count)]
+    lengths = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count(1))
+    return ["".join(signs) for signs in itertools.islice(itertools.chain.from_iterable(lengths), count)]
 
 
-def read_matches(answer: str, there: int, claims: int) -> Matches | None:
+def read_matches(answer: str, num_differences: int, num_claims: int) -> Matches | None:
     """Matches of an answer; None unless each difference is answered once and no claim is named twice.
 
     Args:
-        answer: as the judge wrote it.
-        there: number of differences.
-        claims: number of claims.
+        answer: text of the judge.
+        num_differences: number of differences.
+        num_claims: number of claims.
 
     Example:
         >>> read_matches("1: b\\n2: none", 2, 2)
         [1, None]
     """
-    letters = {letter: place for place, letter in enumerate(_letters(claims))}
+    letters = {letter: index for index, letter in enumerate(_letters(num_claims))}
     longest = max([2, *map(len, letters)])
     line = rf"^\W*(\d{{1,3}})\W*[:.)-]\W*(none|[a-z]{{1,{longest}}})\b"
-    found: dict[int, int | None] = {}
-    for number, said in re.findall(line, answer.lower(), re.MULTILINE):
-        place = int(number) - 1
-        if place in found or not 0 <= place < there or (said != "none" and said not in letters):
+    matches: dict[int, int | None] = {}
+    for number, name in re.findall(line, answer.lower(), re.MULTILINE):
+        index = int(number) - 1
+        if index in matches or not 0 <= index < num_differences or (name != "none" and name not in letters):
             return None
-        found[place] = letters.get(said)
-    named = [match for match in found.values() if match is not None]
-    if len(found) < there or len(set(named)) < len(named):
+        matches[index] = letters.get(name)
+    named = [match for match in matches.values() if match is not None]
+    if len(matches) < num_differences or len(set(named)) < len(named):
         return None
-    return [found[place] for place in range(there)]
+    return [matches[index] for index in range(num_differences)]
 
 
 def agreement(first: Sequence[Matches | None], second: Sequence[Matches | None]) -> float | None:
     """Cohen's kappa of two judges over differences: whether each is stated by some claim.
 
     Args:
-        first: matches of each pair, by one judge.
-        second: by the other; pairs that either left unread do not count.
+        first: matches of each pair by one judge.
+        second: matches by the other; pairs with an unreadable answer of either judge do not count.
 
     Returns:
-        1 for full agreement, 0 for that of chance; None where one answer is all that either ever gave.
+        1 for full agreement, 0 for chance; None where both judges always give the same single answer.
     """
     read = [pair for pair in zip(first, second, strict=True) if None not in pair]
-    both = [(a is not None, b is not None) for one, other in read for a, b in zip(one or (), other or (), strict=True)]
-    if not both:
+    is_stated = [
+        (one is not None, other is not None)
+        for of_first, of_second in read
+        for one, other in zip(of_first or (), of_second or (), strict=True)
+    ]
+    if not is_stated:
         return None
-    observed = np.mean([one == other for one, other in both])
-    shares = np.mean(both, axis=0)
+    observed = np.mean([by_first == by_second for by_first, by_second in is_stated])
+    shares = np.mean(is_stated, axis=0)
     expected = float(shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1]))
     return None if expected >= 1 else float((observed - expected) / (1 - expected))
 
 
 @dataclass
-class Recorded:
-    """A judge whose decisions about one file are kept, to say how far another one agrees.
+class RecordingJudge:
+    """A judge that stores its decisions, so that its agreement with word overlap can be reported.
 
     Args:
-        name: for results.
-        judge: that decides.
+        name: name in results.
+        judge: function that decides.
     """
 
     name: str
@@ -236,10 +241,10 @@ class Recorded:
     matches: list[Matches | None] = field(default_factory=list)
 
     def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
-        found = self.judge(pairs)
+        matches = self.judge(pairs)
         self.pairs += pairs
-        self.matches += found
-        return found
+        self.matches += matches
+        return matches
 
     def as_dict(self) -> dict[str, Any]:
         """Name, and Cohen's kappa with the judge that compares words."""

@@ -1,4 +1,4 @@
-"""How captions vary: a captioner that always says the same can score well, and these numbers show it."""
+"""Diversity of captions, which reveals a captioner that scores well by repeating one sentence."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ COLLAPSED = 0.5
 
 @dataclass(frozen=True)
 class Diversity:
-    """Shares are 0 to 1.
+    """Statistics of captions; fractions are 0 to 1.
 
     Args:
-        captions: how many there are.
-        distinct: share of captions that no other equals; 1 where all differ.
-        most_common: the caption that is said most.
-        most_common_share: of all captions.
-        empty: share of captions without a word.
-        no_change: share of captions that say nothing changed, in whatever words.
+        captions: number of captions.
+        distinct: fraction of captions that occur once.
+        most_common: most frequent caption.
+        most_common_share: its fraction of all captions.
+        empty: fraction of captions without a word.
+        no_change: fraction of captions that say nothing changed.
         words: mean number of words.
-        longest: most words of any.
-        vocabulary: distinct words of all captions.
+        longest: number of words of the longest caption.
+        vocabulary: number of distinct words.
         distinct_1: distinct words per word.
         distinct_2: distinct bigrams per bigram.
-        repeating: share of captions in which some run of three words comes again.
+        repeating: fraction of captions that repeat a trigram.
     """
 
     captions: int
@@ -50,44 +50,44 @@ class Diversity:
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
     def remarks(self) -> list[str]:
-        """What a reader of scores should know before believing them."""
-        found = []
+        """Warnings for readers of the scores."""
+        remarks = []
         if self.captions > 1 and self.most_common_share >= COLLAPSED:
-            found.append(f"{self.most_common_share:.0%} of all captions are {self.most_common!r}")
+            remarks.append(f"{self.most_common_share:.0%} of all captions are {self.most_common!r}")
         if self.empty:
-            found.append(f"{self.empty:.1%} of all captions are empty")
+            remarks.append(f"{self.empty:.1%} of all captions are empty")
         if self.repeating >= 0.1:
-            found.append(f"{self.repeating:.0%} of all captions repeat a run of three words")
-        return found
+            remarks.append(f"{self.repeating:.0%} of all captions repeat a run of three words")
+        return remarks
 
 
 def diversity(captions: Sequence[str], sentences: Iterable[str] = ()) -> Diversity:
     """Measure how captions vary.
 
     Args:
-        captions: at least one.
-        sentences: known to say nothing changed, besides those that `no_change_rule` knows by itself.
+        captions: at least one caption.
+        sentences: additional sentences that say nothing changed; see `no_change_rule`.
     """
     tokens = [tuple(ptb_tokenize(caption)) for caption in captions]
-    said = Counter(tokens)
+    counts = Counter(tokens)
     says_no_change = no_change_rule(dict.fromkeys(sentences))
     words = Counter(word for caption in tokens for word in caption)
     bigrams = Counter(pair for caption in tokens for pair in pairwise(caption))
-    most, times = max(said.items(), key=lambda item: (item[1], item[0]))
-    count = len(tokens)
+    most_common, num_most_common = max(counts.items(), key=lambda item: (item[1], item[0]))
+    num_captions = len(tokens)
     return Diversity(
-        count,
-        sum(number == 1 for number in said.values()) / count,
-        " ".join(most),
-        times / count,
-        said[()] / count,
-        sum(map(says_no_change, captions)) / count,
-        words.total() / count,
+        num_captions,
+        sum(number == 1 for number in counts.values()) / num_captions,
+        " ".join(most_common),
+        num_most_common / num_captions,
+        counts[()] / num_captions,
+        sum(map(says_no_change, captions)) / num_captions,
+        words.total() / num_captions,
         max(map(len, tokens)),
         len(words),
         len(words) / max(words.total(), 1),
         len(bigrams) / max(bigrams.total(), 1),
-        sum(_repeats(caption) for caption in tokens) / count,
+        sum(_repeats(caption) for caption in tokens) / num_captions,
     )
 
 

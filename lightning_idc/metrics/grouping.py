@@ -1,4 +1,4 @@
-"""What a protocol scores: which pairs, and which references together."""
+"""How protocols group references: which pairs are scored, and against which references."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lightning_idc.metrics.captions import some
+from lightning_idc.metrics.captions import first_ids
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
 from lightning_idc.utils.errors import DataError
 
@@ -24,11 +24,11 @@ class ReferenceRecord:
     """References of a pair, or of one of several records of it.
 
     Args:
-        id: of the pair, and of the caption that is scored against the references.
-        references: may be empty texts, as in Spot-the-Diff.
-        change_type: as the benchmark names it; ``change`` where it says no more than that.
+        id: pair id.
+        references: texts, perhaps empty, as in Spot-the-Diff.
+        change_type: name of the type in the benchmark; ``change`` where the type is not known.
         iou: overlap of the two views.
-        split: that the file says it is of; None where it says nothing.
+        split: split that the file names; None where it names none.
     """
 
     id: str
@@ -42,157 +42,157 @@ Parts = dict[str, list[ReferenceRecord]]
 """Named corpora, each scored on its own; the first is the headline."""
 
 
-def each_pair(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Every pair once, each with at least one reference that says something.
+def each_pair(records: Sequence[ReferenceRecord]) -> Parts:
+    """Every pair once, each with at least one reference with text.
 
     Raises:
-        DataError: a pair comes twice, or all its references are empty.
+        DataError: a pair repeats, or all its references are empty.
     """
     seen: set[str] = set()
-    twice = [truth.id for truth in truths if truth.id in seen or seen.add(truth.id)]  # type: ignore[func-returns-value]
-    if twice:
+    repeated = [record.id for record in records if record.id in seen or seen.add(record.id)]  # type: ignore[func-returns-value]
+    if repeated:
         raise DataError(
-            f"{len(twice)} records repeat a pair: {some(twice)}; name a protocol that says what that means "
+            f"{len(repeated)} records repeat a pair: {first_ids(repeated)}; name a protocol that says what that means "
             "(spot-the-diff/grouped: their references together; spot-the-diff/entry: each record on its own)"
         )
-    empty = [truth.id for truth in truths if not any(text.strip() for text in truth.references)]
+    empty = [record.id for record in records if not _has_text(record)]
     if empty:
         raise DataError(
-            f"{len(empty)} of {len(truths)} pairs have no reference that says anything: {some(empty)}; they would "
+            f"{len(empty)} of {len(records)} pairs have no reference with text: {first_ids(empty)}; they would "
             "score 0. Leave them out, or name a protocol that keeps them (spot-the-diff/grouped)"
         )
-    return {"all": list(truths)}
+    return {"all": list(records)}
 
 
-def grouped(truths: Sequence[ReferenceRecord]) -> Parts:
+def grouped(records: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against the references of all its records."""
-    return {"all": _merged(truths)}
+    return {"all": _merged(records)}
 
 
-def by_entry(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Every record on its own, against the same caption where they are of one pair."""
-    return {"all": list(truths)}
+def by_entry(records: Sequence[ReferenceRecord]) -> Parts:
+    """Every record on its own; records of one pair share its caption."""
+    return {"all": list(records)}
 
 
-def joined(truths: Sequence[ReferenceRecord]) -> Parts:
+def short_paragraphs(records: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against one paragraph of all its sentences, cut after 60 words as CARD (Tu et al. 2024) does."""
-    return {"all": [replace(t, references=(paragraph(t.references, CARD_WORDS),)) for t in _merged(truths)]}
+    return {"all": [replace(t, references=(paragraph(t.references, CARD_WORDS),)) for t in _merged(records)]}
 
 
-def whole(truths: Sequence[ReferenceRecord]) -> Parts:
+def paragraphs(records: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against one paragraph of all its sentences."""
-    return {"all": [replace(truth, references=(paragraph(truth.references),)) for truth in _merged(truths)]}
+    return {"all": [replace(record, references=(paragraph(record.references),)) for record in _merged(records)]}
 
 
-def by_reference(truths: Sequence[ReferenceRecord]) -> Parts:
+def by_reference(records: Sequence[ReferenceRecord]) -> Parts:
     """Every reference on its own.
 
     Raises:
-        DataError: a pair has none, and would not be scored.
+        DataError: a pair has no reference.
     """
-    pairs = _merged(truths)
-    silent = [truth.id for truth in pairs if not truth.references]
-    if silent:
+    pairs = _merged(records)
+    without_references = [record.id for record in pairs if not record.references]
+    if without_references:
         raise DataError(
-            f"{len(silent)} of {len(pairs)} pairs have no reference: {some(silent)}; give them one, or leave them out"
+            f"{len(without_references)} of {len(pairs)} pairs have no reference: {first_ids(without_references)}; "
+            "give them one, or leave them out"
         )
-    return {"all": [replace(truth, references=(text,)) for truth in truths for text in truth.references]}
+    return {"all": [replace(record, references=(text,)) for record in records for text in record.references]}
 
 
-def change_and_no_change(truths: Sequence[ReferenceRecord]) -> Parts:
-    """All pairs as one corpus; then those that changed and those that did not, each as a corpus of its own."""
-    parts = each_pair(truths)
-    changed = [truth for truth in truths if has_changed(truth)]
-    same = [truth for truth in truths if not has_changed(truth)]
+def change_and_no_change(records: Sequence[ReferenceRecord]) -> Parts:
+    """All pairs as one corpus, then changed and unchanged pairs as separate corpora."""
+    parts = each_pair(records)
+    changed = [record for record in records if has_changed(record)]
+    same = [record for record in records if not has_changed(record)]
     return parts | ({"change": changed, "no change": same} if changed and same else {})
 
 
-def differences(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Pairs that changed, each with the list of its differences; then those that did not, with an empty list.
+def differences(records: Sequence[ReferenceRecord]) -> Parts:
+    """Changed pairs with the list of their differences, then unchanged pairs with an empty list.
 
     References of all records of a pair belong together; each sentence of them is one difference.
 
     Raises:
-        DataError: a pair that changed, by its type, has no reference that says anything.
+        DataError: a pair whose type is a change has no reference with text.
     """
-    pairs = _merged(truths)
-    typed = [truth for truth in pairs if truth.change_type not in (None, NO_CHANGE)]
-    if untold := [truth.id for truth in typed if not any(text.strip() for text in truth.references)]:
+    pairs = _merged(records)
+    with_type = [record for record in pairs if record.change_type not in (None, NO_CHANGE)]
+    empty = [record.id for record in with_type if not _has_text(record)]
+    if empty:
         raise DataError(
-            f"{len(untold)} of {len(typed)} pairs with a type of change have no reference that says anything: "
-            f"{some(untold)}; they would count as unchanged. Give them references, or leave them out"
+            f"{len(empty)} of {len(with_type)} pairs with a type of change have no reference with text: "
+            f"{first_ids(empty)}; they would count as unchanged. Give them references, or leave them out"
         )
-    listed = [
-        replace(truth, references=() if truth.change_type == NO_CHANGE else tuple(list_differences(truth.references)))
-        for truth in pairs
-    ]
+    lists = [() if pair.change_type == NO_CHANGE else tuple(list_differences(pair.references)) for pair in pairs]
+    pairs = [replace(pair, references=of_pair) for pair, of_pair in zip(pairs, lists, strict=True)]
     parts = {
-        "changed": [truth for truth in listed if truth.references],
-        "unchanged": [truth for truth in listed if not truth.references],
+        "changed": [record for record in pairs if record.references],
+        "unchanged": [record for record in pairs if not record.references],
     }
     return {name: part for name, part in parts.items() if part}
 
 
-def first_differences(truths: Sequence[ReferenceRecord]) -> Parts:
-    """The same with the first reference of a pair alone, where the others say it in other words."""
-    return differences([replace(truth, references=truth.references[:1]) for truth in _merged(truths)])
+def first_differences(records: Sequence[ReferenceRecord]) -> Parts:
+    """As :func:`differences`, with the first reference of each pair alone, where the others are paraphrases."""
+    return differences([replace(record, references=record.references[:1]) for record in _merged(records)])
 
 
-def changed_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Only the pairs that changed.
-
-    Raises:
-        DataError: there are none.
-    """
-    return {"change": _some_of([truth for truth in each_pair(truths)["all"] if has_changed(truth)], "changed")}
-
-
-def unchanged_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Only the pairs that did not change.
+def changed_pairs(records: Sequence[ReferenceRecord]) -> Parts:
+    """Changed pairs only.
 
     Raises:
-        DataError: there are none.
+        DataError: there is no such pair.
     """
-    return {"no change": _some_of([t for t in each_pair(truths)["all"] if not has_changed(t)], "unchanged")}
+    return {"change": _not_empty([record for record in each_pair(records)["all"] if has_changed(record)], "changed")}
 
 
-def by_type(truths: Sequence[ReferenceRecord]) -> Parts:
-    """The pairs that changed, and those of each type of change, each as a corpus of its own.
+def unchanged_pairs(records: Sequence[ReferenceRecord]) -> Parts:
+    """Unchanged pairs only.
+
+    Raises:
+        DataError: there is no such pair.
+    """
+    return {"no change": _not_empty([t for t in each_pair(records)["all"] if not has_changed(t)], "unchanged")}
+
+
+def by_type(records: Sequence[ReferenceRecord]) -> Parts:
+    """All changed pairs, then each type of change as a separate corpus.
 
     Raises:
         DataError: a type is unknown.
     """
-    changed = changed_pairs(truths)["change"]
-    unknown = [truth.id for truth in changed if truth.change_type in (None, CHANGE)]
+    changed = changed_pairs(records)["change"]
+    unknown = [record.id for record in changed if record.change_type in (None, CHANGE)]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(changed)} changed pairs have no type of change: {some(unknown)}; "
-            "give a file of them (--types type_mapping.json)"
+            f"{len(unknown)} of {len(changed)} changed pairs have no type of change: {first_ids(unknown)}; "
+            "pass --types type_mapping.json"
         )
-    types = sorted({str(truth.change_type) for truth in changed})
-    return {"change": changed} | {kind: [truth for truth in changed if truth.change_type == kind] for kind in types}
+    types = sorted({str(record.change_type) for record in changed})
+    return {"change": changed} | {kind: [record for record in changed if record.change_type == kind] for kind in types}
 
 
-def by_iou(truths: Sequence[ReferenceRecord]) -> Parts:
-    """The pairs that changed, then the quarter with the least and the quarter with the most overlap of views.
+def by_iou(records: Sequence[ReferenceRecord]) -> Parts:
+    """All changed pairs, then the quarters with the least and with the most overlap of views.
 
     DUDA (Park et al. 2019) calls them the hardest and the easiest.
 
     Raises:
         DataError: an overlap is unknown, or there are fewer than four pairs.
     """
-    changed = changed_pairs(truths)["change"]
-    unknown = [truth.id for truth in changed if truth.iou is None]
+    changed = changed_pairs(records)["change"]
+    unknown = [record.id for record in changed if record.iou is None]
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(changed)} changed pairs have no IoU: {some(unknown)}; "
-            "give a file of them (--iou change_captions_by_IOU.json)"
+            f"{len(unknown)} of {len(changed)} changed pairs have no IoU: {first_ids(unknown)}; "
+            "pass --iou change_captions_by_IOU.json"
         )
-    found = quarters({truth.id: truth.iou for truth in changed if truth.iou is not None})
-    if not found:
+    parts_of_ids = quarters({record.id: record.iou for record in changed if record.iou is not None})
+    if not parts_of_ids:
         raise DataError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
-    of = {truth.id: truth for truth in changed}
-    return {"change": changed} | {name: [of[id] for id in ids] for name, ids in found.items()}
+    record_of = {record.id: record for record in changed}
+    return {"change": changed} | {name: [record_of[id] for id in ids] for name, ids in parts_of_ids.items()}
 
 
 def quarters(ious: Mapping[str, float]) -> dict[str, list[str]]:
@@ -202,77 +202,82 @@ def quarters(ious: Mapping[str, float]) -> dict[str, list[str]]:
     return {"hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]} if count else {}
 
 
-def has_changed(truth: ReferenceRecord) -> bool:
+def has_changed(record: ReferenceRecord) -> bool:
     """Whether a pair changed, by its type or, in CLEVR-Change's files, by its id.
 
     Raises:
-        DataError: neither says.
+        DataError: neither tells.
     """
-    if truth.change_type is not None:
-        return truth.change_type != NO_CHANGE
-    named = _CLEVR.fullmatch(truth.id)
-    if not named:
+    if record.change_type is not None:
+        return record.change_type != NO_CHANGE
+    match = _CLEVR.fullmatch(record.id)
+    if not match:
         raise DataError(
-            f"pair {truth.id!r}: whether it changed is unknown; give its change_type, "
+            f"pair {record.id!r}: whether it changed is unknown; give its change_type, "
             "or ids as in CLEVR-Change's files (000017.png and 000017.png_n)"
         )
-    return named[2] not in _SAME
+    return match[2] not in _SAME
 
 
-def with_types(truths: Sequence[ReferenceRecord], types: Mapping[str, str]) -> list[ReferenceRecord]:
-    """Truths with their types of change; those of unchanged pairs are known by their ids."""
-    known = _by_number(types)
+def with_types(records: Sequence[ReferenceRecord], types: Mapping[str, str]) -> list[ReferenceRecord]:
+    """Records with types of change; unchanged pairs are recognised by their ids."""
+    by_number = _by_number(types)
     return [
-        replace(truth, change_type=_found(truth, types, known) if has_changed(truth) else NO_CHANGE) for truth in truths
+        replace(record, change_type=_value_of(record, types, by_number) if has_changed(record) else NO_CHANGE)
+        for record in records
     ]
 
 
-def with_ious(truths: Sequence[ReferenceRecord], ious: Mapping[str, float]) -> list[ReferenceRecord]:
-    """Truths with the overlaps of their views."""
-    known = _by_number(ious)
-    return [replace(truth, iou=_found(truth, ious, known)) for truth in truths]
+def with_ious(records: Sequence[ReferenceRecord], ious: Mapping[str, float]) -> list[ReferenceRecord]:
+    """Records with the overlaps of their views."""
+    by_number = _by_number(ious)
+    return [replace(record, iou=_value_of(record, ious, by_number)) for record in records]
 
 
 def paragraph(sentences: Sequence[str], max_words: int | None = None) -> str:
-    """One text of several sentences, in their order, with a full stop between them.
+    """Sentences joined by full stops.
 
     Args:
-        sentences: in their order; an empty one leaves a full stop, as in CARD's annotations.
-        max_words: words after which the text is cut.
+        sentences: sentences in order; an empty one leaves a full stop, as in CARD's annotations.
+        max_words: number of words after which the text is cut.
     """
     text = ". ".join([*(sentence.rstrip(" .") for sentence in sentences[:-1]), *sentences[-1:]])
     words = text.split()
     return text if max_words is None or len(words) <= max_words else " ".join(words[:max_words])
 
 
-def _merged(truths: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
-    """Records of one pair together, with the type of the first.
+def _has_text(record: ReferenceRecord) -> bool:
+    return any(text.strip() for text in record.references)
+
+
+def _merged(records: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
+    """Records of each pair merged, with the type of the first.
 
     Raises:
-        DataError: some of them say that nothing changed, and others name a change.
+        DataError: some records of a pair are unchanged and others changed.
     """
     pairs: dict[str, ReferenceRecord] = {}
-    for truth in truths:
-        first = pairs.get(truth.id)
-        types = {None if one is None else one.change_type for one in (first, truth)} - {None}
+    for record in records:
+        first = pairs.get(record.id)
+        types = {None if other is None else other.change_type for other in (first, record)} - {None}
         if NO_CHANGE in types and len(types) > 1:
-            raise DataError(f"pair {truth.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
-        pairs[truth.id] = truth if first is None else replace(first, references=first.references + truth.references)
+            raise DataError(f"pair {record.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
+        pairs[record.id] = record if first is None else replace(first, references=first.references + record.references)
     return list(pairs.values())
 
 
-def _some_of(truths: list[ReferenceRecord], which: str) -> list[ReferenceRecord]:
-    if not truths:
-        raise DataError(f"no pair is {which}, so there is nothing to score; is this the file of the other pairs?")
-    return truths
+def _not_empty(records: list[ReferenceRecord], kind: str) -> list[ReferenceRecord]:
+    if not records:
+        raise DataError(f"no pair is {kind}; is this the file of the other pairs?")
+    return records
 
 
 def _by_number(values: Mapping[str, T]) -> dict[int, T]:
-    return {int(named[1]): value for id, value in values.items() if (named := _CLEVR.fullmatch(id))}
+    return {int(match[1]): value for id, value in values.items() if (match := _CLEVR.fullmatch(id))}
 
 
-def _found(truth: ReferenceRecord, values: Mapping[str, T], by_number: Mapping[int, T]) -> T | None:
-    if truth.id in values:
-        return values[truth.id]
-    named = _CLEVR.fullmatch(truth.id)
-    return by_number.get(int(named[1])) if named else None
+def _value_of(record: ReferenceRecord, values: Mapping[str, T], by_number: Mapping[int, T]) -> T | None:
+    if record.id in values:
+        return values[record.id]
+    match = _CLEVR.fullmatch(record.id)
+    return by_number.get(int(match[1])) if match else None

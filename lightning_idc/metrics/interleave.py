@@ -14,39 +14,49 @@ import numpy as np
 
 from lightning_idc.metrics.corpus import Floats
 
-LONGEST = 512
+MAX_CHARACTERS = 512
 _SIGNS = ';/[]"{}()=+\\_-><@`,?!'
 _DIGITS_AROUND_COMMA = re.compile(r"\d,\d")
 _FULL_STOP = re.compile(r"\.(?!\d)")
 # that program hands a flag to the place of a count, so it removes no more full stops than this
-_MOST_FULL_STOPS = 32
+_MAX_FULL_STOPS = 32
 _SMALL = 1e-8
 
 
 def cleaned(text: str) -> str:
     """Text without punctuation, in lower case."""
     text = text.replace("\n", " ").replace("\t", " ").strip()
-    numbers = _DIGITS_AROUND_COMMA.search(text) is not None
-    left = text
+    has_number = _DIGITS_AROUND_COMMA.search(text) is not None
+    cleaned_text = text
     for sign in _SIGNS:
         # beside a blank a sign goes, within a word it becomes a blank
-        left = left.replace(sign, "" if numbers or f"{sign} " in text or f" {sign}" in text else " ")
-    left = _FULL_STOP.sub("", left, count=_MOST_FULL_STOPS)
-    return left.strip("'").strip('"').strip(")").strip("(").strip().lower()
+        cleaned_text = cleaned_text.replace(sign, "" if has_number or f"{sign} " in text or f" {sign}" in text else " ")
+    cleaned_text = _FULL_STOP.sub("", cleaned_text, count=_MAX_FULL_STOPS)
+    return cleaned_text.strip("'").strip('"').strip(")").strip("(").strip().lower()
 
 
 def interleave_rouge(captions: Sequence[str], references: Sequence[str]) -> tuple[float, Floats]:
     """ROUGE-L of the corpus, the mean over captions, and of every caption with its one reference ``(P,)``, 0 to 1."""
-    scores = np.array([_score(said, expected) for said, expected in zip(captions, references, strict=True)])
+    scores = np.array([_score(caption, reference) for caption, reference in zip(captions, references, strict=True)])
     return float(scores.mean()), scores
 
 
 def _score(caption: str, reference: str) -> float:
-    said, expected = _sentences(cleaned(caption)[:LONGEST]), _sentences(cleaned(reference))
-    words, reference_words = ({word for tokens in text for word in tokens} for text in (said, expected))
+    caption_sentences, reference_sentences = (
+        _sentences(cleaned(caption)[:MAX_CHARACTERS]),
+        _sentences(cleaned(reference)),
+    )
+    words, reference_words = (
+        {word for tokens in text for word in tokens} for text in (caption_sentences, reference_sentences)
+    )
     if not words or not reference_words:
         return 0.0
-    common = {word for truth in expected for tokens in said for word in _common(truth, tokens)}
+    common = {
+        word
+        for reference_tokens in reference_sentences
+        for tokens in caption_sentences
+        for word in _common(reference_tokens, tokens)
+    }
     precision, recall = len(common) / len(words), len(common) / len(reference_words)
     return 2 * precision * recall / (precision + recall + _SMALL)
 
@@ -58,20 +68,20 @@ def _sentences(text: str) -> list[list[str]]:
 def _common(reference: Sequence[str], caption: Sequence[str]) -> list[str]:
     """A longest common subsequence; of several the one that leaves out the caption's last words first."""
     table = np.zeros((len(reference) + 1, len(caption) + 1), dtype=np.int64)
-    for row, expected in enumerate(reference, 1):
-        for column, said in enumerate(caption, 1):
-            if expected == said:
+    for row, reference_word in enumerate(reference, 1):
+        for column, caption_word in enumerate(caption, 1):
+            if reference_word == caption_word:
                 table[row, column] = table[row - 1, column - 1] + 1
             else:
                 table[row, column] = max(table[row - 1, column], table[row, column - 1])
     row, column = len(reference), len(caption)
-    found = []
+    common = []
     while row and column:
         if reference[row - 1] == caption[column - 1]:
-            found.append(reference[row - 1])
+            common.append(reference[row - 1])
             row, column = row - 1, column - 1
         elif table[row - 1, column] > table[row, column - 1]:
             row -= 1
         else:
             column -= 1
-    return found
+    return common

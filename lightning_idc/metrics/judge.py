@@ -1,7 +1,7 @@
-"""A language model as judge of captions: fixed prompts, strict reading of answers, and no guessing.
+"""A language model as judge of captions: fixed prompts and strict parsing of answers.
 
-An answer that does not give one score in the asked form counts as unparsed; it is asked again a few times, and what
-stays unparsed is counted beside the mean, never given a number. Scores depend on the judge, so a result names it.
+An answer without exactly one score in the requested form is unparsed. Its prompt is repeated a few times; captions that
+stay unparsed have no score and are counted separately. Scores depend on the judge, so a result names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning_idc.metrics.captions import check_ids
 from lightning_idc.utils.errors import DataError, loading_model
 
 TextModel = Callable[[Sequence[str], int], list[str]]
-"""Answers to prompts; the number says which try it is, 0 being the first, so that a retry can draw another answer."""
+"""Function from prompts and the number of the attempt, 0 at first, to answers; retries may sample other answers."""
 Prompt = TypeVar("Prompt")
 Read = TypeVar("Read")
 _NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
@@ -23,11 +23,11 @@ _NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
 
 @dataclass(frozen=True)
 class Rubric:
-    """A prompt and how its answer is read.
+    """A prompt and the parser of its answers.
 
     Args:
-        name: of the rubric, for results.
-        prompt: with ``{expected}`` and ``{said}``.
+        name: name in results.
+        prompt: template with ``{expected}`` and ``{said}``.
         max_score: highest score; the lowest is 0.
     """
 
@@ -35,25 +35,27 @@ class Rubric:
     prompt: str
     max_score: float
 
-    def ask(self, said: str, expected: str) -> str:
+    def ask(self, caption: str, reference: str) -> str:
         """The prompt about one caption."""
         # format() would read braces of captions, too
-        filled = {"{expected}": expected, "{said}": said}
+        filled = {"{expected}": reference, "{said}": caption}
         return re.sub(r"\{expected\}|\{said\}", lambda mark: filled[mark.group()], self.prompt)
 
     def read(self, answer: str) -> float | None:
-        """The score of an answer; None unless it gives exactly one from 0 to the most.
+        """The score of an answer; None unless it has exactly one within the scale.
 
-        It is given after "score", before "/" and the most, or alone at the very beginning.
+        The score stands after "score", before "/" and the maximum, or alone at the beginning.
         """
         text = answer.replace("*", "")
-        most = f"{self.max_score:g}"
+        maximum = f"{self.max_score:g}"
         # the scale itself, as the prompt names it, is not a score
-        text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{most}\b\)?", " ", text)
-        out_of = rf"\s*(?:/|out of)\s*{most}(?![\d.])"
-        # nor is a number of another scale, or one end of a range
-        other = rf"(?!\s*(?:/|out of)\s*(?!{most}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
-        marked = re.findall(rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d){other}", text, re.IGNORECASE)
+        text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{maximum}\b\)?", " ", text)
+        out_of = rf"\s*(?:/|out of)\s*{maximum}(?![\d.])"
+        # a number of another scale or an end of a range is not a score either
+        not_of_this_scale = rf"(?!\s*(?:/|out of)\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
+        marked = re.findall(
+            rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d){not_of_this_scale}", text, re.IGNORECASE
+        )
         marked += re.findall(rf"(?<![\d.])({_NUMBER}){out_of}", text)
         if not marked:
             alone = re.match(rf"\s*({_NUMBER})(?=\s*(?:[.,;:!\n)]|$|-\s))(?!\.\d)", text)
@@ -88,19 +90,19 @@ IMG_DIFF = Rubric(
 
 @dataclass
 class Judgement:
-    """What a judge said of captions.
+    """Answers of a judge about captions.
 
     Args:
-        rubric: that it was given.
-        scores: of each caption, None where no answer could be read.
-        answers: the last of each caption, as the judge wrote it.
-        asked: prompts that were answered, retries included.
+        rubric: name of the rubric.
+        scores: score by pair id, None where no answer could be parsed.
+        answers: last answer by pair id.
+        num_answers: number of answers, retries included.
     """
 
     rubric: str
     scores: dict[str, float | None]
     answers: dict[str, str] = field(default_factory=dict)
-    asked: int = 0
+    num_answers: int = 0
 
     @property
     def unparsed(self) -> list[str]:
@@ -109,9 +111,9 @@ class Judgement:
 
     @property
     def mean(self) -> float | None:
-        """Mean over the captions that have a score; None where none has."""
-        known = [score for score in self.scores.values() if score is not None]
-        return sum(known) / len(known) if known else None
+        """Mean over captions with a score; None where there are none."""
+        parsed = [score for score in self.scores.values() if score is not None]
+        return sum(parsed) / len(parsed) if parsed else None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -120,7 +122,7 @@ class Judgement:
             "mean": self.mean,
             "scored": len(self.scores) - len(self.unparsed),
             "unparsed": len(self.unparsed),
-            "asked": self.asked,
+            "asked": self.num_answers,
         }
 
 
@@ -135,12 +137,12 @@ def judge_captions(
     """Let a language model score captions against their references.
 
     Args:
-        captions: by pair.
-        references: by pair; several are handed over as one text.
-        model: answers prompts.
+        captions: caption by pair id.
+        references: references by pair id, joined to one text.
+        model: function that answers prompts.
         rubric: prompt and scale.
-        retries: further tries for answers that cannot be read.
-        batch_size: prompts per call of the model.
+        retries: number of retries for unparsed answers.
+        batch_size: number of prompts per call of the model.
 
     Raises:
         DataError: ids differ, or the model does not give one answer per prompt.
@@ -148,11 +150,11 @@ def judge_captions(
     check_ids(captions, references)
     ids = list(captions)
     prompts = [rubric.ask(captions[id], " ".join(references[id])) for id in ids]
-    scores, answers, asked = ask_until_read(
-        model, prompts, lambda place, answer: rubric.read(answer), retries, batch_size
+    scores, answers, num_answers = ask_until_read(
+        model, prompts, lambda index, answer: rubric.read(answer), retries, batch_size
     )
-    said = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
-    return Judgement(rubric.name, dict(zip(ids, scores, strict=True)), said, asked)
+    last_answers = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
+    return Judgement(rubric.name, dict(zip(ids, scores, strict=True)), last_answers, num_answers)
 
 
 def ask_until_read(
@@ -162,46 +164,48 @@ def ask_until_read(
     retries: int,
     batch_size: int,
 ) -> tuple[list[Read | None], list[str | None], int]:
-    """Ask a model, and ask again where its answer cannot be read.
+    """Ask a model, and repeat prompts whose answers cannot be parsed.
 
     Args:
-        model: answers prompts; the number says which try it is.
-        prompts: one for each question.
-        read: what an answer says, by the place of its question; None where it cannot be read.
-        retries: further tries.
-        batch_size: prompts per call of the model.
+        model: function from prompts and the number of the attempt to answers.
+        prompts: prompts, one per question.
+        read: parser of an answer, given the index of its prompt; None for an unreadable answer.
+        retries: number of retries.
+        batch_size: number of prompts per call of the model.
 
     Returns:
-        What was read, None where nothing was; the last answer to each question, and how many were given in all.
+        Parsed values, None where no answer could be parsed; the last answer to each prompt; and the number of answers.
 
     Raises:
         DataError: the model does not give one answer per prompt.
     """
     values: list[Read | None] = [None] * len(prompts)
     answers: list[str | None] = [None] * len(prompts)
-    asked = 0
+    num_answers = 0
     for attempt in range(retries + 1):
-        left = [place for place, value in enumerate(values) if value is None]
-        for start in range(0, len(left), batch_size):
-            places = left[start : start + batch_size]
-            given = model([prompts[place] for place in places], attempt)
-            if len(given) != len(places):
-                raise DataError(f"the judge gave {len(given)} answers to {len(places)} prompts; expected one each")
-            asked += len(places)
-            for place, answer in zip(places, given, strict=True):
-                answers[place], values[place] = answer, read(place, answer)
-    return values, answers, asked
+        unread = [index for index, value in enumerate(values) if value is None]
+        for start in range(0, len(unread), batch_size):
+            indices = unread[start : start + batch_size]
+            new_answers = model([prompts[index] for index in indices], attempt)
+            if len(new_answers) != len(indices):
+                raise DataError(
+                    f"the judge gave {len(new_answers)} answers to {len(indices)} prompts; expected one each"
+                )
+            num_answers += len(indices)
+            for index, answer in zip(indices, new_answers, strict=True):
+                answers[index], values[index] = answer, read(index, answer)
+    return values, answers, num_answers
 
 
 class CausalJudge:
-    """A causal language model of transformers as :data:`TextModel`: greedy at first, drawn when asked again.
+    """A causal language model of transformers as :data:`TextModel`: greedy at first, sampled in retries.
 
     Args:
-        path: folder of the model and its tokenizer; a GGUF file in it is named by ``gguf_file``.
+        path: folder of the model and its tokenizer.
         gguf_file: name of a GGUF file in the folder.
-        max_new_tokens: most tokens of an answer.
-        temperature: of retries.
-        device: that the model runs on.
+        max_new_tokens: maximum number of tokens of an answer.
+        temperature: sampling temperature of retries.
+        device: device of the model.
     """
 
     def __init__(
@@ -234,7 +238,7 @@ class CausalJudge:
         chat = self._tokenizer.chat_template is not None
         inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=not chat)
         inputs = inputs.to(self._model.device)
-        drawn = {"do_sample": True, "temperature": self._temperature} if attempt else {"do_sample": False}
+        sampling = {"do_sample": True, "temperature": self._temperature} if attempt else {"do_sample": False}
         with torch.inference_mode(), torch.random.fork_rng(devices=self._devices()):
             torch.manual_seed(attempt)
             output = self._model.generate(
@@ -242,12 +246,12 @@ class CausalJudge:
                 attention_mask=inputs["attention_mask"],
                 max_new_tokens=self._max_new_tokens,
                 pad_token_id=self._tokenizer.pad_token_id,
-                **drawn,
+                **sampling,
             )
         answers = output[:, inputs["input_ids"].shape[1] :]
         return list(self._tokenizer.batch_decode(answers, skip_special_tokens=True))
 
-    def _framed(self, prompt: str) -> str:
+    def _with_template(self, prompt: str) -> str:
         if self._tokenizer.chat_template is None:
             return prompt + "\n"
         message = [{"role": "user", "content": prompt}]

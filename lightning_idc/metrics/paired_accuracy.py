@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.content import Content
+from lightning_idc.metrics.captions import first_ids
+from lightning_idc.metrics.content import AnnotationFile
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 
@@ -24,30 +24,30 @@ Issues 14 and 30 of the repository tsb0601/MMVP show it; the table of lmms-lab-e
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One question of a pair, and what was answered.
+class ModelAnswer:
+    """The answer of a model to one question of a pair.
 
     Args:
-        pair: that the question belongs to; two questions share it.
+        pair: id of the pair, which two questions share.
         answer: letter of the right choice.
-        said: what the model wrote.
-        words: the right choice in words; "" where they are not told.
+        response: text of the model.
+        words: the right choice in words; "" where unknown.
     """
 
     pair: str
     answer: str
-    said: str
+    response: str
     words: str = ""
 
 
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """Shares are times 100.
+    """Accuracy, times 100.
 
     Args:
-        pairs: share of pairs with both questions right, which is MMVP's score.
-        questions: share of questions that are right.
-        unparsed: answers in which no choice could be read; they count as wrong.
+        pairs: percentage of pairs with both questions right, which is MMVP's score.
+        questions: percentage of questions answered right.
+        unparsed: number of answers without a choice, which count as wrong.
         counted: number of pairs.
     """
 
@@ -61,53 +61,57 @@ class PairedAccuracy:
         return dict(vars(self))
 
 
-def choice(said: str, letters: str = "ab") -> str | None:
+def choice(response: str, letters: str = "ab") -> str | None:
     """The letter that an answer chooses; None unless it is exactly one.
 
     Read are "(a)", "a)", "a." and a line "a" at the beginning, and "answer is a" or "(a)" anywhere, all of them also in
     bold; an "a" within a sentence is an article.
 
     Args:
-        said: the answer.
-        letters: that may be chosen.
+        response: text of the model.
+        letters: letters of the choices.
     """
-    kind = f"[{letters}{letters.upper()}]"
-    text = said.replace("*", "").strip()  # chat models emphasise what they choose
-    at_start = re.match(rf"(?:\(({kind})\)|({kind})(?:[).:,]|[^\S\n]*(?:\n|$)))", text)
-    named = re.findall(rf"(?:\(({kind})\)|\banswer(?:\s+is)?\s*:?\s*\(?({kind})\b(?!\s+\w))", text, re.IGNORECASE)
-    found = {letter.lower() for groups in named for letter in groups if letter}
+    letter_class = f"[{letters}{letters.upper()}]"
+    text = response.replace("*", "").strip()  # chat models emphasise what they choose
+    at_start = re.match(rf"(?:\(({letter_class})\)|({letter_class})(?:[).:,]|[^\S\n]*(?:\n|$)))", text)
+    marked = re.findall(
+        rf"(?:\(({letter_class})\)|\banswer(?:\s+is)?\s*:?\s*\(?({letter_class})\b(?!\s+\w))", text, re.IGNORECASE
+    )
+    letters_chosen = {letter.lower() for groups in marked for letter in groups if letter}
     if at_start:
-        found |= {letter.lower() for letter in at_start.groups() if letter}
-    return found.pop() if len(found) == 1 else None
+        letters_chosen |= {letter.lower() for letter in at_start.groups() if letter}
+    return letters_chosen.pop() if len(letters_chosen) == 1 else None
 
 
-def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> PairedAccuracy:
+def paired_accuracy(answers: Iterable[ModelAnswer], letters: str = "ab") -> PairedAccuracy:
     """Accuracy where a pair counts only if both of its questions are right, so that a blind guess earns a quarter.
 
     Args:
-        answered: two per pair, in any order.
-        letters: that may be chosen.
+        answers: answers, two per pair, in any order.
+        letters: letters of the choices.
 
     Raises:
         DataError: a pair has another number of questions than two, a right answer is not a letter, or there are none.
     """
-    right, unparsed = _marks(answered, letters, lambda question: question.pair)
-    odd = [pair for pair, marks in right.items() if len(marks) != 2]
-    if odd:
-        raise DataError(f"{len(odd)} pairs do not have two questions each: {some(odd)}")
+    right, unparsed = _marks(answers, letters, lambda question: question.pair)
+    incomplete = [pair for pair, marks in right.items() if len(marks) != 2]
+    if incomplete:
+        raise DataError(f"{len(incomplete)} pairs do not have two questions each: {first_ids(incomplete)}")
     marks = [mark for of_pair in right.values() for mark in of_pair]
-    both = [all(of_pair) for of_pair in right.values()]
-    return PairedAccuracy(100 * sum(both) / len(both), 100 * sum(marks) / len(marks), unparsed, len(both))
+    both_right = [all(of_pair) for of_pair in right.values()]
+    return PairedAccuracy(
+        100 * sum(both_right) / len(both_right), 100 * sum(marks) / len(marks), unparsed, len(both_right)
+    )
 
 
-def accuracy_by_task(answered: Iterable[Answered], letters: str = "abcd") -> dict[str, dict[str, float | int]]:
+def accuracy_by_task(answers: Iterable[ModelAnswer], letters: str = "abcd") -> dict[str, dict[str, float | int]]:
     """Share of right answers times 100 for each task, questions of single pictures, such as SpatialEval's.
 
     An answer is right that chooses the right letter, or that is nothing but the right choice in words.
 
     Args:
-        answered: their ``pair`` begins with the task, up to the first full stop.
-        letters: that may be chosen.
+        answers: their ``pair`` begins with the task, up to the first full stop.
+        letters: letters of the choices.
 
     Raises:
         DataError: a right answer is not a letter, or there are none.
@@ -116,28 +120,32 @@ def accuracy_by_task(answered: Iterable[Answered], letters: str = "abcd") -> dic
         >>> accuracy_by_task([Answered("spatialmap.0.0", "a", "A. Northeast"), Answered("spatialmap.0.1", "b", "a")])
         {'spatialmap': {'questions': 50.0, 'counted': 2}, 'all': {'questions': 50.0, 'counted': 2, 'unparsed': 0}}
     """
-    right, unparsed = _marks(answered, letters, lambda question: question.pair.partition(".")[0])
-    every = [mark for marks in right.values() for mark in marks]
-    found: dict[str, dict[str, float | int]] = {
+    right, unparsed = _marks(answers, letters, lambda question: question.pair.partition(".")[0])
+    all_marks = [mark for marks in right.values() for mark in marks]
+    accuracy: dict[str, dict[str, float | int]] = {
         task: {"questions": 100 * sum(marks) / len(marks), "counted": len(marks)} for task, marks in right.items()
     }
-    found["all"] = {"questions": 100 * sum(every) / len(every), "counted": len(every), "unparsed": unparsed}
-    return found
+    accuracy["all"] = {
+        "questions": 100 * sum(all_marks) / len(all_marks),
+        "counted": len(all_marks),
+        "unparsed": unparsed,
+    }
+    return accuracy
 
 
 def _marks(
-    answered: Iterable[Answered], letters: str, group: Callable[[Answered], str]
+    answers: Iterable[ModelAnswer], letters: str, group: Callable[[ModelAnswer], str]
 ) -> tuple[dict[str, list[bool]], int]:
-    """Which answers are right, by group, and how many choose nothing."""
+    """Which answers are right, by group, and the number of answers without a choice."""
     right: dict[str, list[bool]] = {}
     unparsed = 0
-    for question in answered:
+    for question in answers:
         if len(question.answer) != 1 or question.answer.lower() not in letters:
             raise DataError(
                 f"pair {question.pair!r}: the right answer is {question.answer!r}; expected one of {letters}"
             )
-        chosen = choice(question.said, letters)
-        in_words = bool(question.words) and _bare_words(question.said) == _bare_words(question.words)
+        chosen = choice(question.response, letters)
+        in_words = bool(question.words) and _bare_words(question.response) == _bare_words(question.words)
         unparsed += chosen is None and not in_words
         right.setdefault(group(question), []).append(chosen == question.answer.lower() or (chosen is None and in_words))
     if not right:
@@ -176,61 +184,62 @@ def ask_with_contrast(
     questions: Sequence[str],
     compared: Images | None = None,
 ) -> tuple[str, list[str]]:
-    """What a model says of the images when it is first asked to compare them, and its answers to the questions then.
+    """The comparison of the images by a model, and its answers to the questions that follow.
 
     Args:
-        ask: answers prompts about images.
-        images: that the questions are about.
-        questions: about the images.
+        ask: function that answers prompts about images.
+        images: images of the questions.
+        questions: questions about the images.
         compared: the two images that are compared first, where the questions are about one of them.
     """
     (differences,) = ask(images if compared is None else compared, [CONTRAST])
     return differences, list(ask(images, [with_contrast(question, differences) for question in questions]))
 
 
-def read_answers(path: str | Path, published_keys: bool = False) -> list[Answered]:
+def read_answers(path: str | Path, published_keys: bool = False) -> list[ModelAnswer]:
     """Answers of a file of records, as JSON or JSONL.
 
-    A record has ``pair``, ``answer`` and ``said``, or, as the script of MMVP writes it, ``question_id``, ``answer`` and
-    ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next, and its keys are corrected where its
+    A record has ``pair``, ``answer`` and ``response``, or, as the script of MMVP writes it, ``question_id``, ``answer``
+    and ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next, and its keys are corrected where its
     ``prompt`` is known (:func:`corrected_key`).
 
     Args:
-        path: of the file.
+        path: path of the file.
         published_keys: whether MMVP's keys stay as they were published.
 
     Raises:
         DataError: the file holds no records, one of them lacks something, or a question comes twice.
     """
-    found, seen = [], set()
-    content = Content(path)
+    answers, question_ids = [], set()
+    content = AnnotationFile(path)
     # a single line looks like a map
-    lone = content.form == "map" and "answer" in content.items
-    for where, record in [(content.name, content.items)] if lone else content.records():
-        given = record if isinstance(record, dict) else {}
-        mmvp = "question_id" in given
-        names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "said")
-        absent = [name for name in names if name not in given]
+    is_single_record = content.form == "map" and "answer" in content.items
+    for where, record in [(content.name, content.items)] if is_single_record else content.records():
+        fields = record if isinstance(record, dict) else {}
+        mmvp = "question_id" in fields
+        names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "response")
+        absent = [name for name in names if name not in fields]
         if absent:
             raise DataError(
-                f"{where} has no {absent[0]}; expected pair, answer and said (or MMVP's question_id, answer, response)"
+                f"{where} has no {absent[0]}; "
+                "expected pair, answer and response (or MMVP's question_id, answer, response)"
             )
-        first, answer, said = (given[name] for name in names)
+        first, answer, response = (fields[name] for name in names)
         if mmvp:
-            if type(first) is not int or first < 1 or first in seen:
+            if type(first) is not int or first < 1 or first in question_ids:
                 raise DataError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
-            seen.add(first)
+            question_ids.add(first)
             if not published_keys and isinstance(answer, str):
-                answer = corrected_key(first, str(given.get("prompt", "")), answer)
+                answer = corrected_key(first, str(fields.get("prompt", "")), answer)
             first = str((first + 1) // 2)
         first = str(first) if type(first) is int else first
-        if not all(isinstance(text, str) for text in (first, answer, said)):
+        if not all(isinstance(text, str) for text in (first, answer, response)):
             raise DataError(f"{where}: {', '.join(names)} must be texts")
-        words = given.get("words", "")
-        found.append(Answered(first, bare(answer), said, words if isinstance(words, str) else ""))
-    return found
+        words = fields.get("words", "")
+        answers.append(ModelAnswer(first, without_brackets(answer), response, words if isinstance(words, str) else ""))
+    return answers
 
 
-def bare(letter: str) -> str:
-    """A right answer without its brackets: "(a)" is "a"."""
+def without_brackets(letter: str) -> str:
+    """A letter without its brackets: "(a)" is "a"."""
     return letter.strip().removeprefix("(").removesuffix(")").strip().lower()

@@ -1,8 +1,8 @@
-"""Named protocols: what is scored, against what, as which words, by which metrics. A score without one says little.
+"""Named protocols: which pairs are scored, against which references, as which tokens, by which metrics.
 
-A protocol's hash covers everything that could change a number: its definition, and the digests of a foreign corpus of
-document frequencies, of a vocabulary or of a judge. What it is computed on, references and which pairs each part holds,
-is the data fingerprint's matter. Two results with one hash and one fingerprint are comparable; others are not.
+A protocol's hash covers everything that changes a number: its definition, and the digests of another corpus of document
+frequencies, of a vocabulary or of a judge. The data fingerprint covers the references and which pairs each part holds.
+Two results with the same hash and fingerprint are comparable; others are not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lightning_idc.metrics.captions import (
     ScoringResources,
     check_ids,
     check_metrics,
+    first_ids,
     score_captions,
-    some,
 )
 from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differences
 from lightning_idc.metrics.grouping import Parts, ReferenceRecord
@@ -44,7 +44,7 @@ def by_words(
     metrics: Sequence[str],
     resources: ScoringResources,
 ) -> Scores:
-    """COCO's way: Penn Treebank words in lower case, without punctuation."""
+    """Score as COCO does: Penn Treebank words in lower case, without punctuation."""
     return score_captions(captions, References(references, ptb_tokenize), metrics, resources)
 
 
@@ -55,14 +55,14 @@ def by_ids(
     metrics: Sequence[str],
     resources: ScoringResources,
 ) -> Scores:
-    """The LEVIR-CC family's way: numbers of words take the place of words, so METEOR knows no stem and no synonym.
+    """Score as the LEVIR-CC family does: word ids replace words, so that METEOR finds no stems and synonyms.
 
     Args:
-        vocabulary: number of every word, and of ``<UNK>``.
-        captions: by id.
-        references: by id.
-        metrics: to compute.
-        resources: what they need besides.
+        vocabulary: id of every word, and of ``<UNK>``.
+        captions: caption by pair id.
+        references: references by pair id.
+        metrics: names of metrics.
+        resources: additional inputs of metrics.
     """
 
     def tokenize(text: str) -> list[str]:
@@ -78,34 +78,34 @@ def by_interleave(
     metrics: Sequence[str],
     resources: ScoringResources,
 ) -> Scores:
-    """LLaVA-Interleave's way; see :mod:`lightning_idc.metrics.interleave`."""
+    """Score as LLaVA-Interleave does; see :mod:`lightning_idc.metrics.interleave`."""
     check_metrics(metrics, ["ROUGE-L"])
     check_ids(captions, references)
     ids = list(references)
-    whole, each = interleave_rouge([captions[id] for id in ids], [references[id][0] for id in ids])
-    return Scores({"ROUGE-L": 100 * whole}, {"ROUGE-L": 100 * each}, ids, len(ids))
+    corpus_score, pair_scores = interleave_rouge([captions[id] for id in ids], [references[id][0] for id in ids])
+    return Scores({"ROUGE-L": 100 * corpus_score}, {"ROUGE-L": 100 * pair_scores}, ids, len(ids))
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a benchmark's numbers are made.
+    """How captions of a benchmark are scored.
 
     Args:
-        name: of the protocol.
-        about: one sentence.
-        parts: cuts the pairs into corpora, each scored on its own.
-        grouping: what ``parts`` does, for the hash.
-        tokens: what ``score`` compares, for the hash.
-        score: scores one corpus.
-        metrics: in the order of a table; SPICE is added where CoreNLP is named.
-        ranked: metrics that order a leaderboard, each one where those before it are equal or missing. They change no
-            number, and so are not in the hash.
-        split: that is scored.
-        selection: split on which the model may be chosen; "test" only where a published protocol did so.
-        decoding: that goes with the protocol.
-        needs: what the user has to give besides.
-        version: raised when a change of the code changes a number.
-        inputs: digests of what was given besides.
+        name: name of the protocol.
+        about: description in one sentence.
+        parts: function that divides the pairs into corpora, each scored on its own.
+        grouping: description of ``parts``, for the hash.
+        tokens: description of the compared tokens, for the hash.
+        score: function that scores one corpus.
+        metrics: names of metrics in the order of a table; SPICE is added where CoreNLP is given.
+        ranked: metrics that order a leaderboard, each where those before it are equal or missing. They change no score
+            and are not part of the hash.
+        split: split that is scored.
+        selection: split on which the model may be selected; "test" only where a published protocol did so.
+        decoding: decoding that belongs to the protocol.
+        needs: additional inputs that the user has to pass.
+        version: number raised when a change of the code changes a score.
+        inputs: digests of additional inputs.
     """
 
     name: str
@@ -136,11 +136,11 @@ class Protocol:
 
     @property
     def lists_differences(self) -> bool:
-        """Whether each sentence is a difference, so that a judge decides and a pair without any counts as unchanged."""
+        """Whether each sentence is a difference, matched by a judge; pairs without differences count as unchanged."""
         return self.score is by_differences
 
     def with_input(self, name: str, digest: str) -> Protocol:
-        """The protocol with something given besides, which becomes part of its hash."""
+        """The protocol with an additional input, which becomes part of its hash."""
         return replace(self, inputs={**self.inputs, name: digest})
 
 
@@ -187,7 +187,7 @@ _ALL = [
     Protocol(
         "spot-the-diff/multi",
         "one paragraph per pair: all sentences of its records, cut after 60 words, as CARD does",
-        grouping.joined,
+        grouping.short_paragraphs,
         "sentences of a pair joined by '. ', 60 words",
     ),
     Protocol("image-editing-request", "495 test pairs with three requests each", grouping.each_pair, "pairs"),
@@ -203,7 +203,7 @@ _ALL = [
     Protocol(
         "omnidiff/multi",
         "one paragraph per pair with all its changes",
-        grouping.whole,
+        grouping.paragraphs,
         "sentences of a pair joined by '. '",
     ),
     Protocol(
@@ -253,14 +253,14 @@ _ALL = [
     ),
 ]
 PROTOCOLS = {protocol.name: protocol for protocol in _ALL}
-"""Every protocol by its name."""
+"""Protocols by name."""
 
 
 def protocol_named(name: str) -> Protocol:
-    """The protocol of a name.
+    """The protocol with a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is unknown.
 
     Example:
         >>> protocol_named("coco").metrics
@@ -274,7 +274,7 @@ def protocol_named(name: str) -> Protocol:
 
 
 def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protocol:
-    """A protocol of numbers in place of words, with its vocabulary.
+    """A protocol that compares word ids, with its vocabulary.
 
     Raises:
         ConfigError: the protocol compares words.
@@ -283,86 +283,86 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
     if "vocabulary" not in protocol.needs:
         raise ConfigError(f"the protocol {protocol.name!r} compares words and takes no vocabulary")
     if UNKNOWN_WORD not in vocabulary:
-        raise DataError(f"the vocabulary has no {UNKNOWN_WORD}; a number must stand for words it does not know")
+        raise DataError(f"the vocabulary has no {UNKNOWN_WORD}, the id of unknown words")
     digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:12]
     return replace(protocol.with_input("vocabulary", digest), score=partial(by_ids, dict(vocabulary)), needs=())
 
 
-def checked_parts(protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]) -> Parts:
-    """The parts of a protocol, once captions are known to be of their pairs: what can be checked before scoring.
+def checked_parts(protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord]) -> Parts:
+    """The parts of a protocol, after checking that the captions are of their pairs.
 
     Args:
-        protocol: what counts.
-        captions: by pair.
-        truths: references of every pair, in one or several records.
+        protocol: scoring protocol.
+        captions: caption by pair id.
+        references: references of every pair, in one or several records.
 
     Raises:
-        ConfigError: something that the protocol needs is missing.
+        ConfigError: an additional input of the protocol is missing.
         DataError: captions and references name different pairs.
     """
     if "vocabulary" in protocol.needs:
         raise ConfigError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
-    if not truths:
+    if not references:
         raise DataError("there are no references to score against")
-    parts = protocol.parts(truths)
-    # pairs that the protocol leaves out may have a caption, and unknown pairs may not
-    wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
-    scored = set(wanted)
-    known = {truth.id for truth in truths}
-    counted = [id for id in captions if id in scored or id not in known]
-    if captions and not counted:
+    parts = protocol.parts(references)
+    # captions of pairs that the protocol leaves out are ignored; captions of unknown pairs are errors
+    expected_ids = list(dict.fromkeys(record.id for part in parts.values() for record in part))
+    scored_ids = set(expected_ids)
+    known_ids = {record.id for record in references}
+    scored_captions = [id for id in captions if id in scored_ids or id not in known_ids]
+    if captions and not scored_captions:
         raise DataError(
-            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
+            f"none of the {len(captions)} captions is of a pair of {protocol.name!r}: {first_ids(expected_ids)}"
         )
-    check_ids(counted, wanted)
+    check_ids(scored_captions, expected_ids)
     return parts
 
 
 def evaluate(
     protocol: Protocol,
     captions: Mapping[str, str],
-    truths: Sequence[ReferenceRecord],
+    references: Sequence[ReferenceRecord],
     metrics: Sequence[str] | None = None,
     resources: ScoringResources | None = None,
 ) -> dict[str, Scores]:
     """Scores of each part of a protocol, the headline first.
 
     Args:
-        protocol: what counts.
-        captions: by pair.
-        truths: references of every pair, in one or several records.
-        metrics: of the protocol's, fewer or more; all of the protocol's when None.
-        resources: what metrics need besides.
+        protocol: scoring protocol.
+        captions: caption by pair id.
+        references: references of every pair, in one or several records.
+        metrics: names of metrics; those of the protocol when None.
+        resources: additional inputs of metrics.
 
     Raises:
-        ConfigError: something that the protocol needs is missing.
+        ConfigError: an additional input of the protocol is missing.
         DataError: captions and references name different pairs.
 
     Example:
-        >>> truths = [ReferenceRecord("1", ("the cube moved", "the red cube has moved"))]
-        >>> evaluate(protocol_named("coco"), {"1": "the cube moved"}, truths, ["ROUGE-L"])["all"].references
+        >>> references = [ReferenceRecord("1", ("the cube moved", "the red cube has moved"))]
+        >>> evaluate(protocol_named("coco"), {"1": "the cube moved"}, references, ["ROUGE-L"])["all"].references
         2
     """
-    parts = checked_parts(protocol, captions, truths)
-    asked = protocol.metrics if metrics is None else metrics
-    found = {}
+    parts = checked_parts(protocol, captions, references)
+    requested = protocol.metrics if metrics is None else metrics
+    scores_of_parts = {}
     for name, part in parts.items():
         keys = _keys(part)
-        said = {key: captions[truth.id] for key, truth in zip(keys, part, strict=True)}
-        expected = {key: truth.references for key, truth in zip(keys, part, strict=True)}
-        scores = protocol.score(said, expected, asked, resources or ScoringResources())
-        records_of = {key: truth.id for key, truth in zip(keys, part, strict=True) if key != truth.id}
-        found[name] = replace(scores, records_of=records_of)
-    return found
+        part_captions = {key: captions[record.id] for key, record in zip(keys, part, strict=True)}
+        part_references = {key: record.references for key, record in zip(keys, part, strict=True)}
+        scores = protocol.score(part_captions, part_references, requested, resources or ScoringResources())
+        records_of = {key: record.id for key, record in zip(keys, part, strict=True) if key != record.id}
+        scores_of_parts[name] = replace(scores, records_of=records_of)
+    return scores_of_parts
 
 
-def _keys(truths: Sequence[ReferenceRecord]) -> list[str]:
-    """A name for each record: the pair's, and where it has several records, their number."""
-    if len({truth.id for truth in truths}) == len(truths):
-        return [truth.id for truth in truths]
+def _keys(records: Sequence[ReferenceRecord]) -> list[str]:
+    """An id for each record: the pair id, with a number where any pair has several records."""
+    if len({record.id for record in records}) == len(records):
+        return [record.id for record in records]
     count: Counter[str] = Counter()
     keys = []
-    for truth in truths:
-        count[truth.id] += 1
-        keys.append(f"{truth.id}#{count[truth.id]}")
+    for record in records:
+        count[record.id] += 1
+        keys.append(f"{record.id}#{count[record.id]}")
     return keys

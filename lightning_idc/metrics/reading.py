@@ -1,7 +1,6 @@
-"""Reading files of captions, references and facts that other programs wrote: strictly, and never guessing.
+"""Readers of caption and reference files of other programs.
 
-Every form is told apart by its fields. What is wrong is named with its place; nothing is dropped, and no id is given a
-caption that it does not have.
+The format is recognised by its fields. Errors name file and record; no record is dropped silently.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content
+from lightning_idc.metrics.captions import first_ids
+from lightning_idc.metrics.content import CAPTION_FIELDS, ID_FIELDS, REFERENCE_FIELDS, AnnotationFile
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.jsonfiles import check_text, short
@@ -20,79 +19,80 @@ from lightning_idc.utils.jsonfiles import check_text, short
 
 @dataclass(frozen=True)
 class Predictions:
-    """Captions of a file.
+    """Captions of a file, and its references.
 
     Args:
-        captions: by pair.
-        form: of the file, in words.
-        digest: SHA-256 of the file's bytes, unpacked.
-        truths: references and facts that the file has beside the captions; [] where it has none.
+        captions: caption by pair id.
+        form: format of the file, in words.
+        digest: SHA-256 of the file's unpacked bytes.
+        references: references in the same file; empty where it has none.
     """
 
     captions: dict[str, str]
     form: str
     digest: str
-    truths: list[ReferenceRecord] = field(default_factory=list)
+    references: list[ReferenceRecord] = field(default_factory=list)
 
 
 def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
     """Captions of a COCO result list, a map from id to text, this library's predictions.jsonl, or any of them as JSONL.
 
     Args:
-        path: of the file.
-        field: of a record, that holds its caption; None for the one of caption, prediction and text that it has.
+        path: path of the file.
+        field: name of the caption field; None for whichever of caption, prediction and text a record has.
 
     Raises:
-        DataError: the file is none of these, an id comes twice, or a record has two captions and no field is named.
+        DataError: the format is unknown, an id repeats, or a record has two captions and no field is named.
     """
-    content = Content(path)
+    content = AnnotationFile(path)
     if content.form == "map":
-        captions = {id: _one_text(value, f"{content.name}: {id!r}") for id, value in content.items.items()}
+        captions = {id: _single_text(value, f"{content.name}: {id!r}") for id, value in content.items.items()}
         return Predictions(_checked(captions, content), "map from id to text", content.digest)
-    records = [(where, _record(record, where)) for where, record in content.records()]
+    records = [(where, _as_object(record, where)) for where, record in content.records()]
     captions = {}
     for where, record in records:
         id = _id(record, where)
-        said = _said(record, where, field)
+        caption = _caption(record, where, field)
         if id in captions:
-            same = "with the same caption" if captions[id] == said else "with another caption"
+            same = "with the same caption" if captions[id] == caption else "with another caption"
             raise DataError(f"{where}: pair {id!r} comes again, {same}; give each pair one caption")
-        captions[id] = said
-    own = bool(records) and all("references" in record for _, record in records)
-    truths = [_truth(record, where) for where, record in records] if own else []
-    form = "records with references" if own else "list of records"
-    return Predictions(_checked(captions, content), form, content.digest, truths)
+        captions[id] = caption
+    has_references = bool(records) and all("references" in record for _, record in records)
+    references = [_reference_record(record, where) for where, record in records] if has_references else []
+    form = "records with references" if has_references else "list of records"
+    return Predictions(_checked(captions, content), form, content.digest, references)
 
 
-def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRecord]:
+def read_references(path: str | Path, split: str | None = None) -> list[ReferenceRecord]:
     """References of COCO annotations, a map from id to texts, or records with an id and texts, also as JSONL.
 
-    Known are the files of CLEVR-Change (as captions and reformatted), Spot-the-Diff, Image-Editing-Request, LEVIR-CC,
-    and this library's predictions.jsonl. A pair may come in several records; what that means is the protocol's matter.
+    Reads the files of CLEVR-Change (captions and reformatted), Spot-the-Diff, Image-Editing-Request and LEVIR-CC, and
+    this library's predictions.jsonl. A pair may have several records, which the protocol groups.
 
     Args:
-        path: of the file; ``.gz`` is unpacked.
-        split: kept of records that name several splits.
+        path: path of the file; ``.gz`` is unpacked.
+        split: split to select where records name several.
 
     Raises:
-        ConfigError: the file has other splits than this one, or several and none is chosen.
-        DataError: the file is none of these, or only some of its records name a split.
+        ConfigError: the file does not have this split, or has several and none is selected.
+        DataError: the format is unknown, or only some records name a split.
     """
-    content = Content(path)
+    content = AnnotationFile(path)
     if content.form == "coco":
-        return _annotated(content)
+        return _coco_references(content)
     if content.form == "map":
         return [
             ReferenceRecord(id, tuple(_texts(value, f"{content.name}: {id!r}")))
             for id, value in _checked(content.items, content).items()
         ]
-    records = [(where, _record(record, where)) for where, record in content.records()]
+    records = [(where, _as_object(record, where)) for where, record in content.records()]
     splits = sorted({str(record["split"]) for _, record in records if record.get("split") is not None})
-    lacking = [_id(record, where) for where, record in records if record.get("split") is None]
-    if splits and lacking:
+    without_split = [_id(record, where) for where, record in records if record.get("split") is None]
+    if splits and without_split:
         raise DataError(
-            f"{content.name}: {len(lacking)} of {len(records)} records have no split: {some(lacking)}; the others are "
-            f"of {', '.join(splits)}; give each record its split, or none"
+            f"{content.name}: {len(without_split)} of {len(records)} records have no split: "
+            f"{first_ids(without_split)}; "
+            f"the others name {', '.join(splits)}; give each record its split, or none"
         )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:
@@ -100,16 +100,16 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
         records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
         raise DataError(f"{content.name} holds no references")
-    return [_truth(record, where) for where, record in records]
+    return [_reference_record(record, where) for where, record in records]
 
 
 def read_types(path: str | Path) -> dict[str, str]:
     """Type of change by id, from a map of types to ids (CLEVR-Change's type_mapping.json) or of ids to types.
 
     Raises:
-        DataError: the file is neither, or an id has two types.
+        DataError: the format is unknown, or an id has two types.
     """
-    content = Content(path)
+    content = AnnotationFile(path)
     types: dict[str, str] = {}
     for key, value in _map_of(content).items():
         pairs = [(id, key) for id in value] if isinstance(value, list) else [(key, value)]
@@ -127,7 +127,7 @@ def read_ious(path: str | Path) -> dict[str, float]:
     Raises:
         DataError: an overlap is not a number from 0 to 1.
     """
-    content = Content(path)
+    content = AnnotationFile(path)
     ious = {}
     for id, value in _map_of(content).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
@@ -137,29 +137,29 @@ def read_ious(path: str | Path) -> dict[str, float]:
 
 
 def read_vocabulary(path: str | Path) -> dict[str, int]:
-    """Number by word.
+    """Word ids by word.
 
     Raises:
-        DataError: a number is none, or two words have the same.
+        DataError: an id is not a whole number, or two words share one.
     """
-    content = Content(path)
+    content = AnnotationFile(path)
     words: dict[str, int] = {}
     for word, number in _map_of(content).items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise DataError(f"{content.name}: {word!r} has the number {short(number)}; expected a whole number")
         words[word] = number
     if len(set(words.values())) < len(words):
-        raise DataError(f"{content.name}: two words have one number, so their captions could not be told apart")
+        raise DataError(f"{content.name}: two words have the same number")
     return words
 
 
-def _map_of(content: Content) -> dict[str, Any]:
+def _map_of(content: AnnotationFile) -> dict[str, Any]:
     if content.form != "map":
         raise DataError(f"{content.name} holds a list of records; expected a map")
     return dict(_checked(content.items, content))
 
 
-def _checked(values: dict[str, Any], content: Content) -> dict[str, Any]:
+def _checked(values: dict[str, Any], content: AnnotationFile) -> dict[str, Any]:
     if not values:
         raise DataError(f"{content.name} holds nothing")
     for key in values:
@@ -167,36 +167,40 @@ def _checked(values: dict[str, Any], content: Content) -> dict[str, Any]:
     return values
 
 
-def _record(record: Any, where: str) -> dict[str, Any]:
+def _as_object(record: Any, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise DataError(f"{where} is {short(record)}; expected an object with an id and a caption")
     return record
 
 
 def _id(record: Mapping[str, Any], where: str) -> str:
-    names = [name for name in IDS if name in record]
+    names = [name for name in ID_FIELDS if name in record]
     if not names:
-        raise DataError(f"{where} has no id; expected one of {', '.join(IDS)} beside {', '.join(record) or 'nothing'}")
+        raise DataError(
+            f"{where} has no id; expected one of {', '.join(ID_FIELDS)} beside {', '.join(record) or 'nothing'}"
+        )
     value = record[names[0]]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(f"{where}: {names[0]} is {short(value)}; expected text or a whole number")
     return check_text(str(value), f"{where}: {names[0]}")
 
 
-def _said(record: Mapping[str, Any], where: str, field: str | None = None) -> str:
-    names = [name for name in SAID if name in record] if field is None else [field]
+def _caption(record: Mapping[str, Any], where: str, field: str | None = None) -> str:
+    names = [name for name in CAPTION_FIELDS if name in record] if field is None else [field]
     if not names:
-        raise DataError(f"{where} has no caption; expected one of {', '.join(SAID)} beside {', '.join(record)}")
+        raise DataError(
+            f"{where} has no caption; expected one of {', '.join(CAPTION_FIELDS)} beside {', '.join(record)}"
+        )
     if names[0] not in record:
         raise DataError(f"{where} has no {field!r}, which --field names; it has {', '.join(record)}")
     if any(record[name] != record[names[0]] for name in names):
-        # one of them is often the ground truth
-        found = " and ".join(f"{name} {short(record[name])}" for name in names)
-        raise DataError(f"{where} has {found}; say which is the caption, such as with --field {names[-1]}")
-    return _one_text(record[names[0]], f"{where}: {names[0]}")
+        # one of the fields is often the ground truth
+        values = " and ".join(f"{name} {short(record[name])}" for name in names)
+        raise DataError(f"{where} has {values}; name the caption field, such as --field {names[-1]}")
+    return _single_text(record[names[0]], f"{where}: {names[0]}")
 
 
-def _one_text(value: Any, where: str) -> str:
+def _single_text(value: Any, where: str) -> str:
     # pycocoevalcap keeps a caption in a list of one
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
@@ -207,10 +211,12 @@ def _one_text(value: Any, where: str) -> str:
     return check_text(value, where)
 
 
-def _truth(record: Mapping[str, Any], where: str) -> ReferenceRecord:
-    names = [name for name in EXPECTED if name in record]
+def _reference_record(record: Mapping[str, Any], where: str) -> ReferenceRecord:
+    names = [name for name in REFERENCE_FIELDS if name in record]
     if not names:
-        raise DataError(f"{where} has no references; expected one of {', '.join(EXPECTED)} beside {', '.join(record)}")
+        raise DataError(
+            f"{where} has no references; expected one of {', '.join(REFERENCE_FIELDS)} beside {', '.join(record)}"
+        )
     kind, iou = record.get("change_type"), record.get("iou")
     if kind is not None and not isinstance(kind, str):
         raise DataError(f"{where}: change_type is {short(kind)}; expected text")
@@ -235,20 +241,22 @@ def _texts(value: Any, where: str) -> list[str]:
     return texts
 
 
-def _annotated(content: Content) -> list[ReferenceRecord]:
-    """Truths of COCO annotations: one per image, its captions in the order of the file."""
+def _coco_references(content: AnnotationFile) -> list[ReferenceRecord]:
+    """References of COCO annotations: one record per image, captions in the order of the file."""
     texts: dict[str, list[str]] = {}
     for number, image in enumerate(content.items.get("images", []), 1):
         # Spot-the-Diff's reformatted file lists an image once per record
-        texts.setdefault(_id(_record(image, f"{content.name}, image {number}"), f"{content.name}, image {number}"), [])
+        texts.setdefault(
+            _id(_as_object(image, f"{content.name}, image {number}"), f"{content.name}, image {number}"), []
+        )
     for number, annotation in enumerate(content.items["annotations"], 1):
         where = f"{content.name}, annotation {number}"
-        record = dict(_record(annotation, where))
-        record.pop("id", None)  # of the annotation, not of the image
+        record = dict(_as_object(annotation, where))
+        record.pop("id", None)  # the id of the annotation, not of the image
         id = _id(record, where)
         if texts and "images" in content.items and id not in texts:
             raise DataError(f"{where}: image {id!r} is not among the file's images")
-        texts.setdefault(id, []).append(_said(record, where, "caption" if "caption" in record else None))
+        texts.setdefault(id, []).append(_caption(record, where, "caption" if "caption" in record else None))
     if not texts:
         raise DataError(f"{content.name} holds no references")
     return [ReferenceRecord(id, tuple(of_pair)) for id, of_pair in texts.items()]

@@ -1,4 +1,4 @@
-"""The result of an evaluation as JSON: scores, and everything that a reader needs to know what they are scores of."""
+"""The result of an evaluation as JSON: scores, protocol, data, software and origin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lightning_idc.utils.errors import DataError
 
 SCHEMA = "lightning_idc.result/1"
 PREDICTIONS, METRICS = "predictions.jsonl", "metrics.json"
-"""Files that a test leaves: its captions, one record per pair, and their result."""
+"""File names of a test run's captions, one record per pair, and of their result."""
 IMPLEMENTATIONS = {
     "BLEU": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
     "METEOR": "METEOR 1.5, -l en -norm, with the tables of pycocoevalcap 1.2",
@@ -43,15 +43,15 @@ class Origin:
     """Where captions and references come from.
 
     Args:
-        model: who said the captions.
-        data: whose pairs they are.
-        split: of the data.
-        decoding: how the captions were made; None where unknown.
-        seed: of the run; None where unknown.
-        checkpoint: that was tested.
-        selection: split on which the model was chosen; None where unknown.
-        files: SHA-256 of the files that were read, by name.
-        weights: digest of those that were tested; None where unknown.
+        model: name of the captioner.
+        data: name of the data.
+        split: split of the data.
+        decoding: decoding options; None where unknown.
+        seed: random seed; None where unknown.
+        checkpoint: tested checkpoint.
+        selection: split on which the model was selected; None where unknown.
+        files: SHA-256 of the input files by name.
+        weights: digest of the tested weights; None where unknown.
     """
 
     model: str | None = None
@@ -69,7 +69,7 @@ def make_result(
     protocol: Protocol,
     parts: Mapping[str, Scores],
     captions: Mapping[str, str],
-    truths: Sequence[ReferenceRecord],
+    references: Sequence[ReferenceRecord],
     origin: Origin,
     intervals: Mapping[str, Interval] | None = None,
     sentences: Sequence[str] = (),
@@ -77,23 +77,26 @@ def make_result(
     """A result as plain values.
 
     Args:
-        protocol: that was in force.
+        protocol: scoring protocol.
         parts: scores by part, the headline first.
-        captions: by pair.
-        truths: references of the pairs.
-        origin: of both.
+        captions: caption by pair id.
+        references: references of the pairs.
+        origin: origin of captions and references.
         intervals: confidence intervals of the headline.
-        sentences: known to say nothing changed, besides the references of pairs that are labelled so.
+        sentences: sentences that say nothing changed, in addition to the references of unchanged pairs.
     """
     headline = next(iter(parts))
-    scored = {truth.id: truth for truth in truths if truth.id in captions}
-    sentences = [*sentences, *(text for truth in truths if truth.change_type == NO_CHANGE for text in truth.references)]
-    varied = diversity([captions[id] for id in scored], sentences)
-    records = [
-        {"caption": captions[id], "references": list(truth.references), "change_type": truth.change_type}
-        for id, truth in scored.items()
+    record_of = {record.id: record for record in references if record.id in captions}
+    sentences = [
+        *sentences,
+        *(text for record in references if record.change_type == NO_CHANGE for text in record.references),
     ]
-    judged = confusion(records, sentences)
+    variety = diversity([captions[id] for id in record_of], sentences)
+    records = [
+        {"caption": captions[id], "references": list(record.references), "change_type": record.change_type}
+        for id, record in record_of.items()
+    ]
+    counts = confusion(records, sentences)
     return {
         "schema": SCHEMA,
         "model": origin.model,
@@ -110,15 +113,15 @@ def make_result(
         "not_computed": _not_computed(protocol, parts),
         "counts": {name: _counts(scores) for name, scores in parts.items()},
         "pairs_without_a_reference_that_says_anything": sum(
-            not any(text.strip() for text in truth.references) for truth in truths
+            not any(text.strip() for text in record.references) for record in references
         ),
-        "diversity": varied.as_dict(),
-        "remarks": varied.remarks(),
-        "change_no_change": None if judged is None else dict(vars(judged)),
+        "diversity": variety.as_dict(),
+        "remarks": variety.remarks(),
+        "change_no_change": None if counts is None else dict(vars(counts)),
         "data": {
             "name": origin.data,
             "split": origin.split,
-            "fingerprint": fingerprint(protocol, truths),
+            "fingerprint": fingerprint(protocol, references),
         },
         "predictions": {"count": len(captions), "digest": digest(list(map(list, captions.items())))},
         "files": dict(origin.files),
@@ -134,10 +137,10 @@ def make_result(
 
 
 def read_result(path: str | Path) -> dict[str, Any] | None:
-    """A result from its file; None where the file is JSON of another kind.
+    """The result in a file; None where the file holds other JSON.
 
     Raises:
-        DataError: the file is not JSON, or a result that lacks what it must have.
+        DataError: the file is not JSON, or an incomplete result.
     """
     source = Path(path)
     try:
@@ -156,14 +159,14 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
 
 
 def part_of(result: Mapping[str, Any], metric: str) -> str | None:
-    """The part of a result whose score counts for a metric: the headline, or the first one that has it.
+    """The part of a result that provides a metric: the headline, or the first part with the metric.
 
     Args:
-        result: as of ``metrics.json``.
-        metric: as its scores name it.
+        result: content of ``metrics.json``.
+        metric: name of the metric among the scores.
 
     Returns:
-        the part's name; None where no part has the metric.
+        Name of the part; None where no part has the metric.
 
     Example:
         >>> scores = {"changed": {"F1": 40.0}, "unchanged": {"specificity": 90.0}}
@@ -174,41 +177,41 @@ def part_of(result: Mapping[str, Any], metric: str) -> str | None:
     return next((part for part in parts if metric in result["scores"][part]), None)
 
 
-def fingerprint(protocol: Protocol, truths: Sequence[ReferenceRecord]) -> str:
+def fingerprint(protocol: Protocol, references: Sequence[ReferenceRecord]) -> str:
     """Sixteen digits of the data under a protocol: every reference, and what each part holds where there are parts.
 
-    Parts are cut by types of change, overlaps and ids. What those are comes from the records or from a file beside
-    them; either gives the same digits, and what the protocol does not look at changes none.
+    Parts depend on types of change, overlaps and ids. These give the same digits whether they come from the records or
+    from a separate file, and fields that the protocol ignores do not matter.
 
     Args:
-        protocol: that is in force.
-        truths: references of the pairs.
+        protocol: scoring protocol.
+        references: references of the pairs.
 
     Raises:
         DataError: the protocol does not fit the pairs.
     """
-    texts = [[truth.id, text] for truth in truths for text in truth.references]
-    parts = protocol.parts(truths)
+    texts = [[record.id, text] for record in references for text in record.references]
+    parts = protocol.parts(references)
     if list(parts) == ["all"]:
         return digest(texts)
-    cut = [[name, truth.id, sorted(truth.references)] for name, part in parts.items() for truth in part]
-    return digest([*texts, *cut])
+    membership = [[name, record.id, sorted(record.references)] for name, part in parts.items() for record in part]
+    return digest([*texts, *membership])
 
 
 def digest(records: Sequence[Sequence[Any]]) -> str:
-    """Sixteen digits of plain records in any order: of what they say, not of how a file writes it."""
+    """Sixteen digits of plain records, independent of their order and of the file format."""
     lines = sorted(json.dumps(list(record), ensure_ascii=True) for record in records)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def rounded(score: float) -> float | None:
-    """A score with the digits that survive another order of sums; None where it is not a number."""
+    """A score rounded to the digits that do not depend on the order of sums; None where it is not a number."""
     return round(score, 6) if math.isfinite(score) else None
 
 
 @cache
 def software() -> dict[str, str]:
-    """Versions of what computed the scores."""
+    """Versions of the software that computed the scores."""
     from lightning_idc import __version__
 
     versions = {"lightning_idc": __version__, "python": platform.python_version()}
@@ -221,7 +224,7 @@ def software() -> dict[str, str]:
 
 
 def _is_sound(value: dict[str, Any]) -> bool:
-    """Whether what a leaderboard shows of a result is of the right kind."""
+    """Whether the fields that a leaderboard shows have the right types."""
     protocol, data, digest = value["protocol"], value["data"], value["predictions"]["digest"]
     counts, scores, origin = value["counts"], value["scores"], (data["name"], data["split"])
     texts = [protocol["name"], protocol["hash"], protocol["selection"], data["fingerprint"], digest]
@@ -236,8 +239,8 @@ def _is_sound(value: dict[str, Any]) -> bool:
 
 
 def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, str]:
-    there = {name for scores in parts.values() for name in _families(scores)}
-    absent = {name: _absence(protocol, parts, name) for name in protocol.metrics if name not in there}
+    computed = {name for scores in parts.values() for name in _families(scores)}
+    absent = {name: _absence(protocol, parts, name) for name in protocol.metrics if name not in computed}
     return absent | next(iter(parts.values())).missing
 
 
@@ -246,7 +249,7 @@ def _absence(protocol: Protocol, parts: Mapping[str, Scores], metric: str) -> st
     of_part = "unchanged" if metric in UNCHANGED else "changed"
     if protocol.lists_differences and of_part not in parts:
         return f"not computed: no pair is {of_part}"
-    return "not computed: not asked for"
+    return "not computed: not requested"
 
 
 def _counts(scores: Scores) -> dict[str, int]:

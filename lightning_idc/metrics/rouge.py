@@ -13,15 +13,15 @@ def longest_common_subsequence(masks: dict[str, int], length: int, reference: To
     """Length of the longest common subsequence, bit-parallel (Hyyrö 2004).
 
     Args:
-        masks: per word of the candidate the bits of its positions.
-        length: of the candidate.
-        reference: tokens.
+        masks: bits of the positions of each word of the candidate.
+        length: number of tokens of the candidate.
+        reference: tokens of the reference.
     """
-    everything = (1 << length) - 1
-    row = everything
+    all_bits = (1 << length) - 1
+    row = all_bits
     for word in reference:
         hits = row & masks.get(word, 0)
-        row = ((row + hits) | (row - hits)) & everything
+        row = ((row + hits) | (row - hits)) & all_bits
     return length - row.bit_count()
 
 

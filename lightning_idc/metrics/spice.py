@@ -9,12 +9,13 @@ without it the answer is :class:`~lightning_idc.metrics.meteor.NotComputed` and 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,19 +65,38 @@ public class Launcher {
 """
 
 
+Categories = dict[str, dict[str, float]]
+"""Counts and scores of one pair by category, such as All, Object or Relation."""
+
+
 def spice_scores(
-    candidates: Sequence[Tokens],
-    references: Sequence[Sequence[Tokens]],
-    corenlp: Path | None = None,
-    threads: int = 1,
+    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], corenlp: Path | None = None, threads: int = 1
 ) -> tuple[float, Floats] | NotComputed:
-    """SPICE of the corpus, the mean over pairs, and of every pair ``(P,)``, 0 to 1; why not, where it cannot be had.
+    """SPICE of the corpus, the mean over pairs, and of every pair ``(P,)``, 0 to 1; or why it cannot be computed.
 
     Args:
         candidates: one token list per pair.
         references: token lists per pair.
-        corenlp: folder with the two jars of CoreNLP 3.6.0; None asks the environment.
-        threads: of the parser.
+        corenlp: folder with the two jars of CoreNLP 3.6.0; None reads the environment variable ``CORENLP``.
+        threads: number of threads of the parser.
+    """
+    outcome = spice_by_category(candidates, references, corenlp, threads)
+    if isinstance(outcome, NotComputed):
+        return outcome
+    scores = np.array([categories["All"]["f"] for categories in outcome])
+    return float(scores.mean()), scores
+
+
+def spice_by_category(
+    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], corenlp: Path | None = None, threads: int = 1
+) -> list[Categories] | NotComputed:
+    """Precision (``pr``), recall (``re``), F-score (``f``) and counts of every pair; or why they cannot be computed.
+
+    Args:
+        candidates: one token list per pair.
+        references: token lists per pair.
+        corenlp: as in :func:`spice_scores`.
+        threads: as in :func:`spice_scores`.
     """
     folder = corenlp or (Path(os.environ[CORENLP]) if os.environ.get(CORENLP) else None)
     if folder is None:
@@ -89,15 +109,14 @@ def spice_scores(
         return NotComputed("no Java")
     if program is None:
         return NotComputed("pycocoevalcap, which brings SPICE's jar, is not installed")
-    texts = sum(map(len, references), len(candidates))
+    num_texts = sum(map(len, references), len(candidates))
     pairs = [
         {"image_id": number, "test": " ".join(candidate), "refs": [" ".join(tokens) for tokens in of_pair]}
         for number, (candidate, of_pair) in enumerate(zip(candidates, references, strict=True))
     ]
+    jars = [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)]
     try:
-        return _run(
-            java, [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)], pairs, texts, threads
-        )
+        return _run(java, jars, pairs, num_texts, threads)
     except subprocess.TimeoutExpired as error:
         return NotComputed(f"SPICE's program did not answer in {error.timeout:g} s")
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
@@ -114,48 +133,60 @@ def _jars(folder: Path) -> list[Path]:
 
 
 def _run(
-    java: str, jars: Sequence[Path], pairs: Sequence[object], texts: int, threads: int
-) -> tuple[float, Floats] | NotComputed:
+    java: str, jars: Sequence[Path], pairs: Sequence[object], num_texts: int, threads: int
+) -> list[Categories] | NotComputed:
     version = _version(java)
     if version < 11:
         return NotComputed(f"Java {version} cannot start a single source file; SPICE needs a JDK of Java 11 or later")
-    with tempfile.TemporaryDirectory(prefix="spice") as place:
-        folder = Path(place)
-        asked, answered = folder / "pairs.json", folder / "scores.json"
-        asked.write_text(json.dumps(pairs), encoding="ascii")
+    with tempfile.TemporaryDirectory(prefix="spice") as path:
+        folder = Path(path)
+        input_file, output_file = folder / "pairs.json", folder / "scores.json"
+        input_file.write_text(json.dumps(pairs), encoding="ascii")
         (folder / "Launcher.java").write_text(_LAUNCHER, encoding="ascii")
         command = [java, MEMORY, *_OPEN, "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8"]
         command += ["-cp", os.pathsep.join(map(str, jars)), str(folder / "Launcher.java")]
-        ended = subprocess.run(
-            [*command, str(asked), str(answered), str(threads)],
+        process = subprocess.run(
+            [*command, str(input_file), str(output_file), str(threads)],
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
-            timeout=DEADLINE + DEADLINE_PER_TEXT * texts,
+            timeout=DEADLINE + DEADLINE_PER_TEXT * num_texts,
         )
-        if ended.returncode or not answered.is_file():
-            return NotComputed(f"SPICE's program ended with code {ended.returncode}: {_reason(ended.stderr)}")
-        answers = json.loads(answered.read_text(encoding="utf-8"))
-    by_number = {answer["image_id"]: answer["scores"]["All"]["f"] for answer in answers}
-    scores = np.array([by_number[number] for number in range(len(pairs))], dtype=np.float64)
-    return float(scores.mean()), scores
+        if process.returncode or not output_file.is_file():
+            return NotComputed(f"SPICE's program ended with code {process.returncode}: {_reason(process.stderr)}")
+        answers = json.loads(output_file.read_text(encoding="utf-8"))
+    by_number = {answer["image_id"]: answer["scores"] for answer in answers}
+    return [_as_floats(by_number[number]) for number in range(len(pairs))]
+
+
+def _as_floats(answer: Mapping[str, Mapping[str, float | None]]) -> Categories:
+    """An answer of the program with NaN for its nulls.
+
+    Raises:
+        KeyError: it has no F-score of all categories.
+    """
+    if "f" not in answer["All"]:
+        raise KeyError("f")
+    return {
+        category: {name: math.nan if value is None else float(value) for name, value in values.items()}
+        for category, values in answer.items()
+    }
 
 
 def _version(java: str) -> int:
-    """Major version; of "1.8" it is 8."""
-    asked = subprocess.run(
+    """Major version of Java; 8 for "1.8"."""
+    process = subprocess.run(
         [java, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE
     )
-    said = asked.stderr
-    found = re.search(r'version "(?:1\.)?(\d+)', said)
-    return int(found.group(1)) if found else 0
+    match = re.search(r'version "(?:1\.)?(\d+)', process.stderr)
+    return int(match.group(1)) if match else 0
 
 
 def _reason(stderr: str) -> str:
-    """The line of Java's many that says what went wrong."""
+    """The first line of Java's output that names an error."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if re.search(r"Exception|Error|error:", line)]
-    return (telling or lines or ["it said nothing"])[0][:300]
+    errors = [line for line in lines if re.search(r"Exception|Error|error:", line)]
+    return (errors or lines or ["no output"])[0][:300]

@@ -1,9 +1,9 @@
 """Penn Treebank tokens as caption scoring uses them, without Java.
 
-Follows what Stanford's PTBTokenizer (3.4.1, ``-lowerCase``) makes of captions, minus the punctuation tokens that
-COCO's evaluation removes; written from that program's answers, see README.md here. Each caption is one unit: a carriage
-return or U+2028 inside it cannot move the captions after it to another image, as it does when captions are passed to
-Java line by line.
+Equals Stanford's PTBTokenizer (3.4.1, ``-lowerCase``) on captions, without the punctuation tokens that COCO's
+evaluation removes; written from that program's output, see README.md. Each caption is tokenised on its own: a carriage
+return or U+2028 inside it cannot move later captions to another image, as it does when captions are passed to Java line
+by line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SPLIT = {
     "'twas": ("'t", "was"),
 }
 _REWRITTEN_SIGNS = [sign for sign in _REWRITTEN if not sign.isascii()]
-# these keep their full stop wherever they stand
+# abbreviations that always keep their full stop
 _ABBREVIATIONS = (
     "adj|adm|adv|al|alex|apr|ariz|assoc|asst|aug|ave|bancorp|bhd|bldg|blvd|brig|bros|calif|capt|cf|cie|cmdr|co|col|"
     "colo|comdr|conn|corp|cos|cpl|ct|dak|dec|dept|det|dr|drs|esq|est|etc|ext|feb|fla|fri|ft|ga|gen|gov|hon|inc|ind|"
@@ -52,9 +52,9 @@ _ABBREVIATIONS = (
     "msgr|mt|neb|nev|nov|oct|okla|penn|pfc|ph|plc|pres|prof|pvt|rd|rep|reps|rev|rt|sen|sens|sep|sept|sgt|sq|sr|st|"
     "ste|supt|tel|tenn|thu|thurs|tue|tues|univ|va|vs|vt|wed|wis|wisc|wm|wyo"
 )
-# these only where a capital tells them from a common word
+# abbreviations that a capital distinguishes from a common word
 _CAPITAL_ABBREVIATIONS = "Ark|ARK|Del|DEL|Ill|ILL|La|LA|Mass|MASS|Miss|MISS|Ore|ORE|Pa|PA|Tex|TEX|Wash|WASH"
-# these before a number
+# abbreviations before a number
 _NUMBERED = "art|ca|fig|figs|no|nos|op|pp|prop"
 # a single letter's full stop ends the sentence before these, otherwise it belongs to the letter
 _SENTENCE_STARTS = (
@@ -69,7 +69,7 @@ _LETTER = rf"[^\W\d_{_NEITHER}]"
 _LETTERS = rf"(?:[^\W\d_{_NEITHER}]|[\u0300-\u036f\u00ad])+"
 _SIGN = rf"(?:[^\W_{_NEITHER}]|[\u0300-\u036f\u00ad])"
 _ALNUM = rf"{_SIGN}+"
-# signs that Stanford's lexer knows; what it does not know, emoji among it, it drops
+# signs that Stanford's lexer knows; it drops others, such as emoji
 _KNOWN_SIGN = (
     r"[!-~\u00a1\u00a5-\u00a9\u00ac\u00ae-\u00b9\u00bf\u00d7\u00f7\u02c2-\u02df\u0384-\u0387\u2016\u2017\u201a"
     r"\u201e-\u2023\u2030-\u2038\u203b\u203e-\u2042\u2044\u2070-\u208e\u20a4\u2100-\u2426\u2440-\u2bff\u3001\u3002"
@@ -81,7 +81,7 @@ _APOS = r"['’]"
 
 
 def _rules() -> list[re.Pattern[str]]:
-    """What tokens look like: one group each; what follows it in the match is context and counts towards the length."""
+    """Patterns of tokens, one group each; text behind the group is context and counts towards the length."""
     sources = [
         rf"(?i:((?:{'|'.join(_SPLIT)})))(?!{_LETTER})",
         # do n't, and what is left when a word stands before it
@@ -122,7 +122,7 @@ def _rules() -> list[re.Pattern[str]]:
         r"([<>]?[:;=][-o*']?[()DPdpO\\{@|\[\]])(?![A-Za-z0-9])",
         r"(&(?i:amp|lt|gt|quot|\#\d+|[a-z]+);|\(\d{2,3}\)-?\d{3,4}-?\d{3,5}|</?[A-Za-z!?][^>\s]*>)",
         r"([?!]+|-+|''|``|<+|>+|_+|\*+|\#+|@+|\.+|[“”‘’]+)",
-        # a sign that is a token, or one that is not and is passed over
+        # a sign that is a token, or one that is skipped
         rf"({_KNOWN_SIGN}|[{''.join(_REWRITTEN_SIGNS)}])|.",
     ]
     return [re.compile(source) for source in sources]
@@ -130,29 +130,29 @@ def _rules() -> list[re.Pattern[str]]:
 
 _RULES = _rules()
 # words with at most a comma or a full stop are nearly everything
-_EASY = re.compile(r"([A-Za-z]{2,})[.,]?\Z")
+_PLAIN_WORD = re.compile(r"([A-Za-z]{2,})[.,]?\Z")
 _TAG = re.compile(r"</?[A-Za-z!?][^>]*>")
 _INITIAL = re.compile(r"(?<![A-Za-z0-9.])[A-Za-z]\.\Z")
 _FIXED = frozenset([*_ABBREVIATIONS.split("|"), *_CAPITAL_ABBREVIATIONS.lower().split("|"), "pty", "mfg", *_SPLIT])
 _BEFORE_NUMBERS = frozenset(_NUMBERED.split("|"))
-_MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 40
-_known: dict[str, tuple[str, ...]] = {}
+_MAX_CACHED, _MAX_CACHED_LENGTH = 1 << 18, 40
+_cache: dict[str, tuple[str, ...]] = {}
 
 
 def _tokens(chunk: str) -> tuple[str, ...]:
-    """Tokens of a text without spaces: at each place the longest that any rule finds, the earlier rule of equals."""
-    easy = _EASY.match(chunk)
+    """Tokens of a text without spaces: at each position the longest match of any rule, the earlier rule of equals."""
+    easy = _PLAIN_WORD.match(chunk)
     if easy and (word := easy.group(1).lower()) not in _FIXED:
         return (word,)
     tokens: list[str] = []
-    place = 0
-    while place < len(chunk):  # rules look a bounded way ahead, so long garbage takes linear time
-        matches = [match for rule in _RULES if (match := rule.match(chunk, place))]
+    position = 0
+    while position < len(chunk):  # rules look a bounded way ahead, so long garbage takes linear time
+        matches = [match for rule in _RULES if (match := rule.match(chunk, position))]
         best = max(matches, key=re.Match.end)
         if best.lastindex is None:
-            place = best.end()
+            position = best.end()
             continue
-        token, place = best.group(best.lastindex).lower(), best.end(best.lastindex)
+        token, position = best.group(best.lastindex).lower(), best.end(best.lastindex)
         if token in _SPLIT:
             tokens.extend(_SPLIT[token])
             continue
@@ -166,33 +166,33 @@ def _tokens(chunk: str) -> tuple[str, ...]:
     return tuple(tokens)
 
 
-def _remember(chunk: str) -> tuple[str, ...]:
+def _cached_tokens(chunk: str) -> tuple[str, ...]:
     tokens = _tokens(chunk)
-    if len(chunk) <= _LONGEST_KNOWN:
-        if len(_known) >= _MOST_KNOWN:
-            _known.clear()
-        _known[chunk] = tokens
+    if len(chunk) <= _MAX_CACHED_LENGTH:
+        if len(_cache) >= _MAX_CACHED:
+            _cache.clear()
+        _cache[chunk] = tokens
     return tokens
 
 
-def forget() -> None:
-    """Empty the memory of words seen, for measurements of speed."""
-    _known.clear()
+def clear_cache() -> None:
+    """Clear the cache of words, for measurements of speed."""
+    _cache.clear()
 
 
-def _with_neighbours(chunks: list[str]) -> list[str]:
+def _with_context(chunks: list[str]) -> list[str]:
     """Tokens where a chunk's full stop depends on the next chunk."""
     tokens: list[str] = []
     for chunk, following in zip(chunks, [*chunks[1:], ""], strict=True):
-        found = _known.get(chunk)
-        if found is None:
-            found = _remember(chunk)
-        if chunk[-1] == "." and found:
+        chunk_tokens = _cache.get(chunk)
+        if chunk_tokens is None:
+            chunk_tokens = _cached_tokens(chunk)
+        if chunk[-1] == "." and chunk_tokens:
             if _INITIAL.search(chunk) and (not following or following in _STARTERS):
-                found = (*found[:-1], found[-1].rstrip("."))
+                chunk_tokens = (*chunk_tokens[:-1], chunk_tokens[-1].rstrip("."))
             elif chunk[:-1].lower() in _BEFORE_NUMBERS and following[:1].isdigit():
-                found = (chunk.lower(),)
-        tokens += found
+                chunk_tokens = (chunk.lower(),)
+        tokens += chunk_tokens
     return tokens
 
 
@@ -200,10 +200,10 @@ def _without_tags(text: str) -> list[str]:
     tokens: list[str] = []
     chunks = text.split()
     if "." in text and (chunks[-1][-1] != "." or len(chunks[-1]) < 4 or text.count(".") > 1):
-        return _with_neighbours(chunks)
+        return _with_context(chunks)
     for chunk in chunks:
-        found = _known.get(chunk)
-        tokens += _remember(chunk) if found is None else found
+        chunk_tokens = _cache.get(chunk)
+        tokens += _cached_tokens(chunk) if chunk_tokens is None else chunk_tokens
     return tokens
 
 
@@ -214,9 +214,9 @@ def ptb_tokenize(text: str) -> list[str]:
     if "<" not in text:
         return _without_tags(text)
     tokens: list[str] = []
-    place = 0
+    position = 0
     for tag in _TAG.finditer(text):
-        tokens += _without_tags(text[place : tag.start()])
+        tokens += _without_tags(text[position : tag.start()])
         tokens += tag.group().lower().split()
-        place = tag.end()
-    return tokens + _without_tags(text[place:])
+        position = tag.end()
+    return tokens + _without_tags(text[position:])

@@ -32,7 +32,8 @@ from lightning_idc.models.decoder import CaptionDecoder
 from lightning_idc.models.evaluation import Evaluator
 from lightning_idc.models.module import PairModule
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -81,23 +82,17 @@ class PairCaptioner(PairModule):
 
     def __init__(
         self,
-        captions_per_pair: int = 2,
-        max_length: int | None = None,
-        num_beams: int = 1,
+        captions_per_pair: PositiveInt = 2,
+        max_length: PositiveInt | None = None,
+        num_beams: PositiveInt = 1,
         vocabulary: list[str] | str | None = None,
-        min_word_count: int = 1,
+        min_word_count: PositiveInt = 1,
         no_change_captions: list[str] | None = None,
-        image_size: tuple[int, int] | None = None,
+        image_size: tuple[PositiveInt, PositiveInt] | None = None,
         input_spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_number("captions_per_pair", captions_per_pair, minimum=1)
-        check_number("num_beams", num_beams, minimum=1)
-        check_number("min_word_count", min_word_count, minimum=1)
-        if max_length is not None:
-            check_number("max_length", max_length, minimum=1)
-        for side in image_size or ():
-            check_number("a side of image_size", side, minimum=1)
+        check_arguments(PairCaptioner.__init__, locals())
         super().__init__(**options)
         self.codec: CaptionCodec | None = None
         self.evaluator = Evaluator()

@@ -46,8 +46,8 @@ from lightning_idc.models.parameter_groups import (
 )
 from lightning_idc.models.random_state import random_state, set_random_state
 from lightning_idc.models.schedules import Constant, Schedule, scheduled
-from lightning_idc.utils.bounds import register_bounds
-from lightning_idc.utils.errors import ConfigError, IDCError, check_number, reading, reads_file
+from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments, register_bounds
+from lightning_idc.utils.errors import ConfigError, IDCError, reading, reads_file
 from lightning_idc.utils.names import public_name
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class PairModule(LightningModule):
 
     def __init__(
         self,
-        learning_rates: dict[str, float] | None = None,
+        learning_rates: dict[str, NonNegativeFloat] | None = None,
         adapters: dict[str, dict[str, Any]] | None = None,
         init_from: str | None = None,
         merge_adapters: bool = False,
@@ -94,9 +94,8 @@ class PairModule(LightningModule):
         schedules: dict[str, Schedule] | None = None,
         no_decay: Sequence[str] = (),
     ) -> None:
+        check_arguments(PairModule.__init__, locals())
         super().__init__()
-        for group, factor in (learning_rates or {}).items():
-            check_number(f"learning_rates.{group}", factor, minimum=0)
         # the arguments of the outermost subclass, which a checkpoint stores
         self.save_hyperparameters(ignore=[*TRAINING_ONLY, *self.not_stored])
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})

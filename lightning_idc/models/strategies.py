@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_idc.utils.errors import check_positive
+from lightning_idc.utils.bounds import PositiveFloat, check_arguments
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -29,9 +29,9 @@ class ShardedStrategy(ModelParallelStrategy):
         self,
         save_distributed_checkpoint: bool = False,
         process_group_backend: str | None = None,
-        timeout_minutes: float = 30.0,
+        timeout_minutes: PositiveFloat = 30.0,
     ) -> None:
-        check_positive("timeout_minutes", timeout_minutes)
+        check_arguments(ShardedStrategy.__init__, locals())
         super().__init__(
             data_parallel_size="auto",
             tensor_parallel_size=1,

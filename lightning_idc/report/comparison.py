@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lightning_idc.metrics.baselines import shuffled_captions, verdict
 from lightning_idc.metrics.bootstrap import Difference, compare
 from lightning_idc.metrics.captions import References, Scores, score_captions
-from lightning_idc.metrics.floors import dealt, reading
 from lightning_idc.report.table import Table
 
 METRIC = "CIDEr-D"
@@ -48,7 +48,7 @@ class Row:
         over_floors: what it has over each of them.
         before: name of the row before; None of the first.
         over_before: what it has over that by CIDEr-D and each fact.
-        reading: what may be said of it, see ``metrics.floors.reading``.
+        reading: what may be said of it, see ``metrics.baselines.verdict``.
         scores: of its captions, pair by pair.
     """
 
@@ -77,7 +77,7 @@ def rows_of(
     Args:
         captioned: by name of the row, in order.
         references: by pair; pairs without any do not count.
-        constant: a caption chosen on training references, see ``metrics.floors.constant_caption``.
+        constant: a caption chosen on training references, see ``metrics.baselines.constant_caption``.
 
     Raises:
         DataError: a captioner was not asked about all of the pairs.
@@ -88,7 +88,7 @@ def rows_of(
     for name, captioner in captioned.items():
         captions = {id: text for id, text in captioner.captions.items() if references.get(id)}
         scores = _scored(captions, expected)
-        blind = {DEALT: dealt(captions)}
+        blind = {DEALT: shuffled_captions(captions)}
         if constant is not None:
             blind[CONSTANT] = dict.fromkeys(captions, constant)
         if captioner.unchanged:
@@ -107,7 +107,7 @@ def rows_of(
                 over,
                 None if before is None else before[0],
                 gains,
-                reading(gains.get(METRIC), over.values()),
+                verdict(gains.get(METRIC), over.values()),
                 scores,
             )
         )

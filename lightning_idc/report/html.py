@@ -13,6 +13,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from lightning_idc.metrics.confusion import Confusion
+from lightning_idc.report.baselines import BaselineCheck
 from lightning_idc.report.pages import FEWEST_PIXELS, as_picture, data_uri, number, write_page
 from lightning_idc.report.summary import Summary, as_table
 from lightning_idc.report.table import Table
@@ -86,6 +87,7 @@ def write_report(
     found_boxes: bool = False,
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
+    baselines: BaselineCheck | None = None,
 ) -> None:
     """Write a report, one entry after another, so that no more than one pair of images is in memory.
 
@@ -102,6 +104,7 @@ def write_report(
         found_boxes: boxes are those that the captioner found, and no ground truth.
         overwrite: whether files of others may be replaced.
         inputs: files and folders that are read.
+        baselines: check of the scores, whose warning stands above the tables.
 
     Raises:
         ConfigError: a file of the report would take the place of another one, or of an input.
@@ -109,6 +112,7 @@ def write_report(
     target = target.expanduser()
     tables = [
         *([] if summary is None else [as_table(summary)]),
+        *([] if baselines is None else [baselines.table()]),
         *([] if confusion is None else [_confusion_table(confusion)]),
     ]
     output = _output(target, overwrite, inputs)
@@ -124,6 +128,7 @@ def write_report(
             rest=writer.rest,
             tables=tables,
             about=about or {},
+            warning="" if baselines is None else baselines.warning,
             found_boxes=found_boxes,
         )
 

@@ -15,6 +15,7 @@ from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
 from lightning_idc.metrics.results import METRICS, PREDICTIONS, digest, fingerprint, part_of
+from lightning_idc.report.baselines import CONSTANT
 from lightning_idc.report.pages import write_page
 from lightning_idc.report.result_rows import Row, named, rows_of
 from lightning_idc.report.summary import HEADLINE
@@ -66,11 +67,14 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
     rows.sort(key=lambda row: (*(_place(row.values(metric)) for metric in ranked), row.name))
     tested, p = _significance(rows, samples) if samples else (None, {})
     seeds = any(len(row.results) > 1 for row in rows)
-    columns = ["model", *shown, *(["seeds"] if seeds else []), *([f"p ({tested})"] if p else [])]
+    checked = any("baseline_check" in result for row in rows for result in row.results)
+    columns = ["model", *shown, *(["constant caption"] if checked else []), *(["seeds"] if seeds else [])]
+    columns += [f"p ({tested})"] if p else []
     cells = [
         [
             row.model,
             *(_cell(row, metric) for metric in shown),
+            *([_constant_caption(row)] if checked else []),
             *([str(len(row.results))] if seeds else []),
             *([p.get(row.files[0], "best" if row is rows[0] else "-")] if p else []),
             _selection(row),
@@ -87,7 +91,7 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
             f"p: paired bootstrap over the pairs against the first row, two-sided, {tested}, scores of seeds averaged "
             "pair by pair, not corrected for the number of rows",
         )
-    notes += _repeated(rows)
+    notes += _repeated(rows) + _warnings(rows)
     first = next(iter(members.values()))
     names = sorted({result["data"]["name"] for result in members.values() if result["data"]["name"]}) or [
         "unnamed data"
@@ -100,6 +104,19 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
     return Board(f"{plain(', '.join(names))}: {protocol.name}", note, table)
 
 
+def _constant_caption(row: Row) -> str:
+    """CIDEr-D of a constant caption on the same pairs, the mean over seeds."""
+    overs = [result.get("baseline_check", {}).get("over", {}).get(CONSTANT) for result in row.results]
+    scores = [over["first"] for over in overs if over]
+    return f"{fmean(scores):.1f}" if scores else "-"
+
+
+def _warnings(rows: Iterable[Row]) -> list[str]:
+    """What the baselines say against rows whose captioner does not see the change."""
+    checks = [(row.model, result.get("baseline_check", {})) for row in rows for result in row.results]
+    return list(dict.fromkeys(f"{model}: {check['warning']}" for model, check in checks if check.get("warning")))
+
+
 def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protocol:
     """The protocol of a board, which says what is shown and what orders the rows."""
     path, result = next(iter(members.items()))
@@ -107,7 +124,7 @@ def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protoc
     if name not in PROTOCOLS:
         raise DataError(
             f"{named(path, folder)} is scored under {name!r}, which is none of this version's protocols "
-            "(`lightning-idc score --protocols`); score its captions again, or take the file out of the folder"
+            "(`lightning-idc list protocols`); score its captions again, or take the file out of the folder"
         )
     return PROTOCOLS[name]
 
@@ -182,7 +199,7 @@ def _pair_scores(row: Row, metric: str) -> Scores | None:
         try:
             predictions = read_predictions(captions_file)
             # files of one data may list its pairs in different orders
-            truths = sorted(predictions.truths, key=lambda truth: truth.id)
+            truths = sorted(predictions.references, key=lambda truth: truth.id)
             captions = {truth.id: predictions.captions[truth.id] for truth in truths}
             if digest(list(map(list, captions.items()))) != result["predictions"]["digest"]:
                 return None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.bootstrap import bootstrap
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import Confusion, confusion
-from lightning_idc.metrics.difference_list import LEXICAL, Recorded
-from lightning_idc.metrics.floors import blind_scores
+from lightning_idc.metrics.difference_list import LEXICAL, RecordingJudge
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.protocols import Protocol, evaluate
@@ -113,7 +113,7 @@ class Results:
             DataError: the protocol does not fit the pairs.
         """
         scored = self.counted(protocol)
-        listed = Recorded(*LEXICAL) if protocol.lists_differences else None
+        listed = RecordingJudge(*LEXICAL) if protocol.lists_differences else None
         if listed is not None:
             protocol = protocol.with_input("judge", listed.name)
         resources = ScoringResources(judge=listed)
@@ -131,8 +131,8 @@ class Results:
         result = make_result(protocol, parts, captions, truths, origin, intervals, self.sentences)
         if listed is not None:
             result["judge"] = listed.as_dict()
-            floors, reasons = blind_scores(protocol, captions, truths, resources)
-            result["floors"], result["not_computed"] = floors, result["not_computed"] | reasons
+            baselines, reasons = baseline_scores(protocol, captions, truths, resources)
+            result["baselines"], result["not_computed"] = baselines, result["not_computed"] | reasons
         return result
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:

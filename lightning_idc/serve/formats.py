@@ -141,7 +141,7 @@ def counts(records: Sequence[Record]) -> str:
 
 
 def by_pixels(records: Sequence[Record]) -> list[Record]:
-    """Records as ``--fail-on pixels`` judges them: a described pair that the captioner takes for unchanged ``differs``.
+    """Records as ``--fail_on pixels`` judges them: a described pair that the captioner takes for unchanged ``differs``.
 
     Only pairs of which a pixel differs are described.
     """

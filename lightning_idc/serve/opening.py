@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import nearest
@@ -53,12 +53,14 @@ class ModelOptions:
     """Which captioner answers, and how it reads images.
 
     Args:
-        model: name of `lightning-idc models ls`, .ckpt file, folder of save_pretrained or of a vision-language model,
+        model: name of `lightning-idc list models`, .ckpt file, folder of save_pretrained or of a vision-language model,
             or hub id; the first captioner that comes with the library when not given.
         device: for example cuda:1; auto takes a GPU if there is one.
         dtype: of the weights of a vision-language model, such as bfloat16; auto takes the files' own on a GPU.
         prompt: what a vision-language model is asked about the pair.
         revision: branch, tag or commit of a hub id.
+        quantize: bits of the weights of a published model: 4bit, 8bit, int4 or int8.
+        attn: implementation of attention of a published model, such as flash_attention_2.
         image: how images of more than 8 bits or 3 bands are read, such as value_range=[0,4095] bands=[3,2,1] page=0,
             where they differ from those of the training.
     """
@@ -68,6 +70,8 @@ class ModelOptions:
     dtype: str = "auto"
     prompt: str | None = None
     revision: str | None = None
+    quantize: Literal["4bit", "8bit", "int4", "int8"] | None = None
+    attn: str | None = None
     image: Sequence[str] = ()
 
     def files(self) -> list[Path]:
@@ -85,7 +89,8 @@ class ModelOptions:
             CheckpointError: a file or folder cannot be read.
         """
         name = str(self.model or DEFAULT)
-        captioner = open_model(name, device=self.device, dtype=self.dtype, prompt=self.prompt, revision=self.revision)
+        named = ("device", "dtype", "prompt", "revision", "quantize", "attn")
+        captioner = open_model(name, **{option: getattr(self, option) for option in named})
         if self.model is None:
             warnings.warn(
                 f"described by the captioner {name!r} that comes with the library and knows "
@@ -128,7 +133,7 @@ def load(model: str | Path = DEFAULT, device: str = "auto", **options: Any) -> P
     """Captioner of any origin, ready to describe pairs.
 
     Args:
-        model: name of one that comes with the library (``lightning-idc models ls`` lists them), ``.ckpt`` file, folder
+        model: name of one that comes with the library (see ``lightning-idc list models``), ``.ckpt`` file, folder
             of ``save_pretrained`` or of a vision-language model, or hub id.
         device: for example ``cuda:1``; ``auto`` takes a GPU if there is one.
         options: further ones of :class:`ModelOptions`.

@@ -1,162 +1,180 @@
-"""Answers over HTTP: LitServe's workers behind a front that refuses what is malformed, too large or too slow."""
+"""The application that answers over HTTP: two files, a chat with two images, the page and its samples.
+
+No address of a request is ever fetched.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import signal
-import sys
-import warnings
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+import base64
+import binascii
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-import litserve
-import litserve.server
-from litserve.server import RegularRequestHandler
+from fastapi import FastAPI, HTTPException, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from lightning_idc.serve.front import Refused, add_routes
-from lightning_idc.serve.limits import Limits
-from lightning_idc.serve.opening import ModelOptions
-from lightning_idc.utils.children import end_with_parent
-from lightning_idc.utils.errors import IDCError
-from lightning_idc.utils.text import printable
+from lightning_idc import __version__
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.serve.batcher import Batcher, ImagePair
+from lightning_idc.serve.limits import Limits, error_body
+from lightning_idc.serve.opening import SAMPLES
 
-if TYPE_CHECKING:
-    from lightning_idc.images.types import PairSample
-    from lightning_idc.models.captioner import PairCaptioner
-
-# LitServe 0.2.19 starts an MCP server of its own wherever the package mcp is installed, with names that it only imports
-# beside fastmcp, and fails; ours is `lightning-idc mcp`
-litserve.server._MCP_AVAILABLE = False
-
-PATH = "/pairs"
-"""Name of the worker's queue; the front has the routes."""
+PAGE = Path(__file__).parent / "page.html"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
-class PairAPI(litserve.LitAPI):
-    """Answers pairs in a process of its own; one that cannot be read is answered so, beside the others of its batch.
+class ImageURL(BaseModel):
+    """An image of a chat, as a data URL."""
 
-    Args:
-        options: of the captioner.
-        batch_size: most pairs that are answered at once.
-    """
-
-    def __init__(self, options: ModelOptions, batch_size: int = 8) -> None:
-        super().__init__(max_batch_size=batch_size, batch_timeout=0.01, api_path=PATH)
-        self.options = options
-        self.captioner: PairCaptioner | None = None
-
-    def setup(self, device: str) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the server, which then ends its workers
-        end_with_parent()
-        options = replace(self.options, device=device) if self.options.device == "auto" else self.options
-        try:
-            self.captioner = options.open()
-        except IDCError as error:
-            # one sentence instead of LitServe's traceback; LitServe has to see the error, or the server waits on
-            print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
-            logging.getLogger("litserve").setLevel(logging.CRITICAL + 1)
-            raise
-
-    def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Answers of a batch, as plain values; ``error`` or ``failed`` in place of one that could not be given."""
-        requests = x if isinstance(x, list) else [x]
-        assert self.captioner is not None
-        found: list[dict[str, Any]] = [{} for _ in requests]
-        groups: dict[tuple[Any, ...], list[tuple[int, PairSample]]] = {}
-        for place, request in enumerate(requests):
-            try:
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always", UserWarning)
-                    sample = self.captioner.input_spec.read(request["before"], request["after"])
-            except Exception as error:  # whatever a hostile file does concerns its own request alone
-                text = str(error) if isinstance(error, IDCError) else f"{type(error).__name__} while reading an image"
-                found[place] = {"error": text}
-                continue
-            found[place]["notes"] = [str(note.message) for note in caught]
-            key = (*sample.before.shape, request["where"], request["prompt"])
-            groups.setdefault(key, []).append((place, sample))
-        for key, members in groups.items():
-            answers = self._each_answered([sample for _, sample in members], key[-2], key[-1])
-            for (place, _), answer in zip(members, answers, strict=True):
-                found[place].update(answer)
-        return found if isinstance(x, list) else found[0]
-
-    def _each_answered(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
-        """Answers of a group; where it fails as one, each pair is answered alone, so that it fails alone."""
-        try:
-            return self._answers(samples, where, prompt)
-        except Exception as error:
-            if len(samples) > 1:
-                return [self._each_answered([sample], where, prompt)[0] for sample in samples]
-            if isinstance(error, IDCError):
-                return [{"error": str(error)}]
-            logging.getLogger(__name__).exception("a pair was not answered")
-            return [{"failed": f"{type(error).__name__} while answering; the server's log says more"}]
-
-    def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
-        from lightning_idc.serve.answers import answer_pairs
-        from lightning_idc.utils.files import finite
-
-        captioner = self.captioner
-        assert captioner is not None
-        # a chat client always sends words, also to a captioner that reads none
-        if prompt and captioner.takes_prompt:
-            samples = captioner.with_prompt(samples, prompt)
-        return [finite(answer.as_dict()) for answer in answer_pairs(captioner, samples, where)]
+    url: str
 
 
-def make_server(
-    options: ModelOptions,
+class Part(BaseModel):
+    """A part of a chat message: a text or an image."""
+
+    type: str
+    text: str = ""
+    image_url: ImageURL | str | None = None
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat."""
+
+    content: str | list[Part] = ""
+
+
+class Chat(BaseModel):
+    """A request for the completion of a chat, as OpenAI's clients send it; further fields are ignored."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool = False
+
+    def pair(self) -> ImagePair:
+        """Both images of the last message, and the text beside them.
+
+        Raises:
+            HTTPException: there are not two images, or one is not a data URL.
+        """
+        content = self.messages[-1].content
+        parts = content if isinstance(content, list) else []
+        urls = [part.image_url for part in parts if part.type == "image_url"]
+        if len(urls) != 2:
+            raise HTTPException(422, f"expected two parts of type image_url in the last message; found {len(urls)}")
+        before, after = (_decoded(url.url if isinstance(url, ImageURL) else url or "") for url in urls)
+        prompt = "\n".join(part.text for part in parts if part.type == "text")
+        return ImagePair(before, after, where=False, prompt=prompt or None)
+
+
+def make_app(
+    captioner: PairCaptioner,
+    model: str,
+    *,
     batch_size: int,
-    queue: int,
-    max_mb: float,
+    max_bytes: int,
     timeout: float,
     answer_timeout: float,
     hosts: Sequence[str],
-) -> litserve.LitServer:
-    """A server that is ready to run.
+) -> FastAPI:
+    """The application, ready to run.
 
     Args:
-        options: of the captioner.
-        batch_size: most pairs that are answered at once.
-        queue: requests that may be under way; further ones are refused.
-        max_mb: of a request.
-        timeout: seconds that a request may take to arrive.
+        captioner: the captioner.
+        model: its name for clients.
+        batch_size: maximal pairs per batch.
+        max_bytes: maximal size of a request.
+        timeout: seconds in which a request must have arrived.
         answer_timeout: seconds that an answer may take.
-        hosts: names by which the server may be called; others are those of a page that abuses a browser.
+        hosts: names by which the server may be called; others come from a page that abuses a browser.
     """
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
+    batcher = Batcher(captioner, batch_size, answer_timeout)
 
-    api = PairAPI(options, batch_size)
-    server = litserve.LitServer(
-        api,
-        accelerator="auto" if options.device == "auto" else "cpu",  # a device that is named is opened by the worker
-        devices="auto" if options.device == "auto" else 1,
-        timeout=answer_timeout,
-        disable_openapi_url=True,
-        middlewares=[
-            (Limits, {"queue": queue, "max_bytes": int(max_mb * 1e6), "seconds": timeout}),
-            (TrustedHostMiddleware, {"allowed_hosts": list(hosts)}),
-        ],
-    )
-    handler = RegularRequestHandler(api, server)
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with batcher:
+            yield
 
-    async def answer(before: bytes, after: bytes, where: bool, prompt: str | None) -> dict[str, Any]:
-        request = {"before": before, "after": after, "where": where, "prompt": prompt}
-        try:
-            found: dict[str, Any] = await asyncio.wait_for(handler.handle_request(request, dict), answer_timeout)
-        except asyncio.TimeoutError:
-            raise Refused(503, f"no answer within {answer_timeout:g} seconds; try again later") from None
-        if "error" in found:
-            raise Refused(422, found["error"])
-        if "failed" in found:
-            raise Refused(500, found["failed"])
-        return found
+    # the pages of documentation would load scripts from elsewhere
+    app = FastAPI(title="lightning_idc", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(Limits, max_bytes=max_bytes, seconds=timeout)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
-    # LitServe's own start page and the route of its queue make room for ours
-    kept = [route for route in server.app.router.routes if getattr(route, "path", "") not in ("/", PATH)]
-    server.app.router.routes[:] = kept
-    add_routes(server.app, answer, options.model or "clevr")
-    return server
+    @app.exception_handler(AnyHTTPException)
+    async def refused(request: Request, error: AnyHTTPException) -> JSONResponse:
+        return JSONResponse(error_body(str(error.detail)), error.status_code)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        texts = [f"{'.'.join(map(str, one['loc'][1:])) or 'the request'}: {one['msg']}" for one in error.errors()]
+        return JSONResponse(error_body("; ".join(texts)), 422)
+
+    @app.post("/describe")
+    async def describe(before: UploadFile, after: UploadFile, where: bool = True) -> dict[str, Any]:
+        """Say what changed between two image files, and where."""
+        return await batcher.answer(ImagePair(await before.read(), await after.read(), where, None))
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Chat) -> dict[str, Any]:
+        """Answer a chat whose last message has two images."""
+        if request.stream:
+            raise HTTPException(400, "answers are not streamed; leave stream out")
+        return _completion(await batcher.answer(request.pair()), model)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The name of the captioner."""
+        return {"object": "list", "data": [{"id": model, "object": "model", "owned_by": "lightning_idc"}]}
+
+    @app.get("/health", response_class=PlainTextResponse)
+    async def health() -> str:
+        """Whether the captioner is loaded."""
+        return "ok"
+
+    @app.get("/samples")
+    async def samples() -> list[str]:
+        """Names of pairs of images to try."""
+        names = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
+        # a captioner that comes with the library knows its own kind of images only
+        return [name for name in names if name.partition("-")[0] == model] or names
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(PAGE, headers={"Content-Security-Policy": POLICY})
+
+    app.mount("/samples", StaticFiles(directory=SAMPLES))
+    return app
+
+
+def _decoded(address: str) -> bytes:
+    """Content of a data URL."""
+    head, _, data = address.partition(",")
+    if not head.startswith("data:image/") or not head.endswith(";base64"):
+        raise HTTPException(422, "an image is not a data URL (data:image/png;base64,...); addresses are never fetched")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise HTTPException(422, "an image is not base64") from None
+
+
+def _completion(answer: dict[str, Any], model: str) -> dict[str, Any]:
+    message = {"role": "assistant", "content": answer["caption"]}
+    return {
+        "id": f"chatcmpl-{uuid.uuid4().hex}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+        "pair": {name: answer[name] for name in ("change_score", "changed", "log_prob", "notes")},
+    }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -34,12 +36,14 @@ class Described(TypedDict):
     notes: list[str]
 
 
-def make_tool_server(captioner: PairCaptioner) -> MCPServer:
+def make_tool_server(captioner: PairCaptioner, folders: Sequence[Path]) -> MCPServer:
     """A server with the tool ``describe_change``, ready to run.
 
     Args:
-        captioner: that answers.
+        captioner: the captioner.
+        folders: folders below which images are read; no other file is opened.
     """
+    readable = [folder.resolve() for folder in folders]
     about = f"Knows {captioner.input_spec.domain or 'the kind of images it was trained on'} only."
     server = MCPServer(
         "lightning_idc", instructions=f"Says what changed between two images. {about}", log_level="ERROR"
@@ -47,18 +51,22 @@ def make_tool_server(captioner: PairCaptioner) -> MCPServer:
     turn = threading.Lock()
 
     def describe_change(before: str, after: str) -> Described:
+        for image in (before, after):
+            path = Path(image).resolve()
+            if not any(path.is_relative_to(folder) for folder in readable):
+                raise ToolError(f"{image!r} is not below {', '.join(map(str, readable))}; see --folders")
         try:
             with turn, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
-                found = answer_pairs(captioner, [captioner.input_spec.read(before, after)])[0]
+                answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)])[0]
         except IDCError as error:
             raise ToolError(str(error)) from error
         return {
-            "caption": found.caption,
-            "change_score": found.change_score,
-            "changed": found.changed,
-            "regions": found.boxes,
-            "size": list(found.size or ()),
+            "caption": answer.caption,
+            "change_score": answer.change_score,
+            "changed": answer.changed,
+            "regions": answer.boxes,
+            "size": list(answer.size or ()),
             "notes": [str(note.message) for note in caught],
         }
 

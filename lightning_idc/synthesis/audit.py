@@ -15,6 +15,7 @@ from lightning_idc.synthesis.progress import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError, StoreError
 from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
@@ -41,9 +42,10 @@ class Audit(PipelineStage):
         title: str = "Audit",
         images: Sequence[str] = ("before", "after"),
         texts: Sequence[str] = ("captions", "caption", "description"),
-        max_pairs: int = 600,
+        max_pairs: PositiveInt = 600,
         seed: int = 0,
     ) -> None:
+        check_arguments(Audit.__init__, locals())
         super().__init__(seed)
         self.page, self.title, self.max_pairs = Path(page), title, max_pairs
         self.images, self.texts = tuple(images), tuple(texts)
@@ -52,8 +54,8 @@ class Audit(PipelineStage):
         return records
 
     def finish(self, store: RecordStore) -> None:
-        kept, reasons = store.counts()
-        counts = {"kept": kept, **reasons}
+        remaining, reasons = store.counts()
+        counts = {"kept": remaining, **reasons}
         shown = min(self.max_pairs, len(store))
         subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
         about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
@@ -149,8 +151,9 @@ def _lines(value: Any) -> list[str]:
 
 def _details(dropped: dict[str, Any]) -> str:
     value = dropped["value"]
-    found = "" if value in (None, "") else f"found {value}"
-    return plain(", ".join(text for text in (found, f"asked {dropped['limit']}" if dropped["limit"] else "") if text))
+    parts = [] if value in (None, "") else [f"found {value}"]
+    parts += [f"asked {dropped['limit']}"] if dropped["limit"] else []
+    return plain(", ".join(parts))
 
 
 def _told(step: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 BITS = 64
@@ -75,18 +76,17 @@ class Deduplicate(PipelineStage):
         seed: see `PipelineStage`.
 
     Raises:
-        ConfigError: a record lacks one of the facts, or ``distance`` is out of range.
+        ConfigError: there is no fact to compare, a record lacks one, or ``distance`` is below 0.
         DataError: two records have one name.
     """
 
     def __init__(
-        self, facts: Sequence[str] = (HASHES,), against: str | None = None, distance: int = 4, seed: int = 0
+        self, facts: Sequence[str] = (HASHES,), against: str | None = None, distance: NonNegativeInt = 4, seed: int = 0
     ) -> None:
+        check_arguments(Deduplicate.__init__, locals())
         super().__init__(seed)
-        if not facts or not 0 <= distance < BITS:
-            raise ConfigError(
-                f"facts is {list(facts)} and distance {distance}; expected a fact to compare, and 0 to {BITS - 1} bits"
-            )
+        if not facts:
+            raise ConfigError("facts is empty; expected the name of a fact to compare")
         self.names, self.against, self.distance = tuple(facts), against, distance
         self.copies: dict[str, tuple[str, str]] = {}  # why a record is dropped, and the one that it is a copy of
 
@@ -150,11 +150,11 @@ class _Seen:
         return None
 
     def find_or_add(self, digest: bytes, hashes: str, id: str) -> str | None:
-        found = self.find(digest, hashes)
-        if found is None:
+        key = self.find(digest, hashes)
+        if key is None:
             for piece in self._pieces(digest, hashes):
                 self.pieces.setdefault(piece, []).append((hashes, id))
-        return found
+        return key
 
     def _pieces(self, digest: bytes, hashes: str) -> list[tuple[bytes, int, str]]:
         size = max(1, len(hashes) // (self.distance + 1))

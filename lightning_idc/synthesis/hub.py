@@ -35,8 +35,8 @@ def push_records(
         DataError: as `export_records`, before anything is sent.
         ConfigError: the hub does not answer, or refuses.
     """
-    with tempfile.TemporaryDirectory() as place:
-        output = Output(place, "data set of pairs")
+    with tempfile.TemporaryDirectory() as folder:
+        output = Output(folder, "data set of pairs")
         with output as draft:
             export_records(store, f"{draft}/data", images=images)
             fill(draft / CARD, card_of(store, repo))

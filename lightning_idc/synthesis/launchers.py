@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -54,7 +55,10 @@ class ArrayTask(Launcher):
         ConfigError: neither the arguments nor SLURM say which task this is, or the array has gaps.
     """
 
-    def __init__(self, task: int | None = None, tasks: int | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self, task: NonNegativeInt | None = None, tasks: PositiveInt | None = None, device: str = "cpu"
+    ) -> None:
+        check_arguments(ArrayTask.__init__, locals())
         self.task, self.tasks, self.device = task, tasks, device
 
     def launch(self, stage: BasePipelineStage, job: Job) -> None:

@@ -74,8 +74,8 @@ def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None
         parser = ArgumentParser(exit_on_error=False)
         parser.add_subclass_arguments(kind, name) if name == "model" else parser.add_argument(f"--{name}", type=kind)
         try:
-            found: Namespace = parser.instantiate_classes(parser.parse_object({name: deepcopy(values[name])}))
-            made[name] = found[name]
+            instances: Namespace = parser.instantiate_classes(parser.parse_object({name: deepcopy(values[name])}))
+            made[name] = instances[name]
         except Exception as error:  # whatever a constructor raises would end the run there
             problems.append(" ".join(str(error).split()))
     return problems, made["model"], made["source"]
@@ -123,8 +123,8 @@ def _disk(folder: Path, needed: float) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Print the problems of the steps in a file; the exit status says whether there are any."""
-    given = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    problems = preflight(given["steps"], given["folder"])
+    steps = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    problems = preflight(steps["steps"], steps["folder"])
     print("\n".join(problems))
     return 1 if problems else 0
 

@@ -14,7 +14,7 @@ from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
-from lightning_idc.utils.errors import check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_arguments
 
 
 class _Worker:
@@ -56,13 +56,13 @@ class RayPool(Launcher):
 
     def __init__(
         self,
-        workers: int = 2,
-        num_cpus: float = 1,
-        num_gpus: float = 0,
-        retries: int = 3,
+        workers: PositiveInt = 2,
+        num_cpus: NonNegativeFloat = 1,
+        num_gpus: NonNegativeFloat = 0,
+        retries: NonNegativeInt = 3,
         address: str | None = None,
     ) -> None:
-        check_number("workers", workers, minimum=1)
+        check_arguments(RayPool.__init__, locals())
         self.workers, self.num_cpus, self.num_gpus = workers, num_cpus, num_gpus
         self.retries, self.address = retries, address
 

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_idc.data.tables.files import check_shares
 from lightning_idc.synthesis.export import suffix_of
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import Share, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
@@ -39,15 +41,14 @@ class ReleasePairs(PipelineStage):
         self,
         folder: str,
         caption: str = "summary",
-        shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
         together: Literal["file", "id"] = "file",
         seed: int = 0,
         overwrite: bool = False,
     ) -> None:
+        check_arguments(ReleasePairs.__init__, locals())
         super().__init__(seed)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(f"shares is {tuple(shares)}; expected three numbers that sum to 1, for train, val, test")
-        check_choice("together", together, ("file", "id"))
+        check_shares(shares)
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
         self.overwrite = overwrite
 

@@ -29,7 +29,8 @@ from lightning_idc.synthesis.reading import read_ahead
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RECORDS, REMEDY, RecordSource, RecordStore, failed_in, write_records
-from lightning_idc.utils.errors import ConfigError, DataError, StoreError, check_choice, check_number
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError, StoreError
 
 _POLL = 0.2
 """Seconds between looks for shards that other processes make."""
@@ -58,21 +59,15 @@ class Job:
         self,
         source: str | Path | RecordSource,
         target: str | Path,
-        batch_size: int = 16,
-        shard_size: int = 128,
-        num_workers: int = 0,
-        limit: int | None = None,
+        batch_size: PositiveInt = 16,
+        shard_size: PositiveInt = 128,
+        num_workers: NonNegativeInt = 0,
+        limit: PositiveInt | None = None,
         keep_dropped: KeepDropped = "all",
         image_format: ImageFormat = "png",
-        max_failures: int = 100,
+        max_failures: NonNegativeInt = 100,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("shard_size", shard_size), ("limit", limit)):
-            if value is not None:
-                check_number(name, value, minimum=1)
-        check_number("num_workers", num_workers, minimum=0)
-        check_number("max_failures", max_failures, minimum=0)
-        check_choice("keep_dropped", keep_dropped, ("all", "thumbnails", "none"))
-        check_choice("image_format", image_format, ("png", "jpeg", "webp"))
+        check_arguments(Job.__init__, locals())
         if isinstance(source, RecordStore):
             source = source.folder
         self.source_folder = Path(source).resolve() if isinstance(source, str | Path) else None

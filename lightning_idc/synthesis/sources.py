@@ -8,7 +8,8 @@ from pathlib import Path
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.synthesis.records import Record, encode_png
-from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
+from lightning_idc.utils.errors import DataError, DatasetNotFoundError
 from lightning_idc.utils.files import file_digest, fingerprint
 from lightning_idc.utils.paths import inside
 
@@ -29,7 +30,8 @@ class ImageFolder:
         DatasetNotFoundError: there is no such folder, or no image in it.
     """
 
-    def __init__(self, root: str, pattern: str = "*", copies: int = 1) -> None:
+    def __init__(self, root: str, pattern: str = "*", copies: PositiveInt = 1) -> None:
+        check_arguments(ImageFolder.__init__, locals())
         self.root = Path(root).expanduser()
         if not self.root.is_dir():
             raise DatasetNotFoundError(f"there is no folder {root!r}; name one with images")
@@ -37,8 +39,6 @@ class ImageFolder:
         self.names = sorted(path.relative_to(self.root).as_posix() for path in files)
         if not self.names:
             raise DatasetNotFoundError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
-        if copies < 1:
-            raise ConfigError(f"copies is {copies}; expected at least 1")
         self.copies = copies
 
     @cached_property
@@ -142,7 +142,8 @@ class SamplePhotos(ImageFolder):
         DatasetNotFoundError: neither package is installed.
     """
 
-    def __init__(self, copies: int = 1) -> None:
+    def __init__(self, copies: PositiveInt = 1) -> None:
+        check_arguments(SamplePhotos.__init__, locals())
         from importlib.util import find_spec
 
         self._paths: dict[str, Path] = {}

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     PositiveInt = int
     NonNegativeInt = int
     TwoOrMore = int
+    AllOrCount = int
+    Seed = int
     PositiveFloat = float
     NonNegativeFloat = float
     Share = float
@@ -73,6 +75,8 @@ else:
     PositiveInt = _bounded(int, "int >= 1", "at least 1", lambda n: n >= 1)
     NonNegativeInt = _bounded(int, "int >= 0", "at least 0", lambda n: n >= 0)
     TwoOrMore = _bounded(int, "int >= 2", "at least 2", lambda n: n >= 2)
+    AllOrCount = _bounded(int, "int >= -1", "at least -1, which is all", lambda n: n >= -1)
+    Seed = _bounded(int, "0 <= int < 2**32", "at least 0 and less than 2**32", lambda n: 0 <= n < 2**32)
     PositiveFloat = _bounded(float, "float > 0", "a number above 0", lambda x: 0 < x < math.inf)
     NonNegativeFloat = _bounded(float, "float >= 0", "at least 0", lambda x: 0 <= x < math.inf)
     Share = _bounded(float, "0 <= float <= 1", "a number from 0 to 1", lambda x: 0 <= x <= 1)
@@ -117,7 +121,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
     """
     for name, hint in _argument_hints(function):
         if name in values:
-            _check(name, values[name], hint)
+            check_value(name, values[name], hint)
 
 
 def check_fields(instance: Any) -> None:
@@ -130,7 +134,7 @@ def check_fields(instance: Any) -> None:
         ConfigError: a field is out of its bounds, or none of its choices.
     """
     for name, hint in _field_hints(cast(Any, type(instance))):
-        _check(name, getattr(instance, name), hint)
+        check_value(name, getattr(instance, name), hint)
 
 
 @cache
@@ -168,8 +172,17 @@ def _is_checked(hint: Any) -> bool:
     return _is_bound(hint) or get_origin(hint) is Literal or any(_is_checked(part) for part in get_args(hint))
 
 
-def _check(name: str, value: Any, hint: Any) -> None:
-    """Check a value, and the values within it, against a type."""
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Check a value, and the values within it, against the bounds and choices of a type.
+
+    Args:
+        name: beginning of the message.
+        value: the value.
+        hint: the type.
+
+    Raises:
+        ConfigError: the value is out of its bounds, or none of its choices.
+    """
     origin, parts = get_origin(hint), get_args(hint)
     if _is_bound(hint):
         if expected := hint.fault(value):
@@ -183,13 +196,14 @@ def _check(name: str, value: Any, hint: Any) -> None:
         if not isinstance(value, tuple | list) or len(value) != len(parts):
             raise ConfigError(f"{name} is {value!r}; expected {len(parts)} values")
         for number, (item, part) in enumerate(zip(value, parts, strict=True)):
-            _check(f"{name}[{number}]", item, part)
+            check_value(f"{name}[{number}]", item, part)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            _check(f"{name}.{key}", item, parts[-1])
+            check_value(f"a key of {name}", key, parts[0])
+            check_value(f"{name}.{key}", item, parts[-1])
     elif isinstance(value, Collection) and not isinstance(value, str) and _is_class_of(origin, Iterable):
         for number, item in enumerate(value):
-            _check(f"{name}[{number}]", item, parts[0])
+            check_value(f"{name}[{number}]", item, parts[0])
 
 
 def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> None:
@@ -201,7 +215,7 @@ def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> None:
     options = tuple(option for option in options if option is not types.NoneType)
     same_shape = [option for option in options if _is_checked(option) and _has_shape(value, option)]
     if same_shape or all(map(_is_checked, options)):
-        _check(name, value, (same_shape or options)[0])
+        check_value(name, value, (same_shape or options)[0])
 
 
 def _has_shape(value: Any, hint: Any) -> bool:

@@ -13,13 +13,15 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
+_OF_WORKER = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+Error: ", re.DOTALL | re.MULTILINE)
+"""PyTorch makes an error of a loader's worker anew, with the traceback of the worker before its message."""
 
 
 class IDCError(ValueError):
     """Base of all errors that a user can fix; its message is one line, whatever another library put into it."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(_LINE_BREAK.sub(" ", message).strip())
+        super().__init__(_LINE_BREAK.sub(" ", _OF_WORKER.sub("", message)).strip())
 
 
 class ConfigError(IDCError):
@@ -119,9 +121,9 @@ def reading(path: Any) -> Iterator[None]:
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
         # torch lists what does not fit on lines of their own
-        said = " ".join(line.strip() for line in lines[:3])[:300]
+        message = " ".join(line.strip() for line in lines[:3])[:300]
         raise CheckpointError(
-            f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {said}); "
+            f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {message}); "
             "use another copy of it, or make it anew"
         ) from error
 
@@ -149,17 +151,17 @@ def loading_model(name: Any) -> Iterator[None]:
             "so do not load it; ask for weights as safetensors"
         ) from error
     except Exception as error:
-        said = " ".join(str(error).split())
-        if any(words in said for words in ("trust_remote_code", "does not recognize", "Unrecognized")):
+        message = " ".join(str(error).split())
+        if any(words in message for words in ("trust_remote_code", "does not recognize", "Unrecognized")):
             raise ConfigError(
                 f"{str(name)!r} is of a type that the installed transformers does not know, or brings code of its own, "
                 "which is never run; choose a model that transformers itself has, or update transformers"
             ) from error
         if isinstance(error, (OSError, ImportError)) or type(error) is ValueError:
-            raise ConfigError(f"{str(name)!r} cannot be loaded: {said[:300]}") from error
+            raise ConfigError(f"{str(name)!r} cannot be loaded: {message[:300]}") from error
         raise ConfigError(
-            f"{str(name)!r} cannot be loaded ({type(error).__name__}: {said[:300]}); a file of it is damaged, or was "
-            "made by another program or version: use another copy of it"
+            f"{str(name)!r} cannot be loaded ({type(error).__name__}: {message[:300]}); a file of it is damaged, or "
+            "was made by another program or version: use another copy of it"
         ) from error
 
 

@@ -74,13 +74,13 @@ def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
 def unseal(text: str) -> dict[str, Any] | None:
     """The values of :func:`seal`; None where the text is not what was sealed."""
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         return None
-    sealed = found.pop("seal", None)
-    return found if sealed == digest(json.dumps(found, sort_keys=True)) else None
+    sealed = content.pop("seal", None)
+    return content if sealed == digest(json.dumps(content, sort_keys=True)) else None
 
 
 def default_cache_dir() -> Path:
@@ -104,22 +104,22 @@ def digest(*parts: Any) -> str:
 
 def digest_of_all(parts: Iterable[Any]) -> str:
     """:func:`digest` of parts that are made as they are asked for."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
-        found.update(part.encode(errors="surrogatepass") if isinstance(part, str) else part)
-    return found.hexdigest()
+        state.update(part.encode(errors="surrogatepass") if isinstance(part, str) else part)
+    return state.hexdigest()
 
 
 def file_digest(path: Path, start: int = 0, end: int | None = None) -> str:
     """BLAKE2b of a file, or of its bytes from ``start`` up to ``end``, read a block at a time."""
-    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
     left = math.inf if end is None else end - start
     with path.open("rb") as file:
         file.seek(start)
         while left > 0 and (block := file.read(int(min(left, _BLOCK)))):
-            found.update(block)
+            state.update(block)
             left -= len(block)
-    return found.hexdigest()
+    return state.hexdigest()
 
 
 def fingerprint(value: Any) -> str:

@@ -15,12 +15,12 @@ def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
     Args:
         stub: ``__init__.pyi`` with nothing but ``from MODULE import NAME as PUBLIC``.
     """
-    found = {}
+    homes = {}
     for node in ast.parse(Path(stub).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                found[alias.asname or alias.name] = (node.module or "", alias.name)
-    return found
+                homes[alias.asname or alias.name] = (node.module or "", alias.name)
+    return homes
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:

@@ -171,13 +171,13 @@ def full_name(name: str) -> str:
         return f"{package}.{original}" if path.startswith(f"{module}.") else name
     if name in _public():
         return f"{_public()[name][0]}.{name}"
-    known = set(_public())
+    names_of_classes = set(_public())
     for module in MODULES:
         names = {other for other in bindings(module) if other[:1].isupper()}
         if name in names:
             return f"{module}.{name}"
-        known |= names
-    close = difflib.get_close_matches(name, known, 1, 0.6)
+        names_of_classes |= names
+    close = difflib.get_close_matches(name, names_of_classes, 1, 0.6)
     hint = f"did you mean {close[0]!r}?" if close else "expected a public name or the path of a class (--import MODULE)"
     raise ConfigError(f"there is no class {name!r}; {hint}")
 

@@ -337,7 +337,7 @@ def _behind_links(path: Path) -> Path:
     """The file that a link leads to; other paths as they are."""
     if not path.is_symlink():
         return path
-    found = Path(os.path.realpath(path))
-    if found.is_symlink():
+    target = Path(os.path.realpath(path))
+    if target.is_symlink():
         raise ConfigError(f"{str(path)!r} is a link that leads in a circle; name another file")
-    return found
+    return target

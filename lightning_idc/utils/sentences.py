@@ -41,9 +41,9 @@ def sentence_end(text: str) -> int | None:
     """
     text = text.rstrip()
     plain = _QUOTED.sub(_without_stops, text)
-    for found in _END.finditer(plain):
-        if found["mark"] is None or _ends(plain[: found.start()], found, plain[found.end() :].lstrip()):
-            return found.end()
+    for match in _END.finditer(plain):
+        if match["mark"] is None or _ends(plain[: match.start()], match, plain[match.end() :].lstrip()):
+            return match.end()
     return None
 
 
@@ -52,10 +52,10 @@ def _without_stops(quoted: re.Match[str]) -> str:
     return "x" * (len(quoted[0]) - 2) + quoted[0][-2:]
 
 
-def _ends(before: str, found: re.Match[str], after: str) -> bool:
+def _ends(before: str, match: re.Match[str], after: str) -> bool:
     """Whether marks end a sentence."""
-    if found["mark"] != "." or len(found[0]) > 1:
-        unfinished = found["mark"].endswith(("..", "\u2026"))
+    if match["mark"] != "." or len(match[0]) > 1:
+        unfinished = match["mark"].endswith(("..", "\u2026"))
         return after.lstrip("\"'\u201c\u2018([")[:1].isupper() or not (after or unfinished)
     spoken = re.search(r"\w[\w.]*$", before)
     word = spoken[0].lower() if spoken is not None else ""

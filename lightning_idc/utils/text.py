@@ -50,6 +50,6 @@ def plain(text: str, encoding: str | None = None) -> str:
 
     A caption must not move a terminal's cursor, nor end a test because a console knows no umlauts.
     """
-    kept = "".join(" " if unicodedata.category(c) in _HIDDEN and c not in _JOINERS else c for c in text)
-    line = " ".join(kept.split())
+    visible = "".join(" " if unicodedata.category(c) in _HIDDEN and c not in _JOINERS else c for c in text)
+    line = " ".join(visible.split())
     return line if encoding is None else line.encode(encoding, "replace").decode(encoding)

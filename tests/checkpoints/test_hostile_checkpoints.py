@@ -97,7 +97,7 @@ def test_a_module_in_this_folder_is_imported_only_when_it_is_named(
 ) -> None:
     monkeypatch.setattr("sys.path", [place for place in __import__("sys").path if place])
     monkeypatch.setenv("LIGHTNING_IDC_IMPORT", "")
-    assert main(["recipes", "ls", "--import", "evil_mod"]) == 0
+    assert main(["list", "recipes", "--import", "evil_mod"]) == 0
     assert (folder / "PWNED").exists()
-    assert main(["recipes", "ls", "--import", "nowhere_to_be_found"]) == 1
+    assert main(["list", "recipes", "--import", "nowhere_to_be_found"]) == 1
     assert "nowhere_to_be_found" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The verb `questions`: answers scored, and a tiny vision-language captioner asked, with and without CoCoT."""
+"""`predict --questions` and `score --questions`, with a tiny vision-language captioner, with and without CoCoT."""
 
 from __future__ import annotations
 
@@ -35,37 +35,37 @@ def table(folder: Path) -> Path:
 def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.json"
     said = [("1", "a", "(a)"), ("1", "b", "B."), ("2", "a", "(a)"), ("2", "b", "who knows")]
-    answers.write_text(json.dumps([dict(zip(("pair", "answer", "said"), row, strict=True)) for row in said]))
-    assert main(["questions", "score", str(answers), "--out", str(tmp_path / "result.json")]) == 0
+    answers.write_text(json.dumps([dict(zip(("pair", "answer", "response"), row, strict=True)) for row in said]))
+    assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path / "result.json")]) == 0
     told = capsys.readouterr()
     assert "pairs with both answers right: 50.0 % of 2" in told.out
     assert "75.0 % of 4" in told.out and "1 answers choose nothing" in told.err
     expected = {"file": "answers.json", "letters": "ab", "pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
     assert json.loads((tmp_path / "result.json").read_text()) == expected
-    assert main(["questions", "score", str(answers), "--json"]) == 0
+    assert main(["score", str(answers), "--questions", "pairs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == expected
-    assert main(["questions", "score", str(answers), "--letters", "aa"]) == 1
+    assert main(["score", str(answers), "--questions", "pairs", "--letters", "aa"]) == 1
     assert "at least two different letters" in capsys.readouterr().err
 
 
 def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.jsonl"
-    text = "".join(json.dumps({"pair": "1", "answer": key, "said": key}) + "\n" for key in "ab")
+    text = "".join(json.dumps({"pair": "1", "answer": key, "response": key}) + "\n" for key in "ab")
     answers.write_text(text)
-    assert main(["questions", "score", str(answers), "--out", str(answers)]) == 1
+    assert main(["score", str(answers), "--questions", "pairs", "--out", str(answers)]) == 1
     assert "is what is read, and would be lost" in capsys.readouterr().err
     assert answers.read_text() == text
-    assert main(["questions", "score", str(answers), "--out", str(tmp_path)]) == 1
+    assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path)]) == 1
     assert "is a folder; name a file in it" in capsys.readouterr().err
 
 
 def test_a_single_answer_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = tmp_path / "answers.jsonl"
-    answers.write_text(json.dumps({"pair": "spatialmap.0", "answer": "a", "said": "(a)"}) + "\n")
-    assert main(["questions", "score", str(answers), "--by-task"]) == 0
+    answers.write_text(json.dumps({"pair": "spatialmap.0", "answer": "a", "response": "(a)"}) + "\n")
+    assert main(["score", str(answers), "--questions", "tasks"]) == 0
     assert "all: 100.0 % of 1" in capsys.readouterr().out
     answers.write_text(json.dumps({"1": "a"}))
-    assert main(["questions", "score", str(answers), "--by-task"]) == 1
+    assert main(["score", str(answers), "--questions", "tasks"]) == 1
     assert "holds a map; expected a list of records" in capsys.readouterr().err
 
 
@@ -144,12 +144,12 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
         "spatialreal.1.0": "who knows",
     }
     lines = [
-        json.dumps({"pair": q.pair, "answer": q.answer, "said": said[q.pair], "words": q.words})
+        json.dumps({"pair": q.pair, "answer": q.answer, "response": said[q.pair], "words": q.words})
         for q in asked
         if q.pair in said
     ]
     (tmp_path / "said.jsonl").write_text("\n".join(lines))
-    assert main(["questions", "score", str(tmp_path / "said.jsonl"), "--by-task", "--letters", "abcd"]) == 0
+    assert main(["score", str(tmp_path / "said.jsonl"), "--questions", "tasks", "--letters", "abcd"]) == 0
     printed = capsys.readouterr()
     assert "spatialmap: 100.0 % of 2" in printed.out and "spatialreal: 0.0 % of 2" in printed.out
     assert "1 answers choose nothing" in printed.err
@@ -198,7 +198,7 @@ def test_a_captioner_is_asked(
         "prompt_inputs",
         lambda self, prompts, sizes: (asked.extend(prompts), prompt_inputs(self, prompts, sizes))[1],
     )
-    given = ["questions", "ask", str(table(tmp_path)), "--model", str(checkpoint), "--tokens", "5"]
+    given = ["predict", str(table(tmp_path)), "--questions", "--model", str(checkpoint), "--tokens", "5"]
     records: dict[bool, list[dict[str, Any]]] = {}
     for contrast in (False, True):
         asked.clear()
@@ -212,7 +212,7 @@ def test_a_captioner_is_asked(
             assert all(prompt.startswith(records[True][0]["differences"].strip()) for prompt in questions)
     assert "differences" not in records[False][0]
     capsys.readouterr()
-    assert main(["questions", "score", str(out)]) == 0
+    assert main(["score", str(out), "--questions", "pairs"]) == 0
     assert "% of 1" in capsys.readouterr().out
 
 
@@ -232,7 +232,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     pictures(folder / "MMVP Images", "1.jpg", "2.jpg")
     lines = ["Index,Question,Options,Correct Answer", "1,Open?,(a) Yes (b) No,(a)", "2,Open?,(a) Yes (b) No,(b)"]
     (folder / "Questions.csv").write_text("\n".join(lines))
-    given = ["questions", "ask", str(folder / "Questions.csv"), "--model", str(checkpoint), "--tokens", "4"]
+    given = ["predict", str(folder / "Questions.csv"), "--questions", "--model", str(checkpoint), "--tokens", "4"]
     out = tmp_path / "out.jsonl"
     assert main([*given, "--single", "--out", str(out)]) == 0
     assert asked == [(["1.jpg"], "Open? (a) Yes (b) No"), (["2.jpg"], "Open? (a) Yes (b) No")]
@@ -246,7 +246,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     ]
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [record["answer"] for record in records] == ["(a)", "(b)"] and all("differences" in r for r in records)
-    tasks = ["questions", "ask", str(spatial(tmp_path / "vqa.parquet")), "--model", str(checkpoint)]
+    tasks = ["predict", str(spatial(tmp_path / "vqa.parquet")), "--questions", "--model", str(checkpoint)]
     more = ["--tokens", "3", "--tasks", "spatialreal", "--out", str(out)]
     monkeypatch.setattr(QuestionAnswerer, "__call__", call)
     assert main([*tasks, *more]) == 0
@@ -277,12 +277,10 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
 
 
 def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["questions", "ask", str(table(tmp_path))]
+    given = ["predict", str(table(tmp_path)), "--questions"]
     for more, told in (
-        ([], "name a file with --out"),
         (["--out", str(tmp_path / "x")], "name one with --model"),
-        (["--out", str(tmp_path / "x"), "--model", "m", "--tokens", "0"], "at least one"),
-        (["--out", given[-1], "--model", "m"], "is what is read, and would be lost; name another file"),
+        (["--out", given[1], "--model", "m"], "is what is read, and would be lost; name another file"),
         (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),
     ):
         assert main([*given, *more]) == 1

@@ -29,7 +29,7 @@ def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
 
 
 def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_names(runs: Any, tmp_path: Path) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert names(runs) == ["first", "second", "test"]
     assert Path(runs[-1][1]["ckpt_path"]).is_relative_to(tmp_path / "out" / "second")
     record = json.loads((tmp_path / "out" / "test" / DONE).read_text())
@@ -39,17 +39,17 @@ def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_n
 def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A zero-shot row behind a training of the same class is not that training."""
     Path("toy.yaml").write_text(RECIPE.replace("test: {of: second}", "test: {run: test}"))
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert "ckpt_path" not in runs[-1][1] and "weights: as built" in capsys.readouterr().out
 
 
 def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.second.trainer.enable_checkpointing", "false"]) == 1
+    assert main(["run", "toy.yaml", "--out", "out", "--stages.second.trainer.enable_checkpointing", "false"]) == 1
     assert "stage that saves no checkpoint has no best one" in capsys.readouterr().err
 
 
 def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out", "--smoke", "--trainer.max_epochs", "1"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out", "--smoke", "--trainer.max_epochs", "1"]) == 0
     assert {run["data"]["init_args"]["items"] for _, run in runs} == {4}
     assert {run["trainer"]["max_epochs"] for _, run in runs} == {1}
 
@@ -69,7 +69,7 @@ def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_ke
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ["--stages.second.model.fail_at", "5", "--model.width", "4"]
-    assert main(["run", "toy.yaml", "--run_dir", "out", *keys]) == 1
+    assert main(["run", "toy.yaml", "--out", "out", *keys]) == 1
     said = capsys.readouterr().err
     assert "became nan at step 5" in said and "lightning-idc run toy.yaml --resume out" in said
     assert names(runs) == ["first", "second"]
@@ -84,7 +84,7 @@ def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_ke
 
 @pytest.mark.slow
 def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.test.trainer.limit_test_batches", "0"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out", "--stages.test.trainer.limit_test_batches", "0"]) == 0
     (tmp_path / "out" / "test" / DONE).unlink()
     (tmp_path / "out").rename(tmp_path / "moved")
     runs.clear()
@@ -104,7 +104,7 @@ def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
 def test_resuming_what_is_not_there_is_an_error(
     runs: Any, capsys: pytest.CaptureFixture[str], break_it: Callable[[], Any], says: str
 ) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     runs.clear()
     break_it()
     recipe = "toy.yaml" if Path("toy.yaml").exists() else "other.yaml"
@@ -114,8 +114,8 @@ def test_resuming_what_is_not_there_is_an_error(
 
 @pytest.mark.slow
 def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 1
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 1
     assert "holds a run already" in capsys.readouterr().err
 
 
@@ -130,7 +130,7 @@ def resumed(runs: Any, *arguments: str) -> list[str]:
 def test_a_stage_whose_recipe_was_changed_runs_again(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     Path("toy.yaml").write_text(RECIPE + "# a comment\n")
     assert resumed(runs) == []
     assert resumed(runs, "--model.width", "4") == [], "keys of the command are for what is not finished"
@@ -149,7 +149,7 @@ def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew
     recipe, base = base.split("base:\n")
     Path("shared.yaml").write_text(f"base:\n{base}")
     Path("toy.yaml").write_text(f"{recipe}defaults: [shared]\nstages:\n{rest}")
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert resumed(runs) == []
     Path("shared.yaml").write_text(f"base:\n{base}".replace("width: 3", "width: 6"))
     assert resumed(runs) == ["second", "test"], "the first stage names another class, and so other arguments"
@@ -161,7 +161,7 @@ def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
 ) -> None:
     """They are compared in one table, for which they must be runs of the same settings."""
     keys = ["--model.width", "4", "--trainer.max_epochs", "1", "--stages.second.model.fail_at", "1"]
-    assert main(["run", "toy.yaml", "--seeds", "1,2", "--run_dir", "out", *keys]) == 1
+    assert main(["run", "toy.yaml", "--seeds", "1,2", "--out", "out", *keys]) == 1
     assert "lightning-idc run toy.yaml --seeds 1,2 --resume out" in capsys.readouterr().err
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 1 and runs == []
@@ -193,7 +193,7 @@ def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
         Image.new("RGB", (24, 24), (50 * number, 0, 99)).save(f"photos/{number}.png")
     Path("shares.yaml").write_text(SHARES)
     share = ["--engine", "array", "--engine.tasks", "2", "--engine.task"]
-    assert main(["run", "shares.yaml", "--run_dir", "out", *share, "0"]) == 0
+    assert main(["run", "shares.yaml", "--out", "out", *share, "0"]) == 0
     said = capsys.readouterr().out
     assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out" in said
     assert main(["run", "shares.yaml", "--resume", "out", *share, "1"]) == 0
@@ -236,13 +236,13 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
     Path("toy.yaml").write_text(FIT)
     said = stop_in_the_second_epoch(
-        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16"
+        tmp_path / "stopped", "--out", "stopped", "--model.pause", "0.5", "--data.items", "16"
     )
     assert "--resume stopped" in said
     (saved,) = (tmp_path / "stopped").rglob("interrupted.ckpt")
     assert 8 < torch.load(saved, weights_only=True)["global_step"] < 16, "in the middle of the second epoch"
     assert main(["run", "toy.yaml", "--resume", "stopped", "--model.pause", "0.0"]) == 0
-    assert main(["run", "toy.yaml", "--run_dir", "whole", "--data.items", "16"]) == 0
+    assert main(["run", "toy.yaml", "--out", "whole", "--data.items", "16"]) == 0
     assert runs[0][1]["ckpt_path"] == str(saved)
     stopped, whole = (
         torch.load(next((tmp_path / run / "second").rglob("epoch=1-*.ckpt")), weights_only=True)
@@ -277,7 +277,7 @@ def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: A
     text = "matrix:\n  width: {small: {}, wide: {base: {model: {width: 9}}}}\n"
     Path("toy.yaml").write_text(RECIPE + text)
     failing = ["--stages.second.model.fail_at", "1"]
-    assert main(["run", "toy.yaml", "--run_dir", "out", *failing]) == 1
+    assert main(["run", "toy.yaml", "--out", "out", *failing]) == 1
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out", "--stages.second.model.fail_at", "-1"]) == 0
     assert names(runs) == ["second", "test", "first", "second", "test"]
@@ -291,7 +291,7 @@ def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: A
 def test_stages_in_processes_give_what_they_give_in_this_one(runs: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from toy_idc import Toy as Mine\n")
     Path("toy.yaml").write_text(RECIPE.replace("class: toy_idc.Toy", "class: Mine"))
-    command = [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--run_dir"]
+    command = [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--out"]
     ended = subprocess.run([*command, "apart"], env=environment(), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     ended = subprocess.run([*command, "smoke", "--smoke", "--data.items", "8"], env=environment(), timeout=240)
@@ -316,7 +316,7 @@ def weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
 def test_sigterm_saves_after_the_step_in_the_process_of_a_smoke_size(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(FIT)
     said = stop_in_the_second_epoch(
-        tmp_path / "stopped", "--smoke", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16",
+        tmp_path / "stopped", "--smoke", "--out", "stopped", "--model.pause", "0.5", "--data.items", "16",
         by=signal.SIGTERM,
     )  # fmt: skip
     assert "--resume stopped" in said and len(list((tmp_path / "stopped").rglob("interrupted.ckpt"))) == 1

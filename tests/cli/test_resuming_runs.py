@@ -47,7 +47,7 @@ stages:
 def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> None:
     """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
     Path("toy.yaml").write_text(MONITORED)
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     folder = tmp_path / "out" / "train" / "checkpoints"
     steps = {path.stem: torch.load(path, weights_only=True)["global_step"] for path in folder.iterdir()}
     assert steps == {"best": 4, "last": 12}
@@ -62,7 +62,7 @@ def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> No
 
 def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_path: Path) -> None:
     Path("toy.yaml").write_text(MONITORED.replace("max_epochs: 3", "max_epochs: 1\n    check_val_every_n_epoch: 4"))
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert Path(runs[-1][1]["ckpt_path"]).name == "last.ckpt"
 
 
@@ -71,10 +71,10 @@ def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_p
 def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, step: int) -> None:
     """Four steps are an epoch. A validation that was left out would make another checkpoint the best."""
     Path("toy.yaml").write_text(MONITORED)
-    assert main(["run", "toy.yaml", "--run_dir", "whole"]) == 0
+    assert main(["run", "toy.yaml", "--out", "whole"]) == 0
     stopping = MONITORED.replace("  model:", f"      interrupt: {{class: toy_idc.InterruptAt, step: {step}}}\n  model:")
     Path("toy.yaml").write_text(stopping)
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 130
+    assert main(["run", "toy.yaml", "--out", "out"]) == 130
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
     for name in ("best", "last"):
         whole, found = (
@@ -100,7 +100,7 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("toy.yaml").write_text(MONITORED)
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     (tmp_path / "out" / "train" / DONE).unlink()
     last = tmp_path / "out" / "train" / "checkpoints" / "last.ckpt"
     last.write_bytes(last.read_bytes()[:2000])
@@ -121,7 +121,7 @@ def test_damaged_records_are_one_sentence(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     Path("toy.yaml").write_text(FIT)
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     (tmp_path / "out" / name).write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 1
@@ -134,7 +134,7 @@ def test_damaged_records_are_one_sentence(
 
 
 def test_a_folder_in_use_is_refused(runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--out", "out"]) == 0
     runs.clear()
     capsys.readouterr()
     with _locked(tmp_path / "out"):
@@ -151,7 +151,7 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(
     runs: Any, capsys: pytest.CaptureFixture[str], name: str, seeds: list[str]
 ) -> None:
     Path("notes.txt").write_text("mine")
-    assert main(["run", "toy.yaml", "--run_dir", name, *seeds]) == 1
+    assert main(["run", "toy.yaml", "--out", name, *seeds]) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()[:1]
     assert "notes.txt' is a file" in said and "name another folder" in said
     assert runs == [] and Path("notes.txt").read_text() == "mine"
@@ -173,7 +173,7 @@ def test_a_killed_run_takes_its_stage_with_it(runs: Any) -> None:
     """A stage that went on unseen would train beside the one that resumes it."""
     Path("toy.yaml").write_text(FIT)
     paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    arguments = ["--run_dir", "out", "--model.pause", "0.3", "--data.items", "4"]
+    arguments = ["--out", "out", "--model.pause", "0.3", "--data.items", "4"]
     arguments += ["--trainer.max_epochs", "400"]
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],

@@ -22,7 +22,7 @@ from lightning_idc.utils.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_TEST = RECIPE.replace("  first: {run: fit, model: {class: toy_idc.Other, width: 2}}\n", "")
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
-COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", "--run_dir", "out", *TWO]
+COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", "--out", "out", *TWO]
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
 
 
@@ -219,7 +219,7 @@ def test_several_processes_need_a_folder(
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     variables(**slurm_task(1, 1234))
     assert main(["run", "toy.yaml", *TWO]) == 1
-    assert "expected --run_dir or --resume" in capsys.readouterr().err
+    assert "expected --out or --resume" in capsys.readouterr().err
 
 
 def test_nodes_that_lightning_joins_are_read(variables: Any) -> None:

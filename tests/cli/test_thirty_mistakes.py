@@ -57,8 +57,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
         ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint is of another model",
     ),
     "29 a hub id without a network": ([*DESCRIBE, "nobody/nothing"], "`hf download nobody/nothing`"),
-    "30 the wrong file to import": (["import", "clip4idc", "foreign.bin", "out.ckpt"], "expected an official CLIP4IDC"),
-    "30 an image to import": (["import", "clip4idc", "before.png", "out.ckpt"], "is an image (PNG)"),
+    "30 the wrong file to convert": (
+        ["convert", "clip4idc", "foreign.bin", "--out", "out.ckpt"], "expected an official CLIP4IDC",
+    ),
+    "30 an image to convert": (["convert", "clip4idc", "before.png", "--out", "out.ckpt"], "is an image (PNG)"),
 }  # fmt: skip
 
 
@@ -139,8 +141,8 @@ def test_14_a_misspelt_verb(inside: Path, capsys: pytest.CaptureFixture[str]) ->
     [
         ("wandb", [*FIT, "--trainer.logger", "WandbLogger"], "wandb"),
         ("pydicom", ["describe", "scan.dcm", "scan.dcm", "--model", "model"], "lightning_idc[scientific]"),
-        ("litserve", ["serve", "--model", "model"], "lightning_idc[serve]"),
-        ("onnxscript", ["export", "onnx", "out", "--model", "model"], "lightning_idc[onnx]"),
+        ("uvicorn", ["serve", "--model", "model"], "lightning_idc[serve]"),
+        ("onnxscript", ["export", "onnx", "--out", "out", "--model", "model"], "lightning_idc[onnx]"),
     ],
 )
 def test_22_and_28_a_package_that_is_not_installed(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+
+from helpers.sources import PACKAGE, trees
 
 from lightning_idc.utils import bounds
 from lightning_idc.utils.lazy import public_names
 
-PACKAGE = Path(bounds.__file__).parents[1]
 BOUNDS = {name for name, kind in vars(bounds).items() if isinstance(kind, type) and issubclass(kind, bounds.Bounded)}
 SEEDS = {"seed", "data_seed", "noise_seed"}
 RESULTS = {"Answer", "Caption", "Difference", "Interval", "Protocol", "Scores", "Table", "TrainingStep"}
@@ -34,9 +34,7 @@ NO_BOUND = {
 }
 """Numbers of which any may make sense."""
 CHECKED_BY_HAND = {
-    "Fog": {"severity"},  # the number of levels
     "FrameInterpolator": {"frames"},  # 1, 3, 7, ...
-    "GaussianNoise": {"severity"},
     "LogarithmicWarmup": {"warmup", "steps", "start"},
     "PairDataModule": {"page"},
     "PasteEdits": {"scale"},
@@ -46,19 +44,9 @@ STILL_BY_HAND: dict[str, set[str]] = {
     "Addon": {"weight"},
     "AddonCallback": {"weight"},
     "AdversarialRetriever": {"weight"},
-    "ArrayTask": {"task", "tasks"},
-    "Audit": {"max_pairs"},
-    "Chromium": {"width", "height"},
-    "Deduplicate": {"distance"},
-    "ImageFolder": {"copies"},
     "MaskedReconstruction": {"weight"},
     "NoiseMasking": {"weight"},
-    "PairCaptioner": {"captions_per_pair", "max_length", "num_beams", "min_word_count", "image_size"},
     "PreferenceOptimization": {"weight"},
-    "RayPool": {"workers", "num_cpus", "num_gpus", "retries"},
-    "ReleasePairs": {"shares"},
-    "SamplePhotos": {"copies"},
-    "WebPages": {"count", "no_change", "width"},
 }
 """Classes that still check their numbers by hand; this may only become shorter."""
 
@@ -72,7 +60,7 @@ def public_classes() -> Iterator[ast.ClassDef]:
             if (file, name) in seen or not file.exists():
                 continue
             seen.add((file, name))
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            for node in trees()[file].body:
                 if isinstance(node, ast.ClassDef) and node.name == name:
                     yield node
 
@@ -128,7 +116,6 @@ def unchecked(tree: ast.Module) -> Iterator[str]:
 
 
 def test_bounds_are_checked_in_python() -> None:
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")}
     assert {
-        str(file.relative_to(PACKAGE)): names for file, tree in trees.items() if (names := [*unchecked(tree)])
+        str(file.relative_to(PACKAGE)): names for file, tree in trees().items() if (names := [*unchecked(tree)])
     } == {}

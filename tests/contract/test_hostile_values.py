@@ -21,7 +21,7 @@ from helpers.hostile import watched
 from helpers.sandbox import Sandbox
 
 from lightning_idc.cli.checkpoint_data import with_stored_data
-from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
+from lightning_idc.metrics.reading import read_predictions, read_references, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.report.html import Entry, write_report
 from lightning_idc.serve.formats import write_junit, write_reg
@@ -117,7 +117,7 @@ def test_texts_are_text_wherever_they_are_shown(name: str, sandbox: Sandbox) -> 
         sandbox.read(lambda: write_reg([record], str(root), str(root), root / "reg.json"))
         assert list(json.loads((root / "reg.json").read_text())["captions"].values()) == [text]
         (root / "c.json").write_text(json.dumps({"p": text}))
-        for read in (read_predictions, read_truths, read_vocabulary):
+        for read in (read_predictions, read_references, read_vocabulary):
             sandbox.read(lambda r=read: r(root / "c.json"))
     sandbox.read(lambda: ptb_tokenize(text))
 
@@ -148,10 +148,10 @@ ADDRESSES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", ADDRESSES)
 def test_addresses_in_requests_are_never_fetched(name: str, sandbox: Sandbox) -> None:
-    pytest.importorskip("starlette", reason="of the extra serve")
-    from lightning_idc.serve.front import Refused, chat_images
+    fastapi = pytest.importorskip("fastapi", reason="of the extra serve")
+    from lightning_idc.serve.server import Chat
 
     parts = [{"type": "image_url", "image_url": url} for url in ({"url": GOOD}, {"url": ADDRESSES[name]})]
-    with watched(sandbox.folder, sandbox.secrets) as effects, pytest.raises(Refused):
-        chat_images({"messages": [{"role": "user", "content": parts}]})
+    with watched(sandbox.folder, sandbox.secrets) as effects, pytest.raises((fastapi.HTTPException, ValueError)):
+        Chat.model_validate({"messages": [{"role": "user", "content": parts}]}).pair()
     assert effects == []

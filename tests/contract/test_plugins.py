@@ -209,7 +209,7 @@ def test_accumulating_four_batches_of_one_equals_one_of_four(name: str, tmp_path
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All plug-ins, one after the other, in two processes that are started once."""
     out = tmp_path_factory.mktemp("two")
-    launch(Path(__file__).with_name("plugin_processes.py"), out / "found.pt")
+    launch(Path(__file__).with_name("plugin_processes.py"), out / "found.pt", processes=2)
     found: dict[str, Any] = torch.load(out / "found.pt", weights_only=True)
     return found
 

@@ -409,7 +409,7 @@ def test_check_tells_expected_and_found(tmp_path: Path, capsys: pytest.CaptureFi
     assert any(
         "sc_images/CLEVR_semantic_000012.png" in p and p.startswith("1 images of the test split") for p in problems
     )
-    assert any("pairs cannot be read" in p and "is an HTML or XML page" in p for p in problems)
+    assert any("pairs cannot be read" in p and "it is a web page" in p for p in problems)
     assert [p for p in problems if "expected" in p and "found" in p] == [
         "CLEVR-Change type_mapping.json: expected 7,966 of add, 7,958 of color, 7,961 of drop, 7,955 of move, "
         "7,963 of texture; found 3 of move, 1 of texture"

@@ -126,11 +126,11 @@ def test_a_difference_list_counts_unchanged_pairs_as_the_verb_score_does(
     given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "difference-list"]
     assert main([*given, "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)
-    for name in ("scores", "counts", "protocol", "judge", "floors", "predictions", "change_no_change"):
+    for name in ("scores", "counts", "protocol", "judge", "baselines", "predictions", "change_no_change"):
         assert found[name] == scored[name], name
     assert found["data"]["fingerprint"] == scored["data"]["fingerprint"]
     assert found["protocol"]["inputs"] == {"judge": found["judge"]["judge"]}
-    assert list(found["floors"]) == ["claims nothing", "captions of other pairs"]
+    assert list(found["baselines"]) == ["claims nothing", "captions of other pairs"]
     assert main(given) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 records have no reference that says anything; they count as unchanged" in printed

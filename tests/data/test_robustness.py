@@ -20,6 +20,7 @@ from lightning_idc.data.transforms.robustness import (
     Fog,
     GaussianNoise,
     ReplaceWords,
+    Severity,
     VagueCaptions,
     plasma,
 )
@@ -69,7 +70,7 @@ def test_replacements_are_drawn_evenly_from_the_other_words() -> None:
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_noise_has_the_deviation_of_its_severity(severity: int) -> None:
+def test_noise_has_the_deviation_of_its_severity(severity: Severity) -> None:
     # dark enough on the scale that little is cut off at 0 and 255
     sample = Corrupted(Fixed(grey(128, 200), [["x"]]), GaussianNoise(severity), None).load(0)
     values = sample.before.double().flatten()
@@ -154,8 +155,8 @@ def test_one_option_of_any_data_module(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigError, match="expected 1 to 5"):
-        Fog(severity=6)
+    with pytest.raises(ConfigError, match="severity is 6; expected one of 1, 2, 3, 4, 5"):
+        Fog(severity=6)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="from 0 to 1"):
         ReplaceWords(ratio=1.2)
     with pytest.raises(ConfigError, match="'testing'"):

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_idc.data.synthetic.cache import Key, draw_pair
 from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_of
-from lightning_idc.data.synthetic.facts import (
-    change_accuracy,
-    fact_scores,
-    report_accuracy,
-)
+from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.grammar import parse, parse_report
 from lightning_idc.data.synthetic.modes import clevr_change, omnidiff
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES
@@ -155,10 +151,3 @@ def test_report_is_judged_by_change() -> None:
     shorter = caption.split(". ")[0]
     assert report_accuracy(shorter, truth)["type_recall"] == pytest.approx(1 / len(pair.changes))
     assert report_accuracy("", truth) == {"type_recall": 0.0, "type_precision": 0.0, "fact_recall": 0.0}
-
-
-def test_scores_are_means_of_verdicts() -> None:
-    pair, truth = truth_of(clevr_change, "clevr_change", "move")
-    same, unchanged = truth_of(clevr_change, "clevr_change", "no_change")
-    scores = fact_scores([(pair.captions[0], truth), ("the cube moved", truth), (same.captions[0], unchanged)])
-    assert scores == {"type": 100.0, "attributes": 50.0, "relation": 50.0}

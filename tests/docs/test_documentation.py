@@ -14,7 +14,7 @@ import pytest
 import yaml
 from helpers.own_pairs import own_pairs
 
-from lightning_idc.cli import VERBS
+from lightning_idc.cli import OF_CONFIGURATIONS, VERBS, main
 from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.utils.names import class_of
 
@@ -100,6 +100,23 @@ def test_commands_of_the_documentation_are_there() -> None:
                 name = words[2].removeprefix("recipes/").removesuffix(".yaml")
                 assert name in recipes or name == "RECIPE", f"{source}: {line}"
     assert seen > 40
+
+
+def test_options_of_the_documentation_are_those_of_their_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of verbs whose options are fixed; keys of configurations are tested where they are."""
+    everywhere, seen = {"--import", "--traceback"}, 0
+    for source, text in written().items():
+        for line in "".join(blocks(text, "bash")).splitlines():
+            command, *words = line.split("#")[0].split() or [""]
+            if command != "lightning-idc" or words[0] in OF_CONFIGURATIONS:
+                continue
+            main([*words[: 1 + (words[0] == "data")], "--help"])
+            known = capsys.readouterr().out
+            options = {word.partition("=")[0] for word in words if word.startswith("--")} - everywhere
+            unknown = [option for option in options if option not in known]
+            assert not unknown or "--key value" in known, f"{source}: {line}"
+            seen += len(options)
+    assert seen > 20
 
 
 def test_every_page_can_be_reached_from_the_navigation() -> None:

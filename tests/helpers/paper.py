@@ -86,7 +86,7 @@ def run_stages_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(recipe: str, out: Path, **keys: Any) -> None:
     given = [part for key, value in keys.items() for part in (f"--{key}", json.dumps(value))]
-    assert main(["run", str(PAPER / f"{recipe}.yaml"), "--run_dir", str(out), *given]) == 0
+    assert main(["run", str(PAPER / f"{recipe}.yaml"), "--out", str(out), *given]) == 0
 
 
 def best(out: Path, stage: str) -> Path:

@@ -11,7 +11,8 @@ from http.server import HTTPServer
 @contextmanager
 def serving(server: HTTPServer) -> Iterator[str]:
     """Address of a server that answers within."""
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # the default looks for the end of serving twice a second
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli import run
+from lightning_idc.cli.recipes import entries
 from lightning_idc.cli.recipes.launch import run_here
 from lightning_idc.cli.recipes.plan import Plan
 
@@ -28,4 +28,4 @@ def stages_here(monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | 
     def launch_for(*unused: Any) -> Any:
         return launch
 
-    monkeypatch.setattr(run, "launch_for", launch_for)
+    monkeypatch.setattr(entries, "launch_for", launch_for)

@@ -41,7 +41,7 @@ def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None =
 
 def supervised(folder: Path) -> str:
     """Checkpoint, in a folder, of a captioner that says sentences, of which some are right."""
-    model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25, enable_checkpointing=True)
+    model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25)
     model.trainer.save_checkpoint(folder / "sft.ckpt")
     return str(folder / "sft.ckpt")
 

@@ -14,6 +14,7 @@ from helpers.servers import serving
 
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
+from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import (
@@ -24,7 +25,6 @@ from lightning_idc.metrics.difference_list import (
     prompt_of,
     read_matches,
 )
-from lightning_idc.metrics.floors import blind_scores
 from lightning_idc.metrics.grouping import ReferenceRecord, differences, first_differences
 from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
 from lightning_idc.metrics.protocols import protocol_named
@@ -260,7 +260,7 @@ def test_the_verb_scores_with_floors_and_names_its_judge(
         "--protocol",
         "difference-list",
     ]
-    assert main([*given, "--judge", endpoint, "--judge-model", "any", "--json"]) == 0
+    assert main([*given, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == {
         "changed": {"recall": 50.0, "precision": 50.0, "F1": 50.0},
@@ -269,14 +269,14 @@ def test_the_verb_scores_with_floors_and_names_its_judge(
     assert found["judge"]["judge"] == "any, difference-list-1, 512 tokens" and found["protocol"]["inputs"][
         "judge"
     ].startswith("any")
-    assert found["floors"]["claims nothing"] == {
+    assert found["baselines"]["claims nothing"] == {
         "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
     }  # fmt: skip
     assert found["not_computed"] == {}
     assert main(given) == 0
     shown = capsys.readouterr().out
-    assert "lexical" in shown and "floor, captions of other pairs" in shown
-    assert main([*given, "--judge", endpoint]) == 1 and "--judge-model" in capsys.readouterr().err
+    assert "lexical" in shown and "baseline, captions of other pairs" in shown
+    assert main([*given, "--judge", endpoint]) == 1 and "--judge_model" in capsys.readouterr().err
 
 
 THERE = {"a": ["a man came"], "b": ["the lamp went out"], "c": ["a car came"], "d": ["a dog came", "a cat left"]}
@@ -290,7 +290,7 @@ def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint:
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     files = [str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json")]
     given = ["score", *files, "--against", str(tmp_path / "theirs.json"), "--protocol", "difference-list"]
-    return [*given, "--judge", endpoint, "--judge-model", "any", "--out", str(tmp_path / "out.json")]
+    return [*given, "--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
 
 
 def test_two_files_are_compared_on_the_pairs_read_for_both(
@@ -331,10 +331,10 @@ def test_a_comparison_that_fails_loses_no_scores(
 def test_a_floor_that_fails_loses_no_scores() -> None:
     never = ScoringResources(judge=lambda pairs: [None for _ in pairs])
     truths = [ReferenceRecord(id, tuple(texts)) for id, texts in THERE.items()]
-    found, reasons = blind_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
+    found, reasons = baseline_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
     assert found == {"claims nothing": {"changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}}}
-    assert list(reasons) == ["floor, captions of other pairs"]
-    assert "no answer of the judge" in reasons["floor, captions of other pairs"]
+    assert list(reasons) == ["baseline, captions of other pairs"]
+    assert "no answer of the judge" in reasons["baseline, captions of other pairs"]
 
 
 def test_files_are_checked_before_a_judge_is_asked(
@@ -352,7 +352,7 @@ def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
 ) -> None:
     given = [*asks(tmp_path, MINE, MINE, endpoint), "--json"]
     hashes = set()
-    for more, tokens in (([], 512), (["--judge-tokens", "16384"], 16384)):
+    for more, tokens in (([], 512), (["--judge_tokens", "16384"], 16384)):
         Judge.requests.clear()
         assert main([*given, *more]) == 0
         found = json.loads(capsys.readouterr().out)
@@ -360,7 +360,7 @@ def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
         assert found["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
         hashes.add(found["protocol"]["hash"])
     assert len(hashes) == 2
-    assert main([*given, "--judge-tokens", "0"]) == 1 and "--judge-tokens is 0" in capsys.readouterr().err
+    assert main([*given, "--judge_tokens", "0"]) == 1 and "--judge_tokens is 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -378,7 +378,7 @@ def test_a_number_within_which_an_answer_breaks_off_is_no_score(
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
     monkeypatch.setattr(Judge, "cut", said)
-    assert main([*given, "--judge", endpoint, "--judge-model", "any", "--json"]) == 0
+    assert main([*given, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["judge"]["mean"] == score
 
 
@@ -390,7 +390,7 @@ def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
     whole, every = json.loads(capsys.readouterr().out), len(Judge.requests)
     Judge.requests.clear()
     Judge.left = 2
-    kept = [*given, "--judge-cache", str(tmp_path / "answers")]
+    kept = [*given, "--judge_cache", str(tmp_path / "answers")]
     assert main(kept) == 1 and "status 403" in capsys.readouterr().err
     Judge.left = 10**9
     assert main(kept) == 0
@@ -400,7 +400,7 @@ def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
     asked = len(Judge.requests)
     assert main(kept) == 0 and len(Judge.requests) == asked
     lexical = [name if name != endpoint else "lexical" for name in kept]
-    assert main(lexical) == 1 and "--judge-model and --judge-cache would be ignored" in capsys.readouterr().err
+    assert main(lexical) == 1 and "--judge_model and --judge_cache would be ignored" in capsys.readouterr().err
 
 
 def test_scores_outlive_a_judge_that_goes_away(
@@ -409,7 +409,7 @@ def test_scores_outlive_a_judge_that_goes_away(
     for name, value in {"there": THERE, "mine": MINE}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
-    given += ["--judge", endpoint, "--judge-model", "any", "--out", str(tmp_path / "out.json")]
+    given += ["--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
     Judge.left = 1
     assert main(given) == 1
     shown = capsys.readouterr()
@@ -418,4 +418,4 @@ def test_scores_outlive_a_judge_that_goes_away(
     found = json.loads((tmp_path / "out.json").read_text())
     assert "BLEU-4" in found["scores"]["all"] and "judge" not in found and "403" in found["not_computed"]["judge"]
     assert main([name if name != endpoint else str(tmp_path / "none") for name in given]) == 1
-    assert "--judge-model would be ignored" in capsys.readouterr().err
+    assert "--judge_model would be ignored" in capsys.readouterr().err

@@ -58,9 +58,13 @@ def test_two_processes_see_every_pair_once(tmp_path: Path) -> None:
             process.communicate()
     ids, captions = [r["id"] for r in RECORDS], [r["caption"] for r in RECORDS]
     for rank in range(2):
-        shared, lopsided, empty, scored_here = json.loads((tmp_path / f"found{rank}.json").read_text(encoding="utf-8"))
+        results = json.loads((tmp_path / f"results{rank}.json").read_text(encoding="utf-8"))
+        shared, lopsided, empty, tensors, again, scored_here = results
         assert shared == lopsided == [ids, captions, scores_of(RECORDS)]
         assert empty == [[], [], None]
+        expected = scores_of(RECORDS)
+        names = {"BLEU": "BLEU-4", "CIDErD": "CIDEr-D", "ROUGEL": "ROUGE-L"}
+        assert tensors == again == pytest.approx({name: expected[key] for name, key in names.items()}, rel=1e-6)
         assert scored_here == (rank == 0), "only the first process scores"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, judge_captions
 from lightning_idc.metrics.paired_accuracy import (
     CONTRAST,
-    Answered,
+    ModelAnswer,
     ask_with_contrast,
     choice,
     paired_accuracy,
@@ -132,7 +132,7 @@ def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: 
     assert again == judge(prompts, 1)
     assert torch.equal(state, torch.get_rng_state()), "the judge draws from a stream of its own"
     found = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
-    assert found.asked in (1, 2) and set(found.answers) == {"1"}
+    assert found.num_answers in (1, 2) and set(found.answers) == {"1"}
 
 
 def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,34 +176,34 @@ def test_choices_are_read_strictly(said: str, letter: str | None) -> None:
 
 def test_a_pair_counts_with_both_questions_right() -> None:
     answered = [
-        Answered("1", "a", "(a)"),
-        Answered("2", "b", "(b)"),
-        Answered("1", "b", "(b)"),
-        Answered("2", "a", "I do not know"),
+        ModelAnswer("1", "a", "(a)"),
+        ModelAnswer("2", "b", "(b)"),
+        ModelAnswer("1", "b", "(b)"),
+        ModelAnswer("2", "a", "I do not know"),
     ]
     found = paired_accuracy(answered)
     assert found.as_dict() == {"pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
     with pytest.raises(DataError, match="1 pairs do not have two questions each: '3'"):
-        paired_accuracy([*answered, Answered("3", "a", "a")])
+        paired_accuracy([*answered, ModelAnswer("3", "a", "a")])
     with pytest.raises(DataError, match="the right answer is 'x'"):
-        paired_accuracy([Answered("1", "x", "a")])
+        paired_accuracy([ModelAnswer("1", "x", "a")])
     with pytest.raises(DataError, match="no questions"):
         paired_accuracy([])
 
 
 def test_files_of_answers(tmp_path: Path) -> None:
-    def read(*records: object) -> list[Answered]:
+    def read(*records: object) -> list[ModelAnswer]:
         (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, records)))
         return read_answers(tmp_path / "answers.jsonl")
 
-    own = {"pair": 1, "answer": "(A)", "said": "b", "question": "Which?"}
-    assert read(own, {**own, "said": "a"}) == [Answered("1", "a", "b"), Answered("1", "a", "a")]
+    own = {"pair": 1, "answer": "(A)", "response": "b", "question": "Which?"}
+    assert read(own, {**own, "response": "a"}) == [ModelAnswer("1", "a", "b"), ModelAnswer("1", "a", "a")]
     theirs = [{"question_id": n, "prompt": "?", "answer": "(b)", "response": "(b)"} for n in (1, 2, 3, 4)]
     assert [answered.pair for answered in read(*theirs)] == ["1", "1", "2", "2"]
     assert paired_accuracy(read(*theirs)).pairs == 100
     for wrong, told in (
-        ({"pair": "1"}, "line 2 has no answer; expected pair, answer and said"),
-        ({**own, "said": None}, "line 2: pair, answer, said must be texts"),
+        ({"pair": "1"}, "line 2 has no answer; expected pair, answer and response"),
+        ({**own, "response": None}, "line 2: pair, answer, response must be texts"),
         ({**theirs[0], "question_id": "x"}, "line 2: question_id is 'x'"),
         ([], "line 2 has no pair"),
     ):

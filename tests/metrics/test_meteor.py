@@ -245,7 +245,7 @@ def test_a_result_names_the_backend(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "said.json").write_text(json.dumps({"a": "the cube moved"}), encoding="utf-8")
     (tmp_path / "truth.json").write_text(json.dumps({"a": ["the cubes move"]}), encoding="utf-8")
     given = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
-    assert main([*given, "--meteor-backend", "python"]) == 0
+    assert main([*given, "--meteor_backend", "python"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["protocol"]["backends"] == {"METEOR": "python"}
     assert result["metrics"]["METEOR"] == IMPLEMENTATIONS["METEOR"] and result["scores"]["all"]["METEOR"] > 0
@@ -308,6 +308,7 @@ def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
     return candidates, references
 
 
+@pytest.mark.slow
 @needs_java
 def test_the_python_backend_equals_the_jar() -> None:
     candidates, references = odd_sets(240)

@@ -13,7 +13,7 @@ import pytest
 from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
 from lightning_idc.metrics.grouping import ReferenceRecord, paragraph, with_ious, with_types
 from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named, with_vocabulary
-from lightning_idc.metrics.reading import read_ious, read_truths, read_types, read_vocabulary
+from lightning_idc.metrics.reading import read_ious, read_references, read_types, read_vocabulary
 from lightning_idc.utils.errors import ConfigError, DataError
 
 # a change here means that old numbers no longer compare with new ones: raise the protocol's version with it
@@ -102,7 +102,7 @@ def test_repeated_and_empty_records_need_a_protocol_that_says_what_they_mean() -
     twice = [*TRUTHS, ReferenceRecord("a", ("it moved",))]
     with pytest.raises(DataError, match="1 records repeat a pair: 'a'"):
         evaluate(protocol_named("coco"), SAID, twice, FAST)
-    with pytest.raises(DataError, match="no reference that says anything: 'a'"):
+    with pytest.raises(DataError, match="no reference with text: 'a'"):
         evaluate(protocol_named("coco"), SAID, [ReferenceRecord("a", (" ",)), *TRUTHS[1:]], FAST)
     grouped = evaluate(protocol_named("spot-the-diff/grouped"), SAID, twice, FAST)["all"]
     entry = evaluate(protocol_named("spot-the-diff/entry"), SAID, twice, FAST)["all"]
@@ -156,7 +156,7 @@ def test_paragraphs_equal_all_of_cards(annotations: Path) -> None:
 
 
 def test_spot_the_diff_counts_stand(annotations: Path) -> None:
-    truths = read_truths(annotations / "spot_the_diff" / "test.json")
+    truths = read_references(annotations / "spot_the_diff" / "test.json")
     said = {truth.id: truth.references[0] for truth in reversed(truths)}
     counts = {}
     for name in ("grouped", "entry", "multi"):

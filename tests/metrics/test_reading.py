@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lightning_idc.metrics.reading import (
     read_ious,
     read_predictions,
-    read_truths,
+    read_references,
     read_types,
     read_vocabulary,
 )
@@ -54,9 +54,9 @@ def test_forms_of_captions(tmp_path: Path, form: str) -> None:
 
 
 def test_own_records_bring_their_references(tmp_path: Path) -> None:
-    truths = read_predictions(write(tmp_path / "p.json", FORMS["own"])).truths
+    truths = read_predictions(write(tmp_path / "p.json", FORMS["own"])).references
     assert [(truth.id, truth.references) for truth in truths] == [(id, (t, "x")) for id, t in CAPTIONS.items()]
-    assert read_predictions(write(tmp_path / "p.json", FORMS["coco"])).truths == []
+    assert read_predictions(write(tmp_path / "p.json", FORMS["coco"])).references == []
 
 
 def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
         read_predictions(answers, "prediction")
     # of annotations the format says which field it is
     value = {"annotations": [{"image_id": 1, "caption": "a house", "text": "zzz"}]}
-    assert read_truths(write(tmp_path / "coco.json", value))[0].references == ("a house",)
+    assert read_references(write(tmp_path / "coco.json", value))[0].references == ("a house",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         },
     ]
     for form in forms:
-        truths = read_truths(write(tmp_path / "r.json", form), "test")
+        truths = read_references(write(tmp_path / "r.json", form), "test")
         assert {truth.id: truth.references for truth in truths} == expected, form
 
 
@@ -178,13 +178,13 @@ def test_forms_of_references(tmp_path: Path) -> None:
 )
 def test_what_is_wrong_with_references_is_named(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        read_truths(write(tmp_path / "r.json", value), "test")
+        read_references(write(tmp_path / "r.json", value), "test")
 
 
 def test_a_split_that_the_references_lack_is_a_wrong_option(tmp_path: Path) -> None:
     value = [{"id": "a", "captions": "x", "split": split} for split in ("val", "train")]
     with pytest.raises(ConfigError, match="holds the splits train, val"):
-        read_truths(write(tmp_path / "r.json", value), "test")
+        read_references(write(tmp_path / "r.json", value), "test")
 
 
 def test_facts_are_read_strictly(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_facts_are_read_strictly(tmp_path: Path) -> None:
 def test_real_files_have_the_right_counts(
     shared: Path, file: str, split: str | None, pairs: int, records: int, references: int | None
 ) -> None:
-    truths = read_truths(shared / "realdata" / "annotations" / file, split)
+    truths = read_references(shared / "realdata" / "annotations" / file, split)
     assert (len({truth.id for truth in truths}), len(truths)) == (pairs, records)
     assert references in (None, sum(len(truth.references) for truth in truths))
 
@@ -247,7 +247,7 @@ json_values = st.recursive(
     ),
     max_leaves=12,
 )
-READERS: list[Callable[[Path], object]] = [read_predictions, read_truths, read_types, read_ious, read_vocabulary]
+READERS: list[Callable[[Path], object]] = [read_predictions, read_references, read_types, read_ious, read_vocabulary]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -38,7 +38,7 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     expected = score_captions(CAPTIONS, REFERENCES).values
     assert f"{expected['ROUGE-L']:.1f}" in printed and f"{expected['CIDEr-D']:.1f}" in printed
     assert "coco (c96ab79b76d8): 3 pairs, 4 references, x100" in printed
-    assert "METEOR: not computed: not asked for" in printed
+    assert "METEOR: not computed: not requested" in printed
     assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
 
 
@@ -71,14 +71,25 @@ def test_references_of_unchanged_pairs_say_that_nothing_changed(
 
 def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
-    arguments = [*files(tmp_path), "--json", "--out", str(target), "--model", "M", "--data", "D", "--bootstrap", "50"]
+    arguments = [
+        *files(tmp_path),
+        "--json",
+        "--out",
+        str(target),
+        "--model_name",
+        "M",
+        "--data_name",
+        "D",
+        "--bootstrap",
+        "50",
+    ]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == read_result(target)
     assert (result["schema"], result["model"], result["protocol"]["name"]) == (SCHEMA, "M", "coco")
     assert result["scores"]["all"] == pytest.approx(score_captions(CAPTIONS, REFERENCES).values, abs=1e-5)
     assert result["counts"] == {"all": {"pairs": 3, "references": 4}}
-    assert result["not_computed"] == {"METEOR": "not computed: not asked for"}
+    assert result["not_computed"] == {"METEOR": "not computed: not requested"}
     assert result["tokenizer"] == "ptb-1" and set(result["metrics"]) == {"BLEU", "ROUGE-L", "CIDEr-D"}
     assert set(result["files"]) == {"said.json", "truth.json"}
     low, high = result["intervals"]["ROUGE-L"]
@@ -88,7 +99,7 @@ def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.
 def test_names_that_an_output_cannot_hold_end_no_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.BytesIO()
     result = tmp_path / "r.json"
-    arguments = [*files(tmp_path), "--metrics", "BLEU", "--model", "caf\u00e9 \udcff", "--out", str(result)]
+    arguments = [*files(tmp_path), "--metrics", "BLEU", "--model_name", "caf\u00e9 \udcff", "--out", str(result)]
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
     assert main([*arguments, "--json"]) == 0
     assert json.loads(printed.getvalue())["model"] == "caf\u00e9 \udcff"
@@ -296,7 +307,7 @@ def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytes
         ({**CAPTIONS, "d": "x"}, REFERENCES, "1 of 4 pairs have no reference: 'd'"),
         ({"a": "x"}, REFERENCES, "2 of 3 pairs have no caption: 'b', 'c'"),
         ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "comes again"),
-        (CAPTIONS, {**REFERENCES, "b": []}, "no reference that says anything: 'b'"),
+        (CAPTIONS, {**REFERENCES, "b": []}, "no reference with text: 'b'"),
         (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
     ],
 )
@@ -363,10 +374,9 @@ def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_protocols_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["score", "--protocols"]) == 0
+    assert main(["list", "protocols"]) == 0
     assert "spot-the-diff/grouped 6970b1f42c30 one caption" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(SystemExit):
-        main(["score"])
+    assert main(["score"]) == 2
     assert main(["score", "x.json", "--protocol", "cocoa"]) == 1
     assert "did you mean 'coco'?" in capsys.readouterr().err
 
@@ -379,7 +389,7 @@ def test_a_leaderboard_keeps_apart_what_does_not_compare(tmp_path: Path, capsys:
         ("bad|<b>", CAPTIONS, "coco"),
         ("old", CAPTIONS, "legacy/procap"),
     ):
-        arguments = [*files(tmp_path, captions), "--protocol", protocol, "--model", name, "--data", "D"]
+        arguments = [*files(tmp_path, captions), "--protocol", protocol, "--model_name", name, "--data_name", "D"]
         assert main([*arguments, "--out", str(board / f"{name[:3]}.json")]) == 0
     (board / "timings.json").write_text('{"seconds": 3}', encoding="utf-8")
     capsys.readouterr()

@@ -87,7 +87,7 @@ def test_a_protocol_that_does_not_fit_costs_no_test(tmp_path: Path, capsys: pyte
     callback = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/no-change")
     Trainer(callbacks=[callback], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs(), verbose=False)
     assert "no scores under clevr-change/no-change in metrics.json: no pair is unchanged" in capsys.readouterr().out
-    assert list(json.loads((tmp_path / "metrics.json").read_text())) == ["summary"]
+    assert list(json.loads((tmp_path / "metrics.json").read_text())) == ["summary", "baseline_check"]
     assert read_result(tmp_path / "metrics.json") is None, "a leaderboard passes over it"
     with pytest.raises(ConfigError, match="there is no protocol"):
         ShowResults(protocol="none")

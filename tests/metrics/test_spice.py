@@ -126,8 +126,8 @@ cp "$1" "{tmp_path}/pairs.json"; cp "{answer}" "$2"; echo "$3" > "{tmp_path}/thr
     ("body", "told"),
     [
         ("echo 'x' >&2; echo 'java.lang.OutOfMemoryError: Java heap space' >&2; exit 1", "code 1: java.lang.OutOfMem"),
-        ("exit 137", "code 137: it said nothing"),
-        ("exit 0", "code 0: it said nothing"),
+        ("exit 137", "code 137: no output"),
+        ("exit 0", "code 0: no output"),
         ('while [ $# -gt 3 ]; do shift; done; echo "no json" > "$2"', "SPICE's program failed"),
         ('while [ $# -gt 3 ]; do shift; done; echo "[]" > "$2"', "SPICE's program failed"),
     ],

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 from helpers.processes import run_script
+from torchmetrics import MetricCollection
 
+from lightning_idc.metrics import BLEU, ROUGEL, CIDErD
 from lightning_idc.metrics.metric import CaptionScores
 
 
@@ -16,17 +18,25 @@ def main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
     records = json.loads((folder / "records.json").read_text(encoding="utf-8"))
     metric = CaptionScores()
-    found = []
+    results = []
     # unequal shares with a pair that both have; then nothing on one of them; then nothing at all
     for mine in (records[:3] if rank else records[2:], records if rank else [], []):
         if mine:
             metric.update(mine)
         seen, scores = metric.compute()
-        found.append([[r["id"] for r in seen], [r["caption"] for r in seen], scores and scores.as_dict()])
+        results.append([[r["id"] for r in seen], [r["caption"] for r in seen], scores and scores.as_dict()])
         metric.reset()
+    # one score each, in a collection that shares their state; with ids the pair that both have counts once
+    scores = MetricCollection([BLEU(), CIDErD(), ROUGEL()])
+    for _ in range(2):
+        mine = records[:3] if rank else records[2:]
+        captions, references, ids = ([r[name] for r in mine] for name in ("caption", "references", "id"))
+        scores.update(captions, references, ids=ids)
+        results.append({name: float(value) for name, value in scores.compute().items()})
+        scores.reset()
     # references are prepared where they are scored
-    found.append(metric._prepared is not None)
-    (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    results.append(metric._prepared is not None)
+    (folder / f"results{rank}.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

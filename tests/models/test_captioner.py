@@ -23,18 +23,22 @@ from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 
+def untrained() -> TinyCaptioner:
+    return TinyCaptioner(dropout=0.0, optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.01))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TinyCaptioner:
     folder = tmp_path_factory.mktemp("trained")
-    model = TinyCaptioner(dropout=0.0, optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.01))
-    fit([], folder, model, max_epochs=60, enable_checkpointing=True)
+    model = fit([], folder, untrained(), max_epochs=8)
     model.trainer.save_checkpoint(folder / "tiny.ckpt")
     model.folder = folder  # type: ignore[assignment]
     return model
 
 
 @pytest.mark.slow
-def test_a_tiny_subclass_learns_to_describe(trained: TinyCaptioner) -> None:
+def test_a_tiny_subclass_learns_to_describe(tmp_path: Path) -> None:
+    trained = fit([], tmp_path, untrained(), max_epochs=60)
     report = Trainer(**QUIET).test(trained, TinyPairs(batch_size=4), verbose=False)[0]
     assert report["test/CIDEr-D"] > 100
     assert {r["change_type"] for r in trained.predictions} == {"red", "green", "blue"}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.sources import PACKAGE, trees
 from helpers.tiny import TinyCaptioner, TinyNet, TinySource
 from torch import nn
 
-import lightning_idc
 from lightning_idc.images.types import NoiseMask, PairBatch
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -20,15 +20,19 @@ from lightning_idc.utils.arguments import accepted_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import class_of
 
-PACKAGE = Path(lightning_idc.__file__).parent
 WRITERS = {"store_hparams", "replace_records"}
 CHANGES = {"pop", "update", "setdefault", "clear"}
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "same"]
 
 
-def writers(path: Path) -> Iterator[str]:
+def is_hparams(node: ast.expr) -> bool:
+    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return name.endswith("hparams")
+
+
+def writers(path: Path, tree: ast.Module) -> Iterator[str]:
     """Functions that change ``hparams``, other than the two that are for it."""
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or function.name in WRITERS:
             continue
         for node in ast.walk(function):
@@ -37,12 +41,12 @@ def writers(path: Path) -> Iterator[str]:
                 changed.append(node.value)
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
                 changed.append(node.func.value)
-            if any(ast.unparse(target).endswith("hparams") for target in changed):
+            if any(map(is_hparams, changed)):
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno} {function.name}"
 
 
 def test_hparams_are_written_by_two_methods() -> None:
-    assert [place for path in sorted(PACKAGE.rglob("*.py")) for place in writers(path)] == []
+    assert [place for path, tree in trees().items() for place in writers(path, tree)] == []
 
 
 class StartsFromFile(PairCaptioner):

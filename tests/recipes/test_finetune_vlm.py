@@ -52,7 +52,7 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
         "trainer.devices": "1",
         "trainer.max_epochs": "1",
         "trainer.accumulate_grad_batches": "1",
-        "run_dir": str(out),
+        "out": str(out),
     }
     if hardware == "gpus_8":
         arguments["trainer.strategy"] = json.dumps({"class": "ShardedStrategy", "process_group_backend": "gloo"})
@@ -129,6 +129,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_the_table_of_memory_is_what_plan_computes(shapes: dict[str, Path]) -> None:
     rows = {}
     for choice in choices(RECIPE, {}):

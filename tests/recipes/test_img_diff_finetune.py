@@ -104,7 +104,7 @@ def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
         "trainer.devices": "1",
         "trainer.precision": "32-true",
         "trainer.accumulate_grad_batches": "1",
-        "run_dir": str(here / "run"),
+        "out": str(here / "run"),
     }
     arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
     assert main(["run", str(RECIPE), *arguments]) == 0

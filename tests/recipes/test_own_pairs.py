@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,55 +17,55 @@ from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(folder: Path, *arguments: str) -> str:
-    """What a command prints that ends well."""
-    command = [sys.executable, "-m", "lightning_idc", "run", *arguments]
-    cache = str(folder / "cache")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LIGHTNING_IDC_CACHE": cache}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which a user types, with pairs in ``mine``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(tmp_path / "cache"))
+    own_pairs(tmp_path / "mine")
+    return tmp_path
 
 
 def result(stage: Path) -> dict[str, Any]:
     return json.loads((stage / "metrics.json").read_text(encoding="utf-8"))
 
 
-@pytest.mark.dist
-def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
-    own_pairs(tmp_path / "mine")
+@pytest.mark.slow
+def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     half = ["--trainer.precision", "bf16-mixed"]
     keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40", *half]
-    run(tmp_path, *keys, "--seeds", "1", "--run_dir", "out")
-    printed = run(tmp_path, *keys, "--seeds", "1,2", "--resume", "out")
+    assert main(["run", *keys, "--seeds", "1", "--out", "out"]) == 0
+    capsys.readouterr()
+    assert main(["run", *keys, "--seeds", "1,2", "--resume", "out"]) == 0
+    printed = capsys.readouterr().out
     assert printed.count("already done") == 2, "train and test of the first seed"
-    first, second = (result(tmp_path / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
+    first, second = (result(here / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
     assert (first["seed"], second["seed"]) == (1, 2)
     assert first["data"] == second["data"] and first["data"]["name"] == "FolderPairs"
     row = next(line for line in printed.splitlines() if "±" in line)
     assert "mean ± standard deviation over seeds" in printed and row
-    board = (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")
-    assert "N/test/metrics.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
-    lines = (tmp_path / "out" / "seed_1" / "test" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    board = (here / "out" / "leaderboard.md").read_text(encoding="utf-8")
+    assert "N/test/metrics.json |" in board and (here / "out" / "leaderboard.tex").is_file()
+    lines = (here / "out" / "seed_1" / "test" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
     assert len(records) == first["counts"]["all"]["pairs"] > 1
     assert all(0 <= record["change_score"] <= 1 for record in records), "the data says which sentences mean no change"
-    assert (tmp_path / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
+    assert (here / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.dist
-def test_any_recipe_takes_other_data(tmp_path: Path) -> None:
-    own_pairs(tmp_path / "mine")
-    run(tmp_path, "quickstart", "--smoke", "--data", "folder", "--data.root", "mine", "--run_dir", "out")
+@pytest.mark.slow
+def test_any_recipe_takes_other_data(here: Path) -> None:
+    data = ["--data", "folder", "--data.root", "mine"]
+    assert main(["run", "quickstart", "--smoke", *data, "--out", "out"]) == 0
     stages = {
-        name: yaml.safe_load((tmp_path / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
+        name: yaml.safe_load((here / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
         for name in ("pretrain_backbone", "train", "test")
     }
     assert stages["pretrain_backbone"]["class_path"].endswith("SyntheticCells"), "only the renderer knows the cells"
     for name in ("train", "test"):
         assert stages[name]["class_path"].endswith("FolderPairs")
         assert stages[name]["init_args"]["image_size"] == 64, "as the backbone has seen them"
-    assert result(tmp_path / "out" / "test")["data"]["name"] == "FolderPairs"
+    assert result(here / "out" / "test")["data"]["name"] == "FolderPairs"
 
 
 def test_pairs_that_are_handed_on_are_the_other_data_too() -> None:

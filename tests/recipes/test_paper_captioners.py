@@ -13,7 +13,7 @@ from helpers.paper import CLIP, MAKERS, best, run, run_stages_here
 from PIL import Image
 from safetensors.torch import load_file
 
-from lightning_idc.cli.import_ import run as import_weights
+from lightning_idc.cli.convert import convert
 from lightning_idc.methods.namc.reconstruction_quality import COMPARISONS
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.strategy": "auto", "data.num_workers": 0}
@@ -36,7 +36,7 @@ def files(here: Path, shared: Path) -> dict[str, Path]:
         pytest.skip("parity/vfiformer is not in the shared folder")
     vqgan = {name: value.float() for name, value in load_file(parity / "vqgan_256" / "weights.safetensors").items()}
     torch.save({"state_dict": vqgan, "epoch": 3, "callbacks": {}}, here / "last.ckpt")
-    import_weights(["import", "vqgan", "last.ckpt", "vqgan.ckpt"])
+    convert("vqgan", Path("last.ckpt"), out=Path("vqgan.ckpt"))
     state = {f"module.{name}": value for name, value in load_file(parity / "vfiformer" / "weights.safetensors").items()}
     torch.save(state, here / "net_220.pth")
     return {

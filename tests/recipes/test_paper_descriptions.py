@@ -111,7 +111,7 @@ def test_each_command_describes_and_releases_pairs(
     monkeypatch.setenv("PYTHONPATH", f"{TESTS}{os.pathsep}{TESTS.parent}")
     out = here / "out"
     replaced = [part for key, value in small.items() for part in (f"--{key}", json.dumps(value))]
-    assert main([*typed, "--run_dir", str(out), *replaced]) == 0
+    assert main([*typed, "--out", str(out), *replaced]) == 0
     store = RecordStore(out / "describe" / "records")
     counts = store.counts()
     assert len(store) == 6 and len(InTemplate.prompts) >= 3, counts

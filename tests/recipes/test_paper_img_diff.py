@@ -53,7 +53,7 @@ def test_the_recipe_runs_from_captions_to_release_with_1024_open_files(tmp_path:
     out, limit = tmp_path / "run", (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     given = ["--trainer.accelerator", "cpu", "--stages.edit.data.source.texts", str(tmp_path / "captions.txt")]
     done = subprocess.run(
-        [sys.executable, "-m", "lightning_idc", "run", "recipe.yaml", "--run_dir", str(out), *given],
+        [sys.executable, "-m", "lightning_idc", "run", "recipe.yaml", "--out", str(out), *given],
         env={**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
         cwd=tmp_path,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_idc.cli import main
 from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.cli.recipes.overrides import check_recipe, override
 from lightning_idc.cli.recipes.shipped import shipped
@@ -60,19 +61,36 @@ def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path:
 
 HALF = ["--trainer.precision", "bf16-mixed"]
 """What users of a GPU add first; in full precision, which trainers take otherwise, the quick start runs as typed."""
-SMOKE = [
-    *(pytest.param(path, [], id=name(path)) for path in RUN if path.stem == "quickstart"),
-    *(pytest.param(path, HALF, id=f"{name(path)}-half") for path in RUN),
-]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache of all recipes that run in this process; METEOR's index, which takes seconds to build, is the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    index = default_cache_dir() / "meteor"
+    index.mkdir(parents=True, exist_ok=True)
+    (folder / "meteor").symlink_to(index)
+    return folder
 
 
 @pytest.mark.dist
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(("path", "precision"), SMOKE)
+def test_the_quick_start_runs_in_a_process_of_its_own(cache: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lightning_idc", "run", str(ROOT / "recipes" / "quickstart.yaml")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LIGHTNING_IDC_CACHE": str(cache)}
+    options = ["--smoke", "--out", "out"]
+    done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    check_run(ROOT / "recipes" / "quickstart.yaml", tmp_path, half=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("path", RUN, ids=name)
 def test_it_runs_at_its_smoke_size(
-    path: Path, precision: list[str], tmp_path: Path, request: pytest.FixtureRequest
+    path: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    arguments = list(precision)
+    arguments = list(HALF)
     missing = [package for package in PACKAGES.get(name(path), ()) if find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
@@ -83,37 +101,27 @@ def test_it_runs_at_its_smoke_size(
         if not root.is_dir():
             pytest.skip(f"{root.name} is not in the shared folder")
         arguments += ["--data.root", str(root)]
-    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--run_dir", "out", *arguments]
-    # METEOR's index, which takes seconds to build, is shared by the recipes
-    index = default_cache_dir() / "meteor"
-    index.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "meteor").symlink_to(index)
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        # a cache of its own: rendering is part of what is tested
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "LIGHTNING_IDC_CACHE": str(tmp_path / "cache"),
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(cache))
+    # a stage of a smoke run has no process of its own, either
+    assert main(["run", str(path), "--smoke", "--out", "out", *arguments]) == 0
+    check_run(path, tmp_path, half=True)
+
+
+def check_run(path: Path, folder: Path, half: bool) -> None:
+    """A run left what each of its stages writes, and nothing that is half-written."""
     for stage in load(path).stages:
-        record = json.loads((tmp_path / "out" / stage.name / "stage.json").read_text(encoding="utf-8"))
+        home = folder / "out" / stage.name
+        record = json.loads((home / "stage.json").read_text(encoding="utf-8"))
         if stage.run == "fit":
-            kept = (tmp_path / "out" / stage.name / "config.yaml").read_text(encoding="utf-8")
-            assert not precision or "precision: bf16-mixed" in kept, "a stage that trains does so as asked"
-            assert (tmp_path / "out" / record["best"]).is_file()
+            kept = (home / "config.yaml").read_text(encoding="utf-8")
+            assert not half or "precision: bf16-mixed" in kept, "a stage that trains does so as asked"
+            assert (folder / "out" / record["best"]).is_file()
         if stage.run == "test":
             assert any(metric.startswith("test/") for metric in record["metrics"])
-            metrics = json.loads((tmp_path / "out" / stage.name / "metrics.json").read_text(encoding="utf-8"))
+            metrics = json.loads((home / "metrics.json").read_text(encoding="utf-8"))
             summary = metrics["summary"]
             assert summary["pairs"]["all"] > 0 and 0 <= summary["rows"]["all"]["CIDEr-D"] <= 1000
             assert metrics["counts"]["all"]["pairs"] == summary["pairs"]["all"] and metrics["protocol"]["hash"]
-            assert (tmp_path / "out" / stage.name / "report.html").stat().st_size > 10_000
-    assert not list(tmp_path.rglob("*.partial")), "something half-written was left behind"
+            assert (home / "report.html").stat().st_size > 10_000
+    assert not list(folder.rglob("*.partial")), "something half-written was left behind"

@@ -51,7 +51,7 @@ def test_a_setting_of_the_filters_is_applied_to_a_store_of_scores(tmp_path: Path
     stages = [kind(filters="scores") for kind in (PairSimilarity, DifferenceAreas, RegionCaptions)]
     run(Sequential([*stages, DifferenceCaptions()]), str(edited), scored)
     given = ["--matrix.preset", "table17_4", "--stages.refilter.data.source", str(scored)]
-    assert main(["run", str(RECIPE), "--run_dir", str(out), *given]) == 0
+    assert main(["run", str(RECIPE), "--out", str(out), *given]) == 0
     store = RecordStore(out / "refilter" / "records")
     assert 0 < store.counts()[0] < len(store)
     steps = [step for step in store.record(0).history if step["stage"] == "Refilter"]

@@ -235,7 +235,15 @@ def score_told(folder: Path, *more: str) -> None:
     (folder / "told.json").write_text(json.dumps(TOLD), encoding="utf-8")
     for name, captions in CLAIMED.items():
         (folder / "said.json").write_text(json.dumps(captions), encoding="utf-8")
-        asked = ["score", str(folder / "said.json"), "--references", str(folder / "told.json"), "--model", name, *more]
+        asked = [
+            "score",
+            str(folder / "said.json"),
+            "--references",
+            str(folder / "told.json"),
+            "--model_name",
+            name,
+            *more,
+        ]
         assert main([*asked, "--out", str(folder / "results" / f"{name}.json")]) == 0
 
 

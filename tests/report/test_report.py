@@ -18,7 +18,9 @@ from rich.console import Console
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
 from lightning_idc.data.source import PairSource
+from lightning_idc.images.types import Caption
 from lightning_idc.metrics.captions import score_captions
+from lightning_idc.report.baselines import check_baselines
 from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
@@ -177,3 +179,34 @@ def test_cells_are_text_in_every_form() -> None:
     console.print(wide.rich(60))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 60 and sum("[bold]x[/]" in line for line in lines) > 1, "columns go on below"
+
+
+def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One caption for all pairs has a score, and nothing said that it was worth nothing."""
+    captioner = TinyCaptioner()
+    captioner.generate = lambda features, **options: [Caption("the cube moved", -1.0)] * len(features.memory)  # type: ignore[assignment]
+    model = fit([], tmp_path, captioner, max_steps=1)
+    Trainer(callbacks=[ShowResults()], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
+    printed = capsys.readouterr().out
+    assert (
+        "constant caption" in printed and "identical images" in printed and "1 different caption of 7 pairs" in printed
+    )
+    assert "1 caption for 7 pairs: this captioner does not look at the images" in printed
+    check = json.loads((tmp_path / "metrics.json").read_text())["baseline_check"]
+    assert set(check["over"]) == {"constant caption", "identical images"} and check["distinct"] == 1
+    page = (tmp_path / "report.html").read_text()
+    assert 'role="alert"' in page and "does not look at the images" in page
+    capsys.readouterr()
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "constant caption" in printed and "does not look at the images" in printed
+
+
+def test_a_captioner_that_looks_has_no_warning() -> None:
+    colors = ["red", "blue", "green", "gray", "brown", "cyan", "purple", "yellow"]
+    references = {str(n): [f"the {color} cube moved"] for n, color in enumerate(colors)}
+    captions = {id: texts[0] for id, texts in references.items()}
+    check = check_baselines(captions, references, "the red cube moved", dict.fromkeys(captions, "the blue cube moved"))
+    assert check is not None and check.warning == "" and check.distinct == 8
+    assert check.over["constant caption"].low > 0 < check.over["identical images"].low
+    assert check_baselines({"0": "x"}, references) is None, "one pair decides nothing"

@@ -34,7 +34,7 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
 ) -> None:
     pair = [str(draw("a.png")), str(draw("b.png", square=(16, 8)))]
     picture = tmp_path / "answer.png"
-    assert main(["describe", *pair, "--model", str(model), "--json", "--save", str(picture)]) == 0
+    assert main(["describe", *pair, "--model", str(model), "--json", "--out", str(picture)]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert found["size"] == [32, 32] and len(found["map"]) == 32 and found["notes"] == [] and said.err == ""
@@ -44,7 +44,7 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
     assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in found["boxes"])
     with Image.open(picture) as image:
         assert image.width > 3 * 300
-    assert main(["describe", *pair, "--model", str(model), "--save", str(tmp_path / "answer.jpg")]) == 1
+    assert main(["describe", *pair, "--model", str(model), "--out", str(tmp_path / "answer.jpg")]) == 1
     assert "expected a name that ends with .png" in capsys.readouterr().err and not (tmp_path / "answer.jpg").exists()
     assert main(["describe", *pair, "--model", str(model)]) == 0
     assert found["caption"] in capsys.readouterr().out
@@ -64,7 +64,7 @@ def test_files_of_another_size_are_brought_to_that_of_the_training(
                 target = tmp_path / f"{factor}{path.name}"
                 image.resize((side, side), Image.Resampling.NEAREST).save(target)
                 larger.append(str(target))
-        assert main(["describe", *larger, "--model", str(model), "--no-where", "--json"]) == 0
+        assert main(["describe", *larger, "--model", str(model), "--no_where", "--json"]) == 0
         said = capsys.readouterr()
         found = json.loads(said.out)
         assert found["caption"] == expected.text and found["log_prob"] == pytest.approx(expected.log_prob, abs=0.01)
@@ -203,7 +203,7 @@ def test_the_picture_is_not_written_over_an_image_of_the_pair(
     before, after = draw("before.png", seed=0), draw("after.png", seed=1)
     kept = before.read_bytes(), after.read_bytes()
     for save in (before, after):
-        assert main(["describe", str(before), str(after), "--model", str(model), "--save", str(save)]) == 1
+        assert main(["describe", str(before), str(after), "--model", str(model), "--out", str(save)]) == 1
         assert f"{save.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
     assert (before.read_bytes(), after.read_bytes()) == kept
 
@@ -218,6 +218,6 @@ def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     """A vision-language model may take minutes for an answer, which would be lost."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
-    given = ["describe", str(draw("before.png")), str(draw("after.png", seed=1)), "--model", "absent", "--save", save]
+    given = ["describe", str(draw("before.png")), str(draw("after.png", seed=1)), "--model", "absent", "--out", save]
     assert main(given) == 1
-    assert f"--save {save!r}" in (told := capsys.readouterr().err) and said in told
+    assert f"--out {save!r}" in (told := capsys.readouterr().err) and said in told

@@ -44,7 +44,7 @@ def said_by_python(captioner: PairCaptioner, images: torch.Tensor) -> list[list[
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     folder = tmp_path_factory.mktemp("export")
-    assert main(["export", "onnx", str(folder / "clevr_onnx"), "--model", "clevr"]) == 0
+    assert main(["export", "onnx", "--out", str(folder / "clevr_onnx"), "--model", "clevr"]) == 0
     return folder
 
 
@@ -92,7 +92,7 @@ def test_a_captioner_that_registers_and_counts_reads_a_moved_board_alike(tmp_pat
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     import onnxruntime
 
-    assert main(["export", "onnx", str(tmp_path / "pcb_onnx"), "--model", "pcb"]) == 0
+    assert main(["export", "onnx", "--out", str(tmp_path / "pcb_onnx"), "--model", "pcb"]) == 0
     encoder = onnxruntime.InferenceSession(tmp_path / "pcb_onnx" / "encoder.onnx")
     captioner = lightning_idc.load("pcb", device="cpu")
     before, after = (Image.open(path).convert("L") for path in lightning_idc.sample_pair("pcb"))
@@ -110,7 +110,7 @@ def test_a_captioner_that_registers_and_counts_reads_a_moved_board_alike(tmp_pat
 def test_graphs_of_torch_run_without_the_classes_of_the_network(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert main(["export", "torch", str(tmp_path / "out"), "--model", str(model)]) == 0
+    assert main(["export", "torch", "--out", str(tmp_path / "out"), "--model", str(model)]) == 0
     assert not [line for line in caplog.messages if "archive" in line], "nothing is said of names that nobody sees"
     encoder, step = (torch.export.load(tmp_path / "out" / f"{name}.pt2").module() for name in ("encoder", "step"))
     captioner = lightning_idc.load(model, device="cpu")
@@ -129,7 +129,7 @@ def test_graphs_of_torch_run_without_the_classes_of_the_network(
 
 def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None:
     pair = lightning_idc.sample_pair()
-    assert main(["export", "hf", str(tmp_path / "mine"), "--model", str(model)]) == 0
+    assert main(["export", "hf", "--out", str(tmp_path / "mine"), "--model", str(model)]) == 0
     card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\n") and "| images | 32x32 pixels |" in card and "PairTransformer" in card
     wanted = lightning_idc.load(model, device="cpu").describe(*pair)
@@ -139,8 +139,8 @@ def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["onnx", "out", "--push", "me/x"], "--push and --layout belong to `export hf`"),
-        (["hf", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
+        (["onnx", "--out", "out", "--layout", "model"], "--layout belongs to `export hf`"),
+        (["hf", "--out", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
     ],
 )
 def test_what_cannot_be_is_said(
@@ -172,6 +172,6 @@ def test_a_file_in_the_place_of_the_folder_is_named(
 ) -> None:
     taken = tmp_path / "taken"
     taken.write_text("mine")
-    assert main(["export", kind, str(taken), "--model", str(model)]) == 1
+    assert main(["export", kind, "--out", str(taken), "--model", str(model)]) == 1
     assert capsys.readouterr().err.startswith(f"error: {str(taken)!r} is a file; name a folder")
     assert taken.read_text() == "mine"

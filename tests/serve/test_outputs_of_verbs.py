@@ -57,7 +57,7 @@ def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).write_bytes(f"mine: {name}".encode())
     said = [{"id": "a", "caption": "the cube moved", "references": ["the cube moved left"]}]
     (folder / "in/said.json").write_text(json.dumps(said))
-    questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "said": "a"} for n in range(2)]
+    questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "response": "a"} for n in range(2)]
     (folder / "in/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in questions))
     (folder / "in/results").mkdir()
     with zipfile.ZipFile(folder / "in/a.zip", "w") as packed:
@@ -94,22 +94,21 @@ REFUSED = {
     "compare, records among the pictures": [
         "compare", *PAIRS, "--report", "fresh.html", "--out", "fresh_pictures/a.jsonl",
     ],
-    "describe": ["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "picture.png"],
+    "describe": ["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--out", "picture.png"],
     "describe onto an input": [
-        "describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "in/new/a.png", "--overwrite",
+        "describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--out", "in/new/a.png", "--overwrite",
     ],
-    "export torch": ["export", "torch", ".", "--model", "MODEL"],
-    "export hf": ["export", "hf", ".", "--model", "MODEL"],
-    "export hf, push": ["export", "hf", ".", "--model", "MODEL", "--push", "me/model"],
-    "export hf onto the model": ["export", "hf", "MODEL", "--model", "MODEL", "--overwrite"],
+    "export torch": ["export", "torch", "--out", ".", "--model", "MODEL"],
+    "export hf": ["export", "hf", "--out", ".", "--model", "MODEL"],
+    "push": ["push", "me/model", "--out", ".", "--model", "MODEL"],
+    "export hf onto the model": ["export", "hf", "--out", "MODEL", "--model", "MODEL", "--overwrite"],
     "score": ["score", "in/said.json", "--metrics", "BLEU", "--out", "result.json"],
     "score onto an input": ["score", "in/said.json", "--metrics", "BLEU", "--out", "in/said.json", "--overwrite"],
     "leaderboard": ["leaderboard", "in/results", "--out", "board.md"],
     "leaderboard, the page": ["leaderboard", "in/results", "--out", "board.txt"],
-    "questions": ["questions", "score", "in/answers.jsonl", "--out", "answers.jsonl"],
-    "import": ["import", "vqgan", "best.ckpt", "best.ckpt"],
-    "store refilter": ["store", "refilter", "in", "store"],
-    "recipes": ["recipes", "cp", "quickstart", "."],
+    "questions": ["score", "in/answers.jsonl", "--questions", "pairs", "--out", "answers.jsonl"],
+    "convert": ["convert", "vqgan", "best.ckpt", "--out", "best.ckpt"],
+    "data refilter": ["data", "refilter", "in", "--out", "store"],
     "data prepare": ["data", "prepare", "spot_the_diff", "--root", ".", "--archive", "in/a.zip"],
 }  # fmt: skip
 
@@ -157,16 +156,18 @@ WRITES = {
         ["compare", *PAIRS, "--out", "n.jsonl", "--reg", "n.json", "--junit", "n.xml", "--report", "n.html"],
         "n.jsonl n.json n.xml n.html n_pictures/000001_before.jpg n_pictures/000001_after.jpg",
     ),
-    "describe": (["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--save", "n.png"], "n.png"),
-    "export hf": (
-        ["export", "hf", "n", "--model", "MODEL", "--push", "me/model"],
+    "describe": (["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--out", "n.png"], "n.png"),
+    "push": (
+        ["push", "me/model", "--out", "n", "--model", "MODEL"],
         "n/README.md n/config.json n/model.safetensors",
     ),
-    "export torch": (["export", "torch", "n", "--model", "MODEL"], "n/captioner.json n/encoder.pt2 n/step.pt2"),
+    "export torch": (
+        ["export", "torch", "--out", "n", "--model", "MODEL"], "n/captioner.json n/encoder.pt2 n/step.pt2",
+    ),
     "score": (["score", "in/said.json", "--metrics", "BLEU", "--out", "n.json"], "n.json"),
     "leaderboard": (["leaderboard", "in/results", "--out", "n.md"], "n.md n.html n.tex"),
-    "questions": (["questions", "score", "in/answers.jsonl", "--out", "n.json"], "n.json"),
-    "caption-pairs": (["caption-pairs", "in/pairs", "--model", "MODEL"], "in/pairs/after/a.txt"),
+    "questions": (["score", "in/answers.jsonl", "--questions", "pairs", "--out", "n.json"], "n.json"),
+    "predict beside the images": (["predict", "in/pairs", "--sidecar", "--model", "MODEL"], "in/pairs/after/a.txt"),
     "data prepare": (
         ["data", "prepare", "spot_the_diff", "--root", "n", "--archive", "in/a.zip"],
         "n/annotations/train.json n/annotations/val.json",
@@ -184,7 +185,7 @@ def test_a_verb_writes_what_is_asked_for_twice_and_nothing_else(
         hub.clear()
         assert main(filled(arguments, model)) in ((0, 1) if case == "data prepare" else (0,))
         assert changed(before, tree(home)) == set(outputs.split())
-    if case == "export hf":
+    if case == "push":
         assert hub == [name.removeprefix("n/") for name in sorted(outputs.split())]
 
 
@@ -194,7 +195,7 @@ def test_a_push_from_a_folder_of_others_sends_what_was_written_and_no_more(
     for name in ("README.md", "config.json", "model.safetensors"):
         (home / name).unlink()
     before = tree(home)
-    assert main(["export", "hf", ".", "--model", str(model), "--push", "me/model"]) == 0
+    assert main(["push", "me/model", "--out", ".", "--model", str(model)]) == 0
     assert hub == ["README.md", "config.json", "model.safetensors"] and changed(before, tree(home)) == set(hub)
 
 

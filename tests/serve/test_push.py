@@ -1,4 +1,4 @@
-"""export hf --push: over HTTP to a hub on this machine, and back from it by the code of the card."""
+"""push: over HTTP to a hub on this machine, and back from it by the code of the card."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 0
+    assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 0
     assert f"{constants.ENDPOINT}/{REPO}" in capsys.readouterr().out
     assert hub.visibility == "private" and hub.tokens == {"Bearer hf_of_nobody"}
     written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
@@ -126,7 +126,7 @@ def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
     status: int, hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.refuses = status
-    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 1
+    assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "hf auth login" in said and REPO in said and "Traceback" not in said
     assert (tmp_path / "out" / "model.safetensors").is_file()
@@ -137,7 +137,7 @@ def test_without_a_network_the_folder_is_written_and_that_is_said(
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 1
+    assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 1
     said = capsys.readouterr().err
     assert said.startswith("error: ") and str(tmp_path / "out") in said and "Traceback" not in said
     assert (tmp_path / "out" / "README.md").is_file()

@@ -80,12 +80,12 @@ def test_a_template_that_lies_a_little_apart_changes_nothing(degrees: float, rig
 
 
 def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["models"]) == 0
+    assert main(["list", "models"]) == 0
     listed = capsys.readouterr().out.splitlines()
     assert listed[0].startswith(DEFAULT) and len(listed) == len(shipped())
-    assert main(["models", "show", DEFAULT]) == 0
+    assert main(["list", "models", DEFAULT]) == 0
     assert capsys.readouterr().out.startswith(f"# {DEFAULT}")
-    assert main(["models", "show", "clevrr"]) == 1
+    assert main(["list", "models", "clevrr"]) == 1
     assert "did you mean 'clevr'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="there is no pair of images called 'x'"):
         lightning_idc.sample_pair("x")

@@ -22,10 +22,12 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
     from mcp.client.stdio import StdioServerParameters
 
     pair = [draw("a.png"), draw("b.png", square=(16, 8), size=(32, 32))]
-    given = ["-m", "lightning_idc", "mcp", "--model", str(model)]
+    given = ["-m", "lightning_idc", "mcp", "--model", str(model), "--folders", str(tmp_path)]
     server = StdioServerParameters(command=sys.executable, args=given, env=dict(os.environ), cwd=Path.cwd())
 
-    async def ask() -> tuple[Any, Any, Any, Any]:
+    sample = lightning_idc.sample_pair()[0]
+
+    async def ask() -> tuple[Any, ...]:
         async with mcp.Client(server) as client:
             tools = await client.list_tools()
             found = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[1])})
@@ -34,9 +36,10 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
                 "describe_change", {"before": str(pair[0]), "after": str(tmp_path / "text.png")}
             )
             again = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[0])})
-            return tools, found, bad, again
+            elsewhere = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(sample)})
+            return tools, found, bad, again, elsewhere
 
-    tools, found, bad, again = anyio.run(ask)
+    tools, found, bad, again, elsewhere = anyio.run(ask)
     (tool,) = tools.tools
     assert tool.name == "describe_change" and set(tool.input_schema["required"]) == {"before", "after"}
     captioner = lightning_idc.load(model, device="cpu")
@@ -46,4 +49,5 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
     assert said["change_score"] == pytest.approx(wanted.change_score, abs=1e-5) and said["changed"] == wanted.changed
     assert wanted.boxes, "a square was drawn"
     assert bad.is_error and "is not an image that can be read" in bad.content[0].text
+    assert elsewhere.is_error and "is not below" in elsewhere.content[0].text
     assert not again.is_error, "one bad file does not end the server"

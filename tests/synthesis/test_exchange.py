@@ -131,7 +131,7 @@ def test_what_is_pushed_is_read_by_its_card(
 
     monkeypatch.setattr(LocalHub, "place", tmp_path / "hub", raising=False)
     monkeypatch.setattr(huggingface_hub, "HfApi", LocalHub)
-    assert main(["store", "push", str(store.folder), "me/pairs"]) == 0
+    assert main(["data", "push", str(store.folder), "me/pairs"]) == 0
     assert "https://hub/datasets/me/pairs" in capsys.readouterr().out
     pushed = tmp_path / "hub" / "me" / "pairs"
     assert (pushed / ".private").read_text() == "True"

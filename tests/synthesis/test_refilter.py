@@ -151,12 +151,12 @@ def test_pairs_that_were_left_out_cannot_come_back(edited: Path, tmp_path: Path)
 
 def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "kept"
-    assert main(["store", "refilter", str(scored.folder), str(target), "--preset", "embedded"]) == 0
+    assert main(["data", "refilter", str(scored.folder), "--out", str(target), "--preset", "embedded"]) == 0
     assert RecordStore(target).counts()[0] > 0
-    assert main(["store", "export", str(target), str(tmp_path / "out")]) == 0
+    assert main(["data", "export", str(target), "--out", str(tmp_path / "out")]) == 0
     assert "1 files in" in capsys.readouterr().out
-    assert main(["store", "verify", str(tmp_path)]) == 0
-    assert main(["store", "refilter", str(scored.folder), str(tmp_path / "x"), "--preset", "papr"]) == 1
+    assert main(["data", "verify", str(tmp_path)]) == 0
+    assert main(["data", "refilter", str(scored.folder), "--out", str(tmp_path / "x"), "--preset", "papr"]) == 1
     assert "table17_4" in capsys.readouterr().err
 
 

@@ -131,5 +131,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("playwright install chromium" in problem for problem in Chromium().requirements())
     with pytest.raises(ConfigError, match=r"Chromium|Playwright"):
         Chromium().load()
-    with pytest.raises(ConfigError, match="16 to 4096"):
-        Chromium(width=8)
+    with pytest.raises(ConfigError, match="width is 0; expected at least 1"):
+        Chromium(width=0)

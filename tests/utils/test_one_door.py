@@ -27,7 +27,6 @@ WRITERS = {
     "synthesis/run.py": "stores of records",
     "cli/recipes/ranks.py": "the lock of a folder of runs",
     "cli/recipes/run.py": "folders of runs",
-    "cli/recipes/shipped.py": "a copy to a file that is not there",
     "cli/stage.py": "folders of runs",
     "checkpoints/checkpoint_io.py": "checkpoints",
     "metrics/meteor/paraphrase_index.py": "an index in the cache folder",

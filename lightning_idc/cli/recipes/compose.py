@@ -135,7 +135,7 @@ def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
     sections = _read(path)
     if not sections.order:
         raise ConfigError(
-            f"{path} is not a recipe: expected the keys recipe, base and stages; see `lightning-idc recipes show`"
+            f"{path} is not a recipe: expected the keys recipe, base and stages; see `lightning-idc list recipes`"
         )
     for axis, entry in chosen.items():
         sections = sections.merged(sections.matrix[axis][entry] or {})

@@ -143,8 +143,8 @@ def _handled(handler: Callable[[int, FrameType | None], None], signals: tuple[si
             signal.signal(name, old)
 
 
-def run(argv: list[str]) -> int:
-    """The verb `stage`, which is for recipes alone: run the stage whose plan comes through the standard input."""
+def run() -> int:
+    """Run the stage of a recipe whose plan comes through the standard input."""
     end_with_parent(int(os.environ.pop(_PARENT)))  # it would train on unseen, beside the run that resumes it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGINT, signal.default_int_handler)

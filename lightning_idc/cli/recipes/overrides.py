@@ -96,7 +96,7 @@ def use_data(recipe: Recipe, name: str) -> None:
 
     Args:
         recipe: changed in place; keys of its smoke size that only the former data have are dropped.
-        name: as ``lightning-idc data ls`` lists them, or a class.
+        name: as ``lightning-idc list data`` lists them, or a class.
 
     Raises:
         ConfigError: there is no such data.

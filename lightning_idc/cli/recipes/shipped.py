@@ -1,9 +1,7 @@
-"""The verb `recipes`, and where the recipes of this library lie; light, since a list is wanted at once."""
+"""Where the recipes of this library lie."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 from lightning_idc.utils.errors import ConfigError
@@ -50,42 +48,3 @@ def file_of(name: str) -> Path:
     except ConfigError as error:
         missing = Path(name).suffix in (".yaml", ".yml")
         raise ConfigError(f"there is no file {name!r}, and {error}" if missing else str(error)) from None
-
-
-def run(argv: list[str]) -> int:
-    """The verb `recipes`."""
-    verb, *arguments = argv[1:] or ["ls"]
-    if verb == "ls":
-        return _list()
-    if verb == "show" and len(arguments) == 1:
-        print(named(arguments[0]).read_text(encoding="utf-8"), end="")
-        return 0
-    if verb == "cp" and len(arguments) in (1, 2):
-        source = named(arguments[0])
-        target = Path(arguments[1] if len(arguments) == 2 else ".")
-        target = target / source.name if target.is_dir() else target
-        if target.exists():
-            raise ConfigError(f"{target} exists; name another file")
-        if not target.parent.is_dir():
-            raise ConfigError(f"there is no folder {str(target.parent)!r} to copy into")
-        shutil.copyfile(source, target)
-        print(target)
-        return 0
-    is_help = verb in ("-h", "--help")
-    print("usage: lightning-idc recipes ls | show NAME | cp NAME [FILE]", file=sys.stdout if is_help else sys.stderr)
-    return 0 if is_help else 2
-
-
-def _list() -> int:
-    import yaml
-
-    # in C where PyYAML was built with it: these files are ours, and need none of the care that others do
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    recipes = {name: yaml.load(path.read_text(encoding="utf-8"), loader) for name, path in shipped().items()}
-    width = max(map(len, recipes), default=0)
-    for name, recipe in recipes.items():
-        about = recipe.get("recipe") or {}
-        print(f"{name:<{width}}  {about.get('title', '')} ({about.get('minutes', '?')} min)")
-        for axis, entries in (recipe.get("matrix") or {}).items():
-            print(f"{'':<{width}}    --matrix.{axis} {' | '.join(entries)}")
-    return 0

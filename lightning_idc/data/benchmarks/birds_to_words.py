@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_idc.data.annotations import Row, find, read_objects, sentences
+from lightning_idc.data.annotations import Row, find, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.data.tables.tables import Faults, missing_column
+from lightning_idc.data.tables.tables import Faults, missing_column, read_objects
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 

@@ -150,14 +150,14 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
     def _types(self) -> dict[int, str]:
         """Type of change by scene."""
         path = self.file("type_mapping.json")
-        found: dict[int, str] = {}
+        types: dict[int, str] = {}
         for kind, names in read_json(path, dict).items():
             for name in names if isinstance(names, list) else [names]:
                 number = name.removesuffix(".png") if isinstance(name, str) else ""
                 if not (number.isascii() and number.isdecimal() and len(number) <= 9):
                     raise DataError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
-                found[int(number)] = _NAMES.get(kind, kind)
-        return found
+                types[int(number)] = _NAMES.get(kind, kind)
+        return types
 
 
 def _scenes(kinds: Mapping[str, int]) -> str:

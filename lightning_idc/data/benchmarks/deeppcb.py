@@ -68,8 +68,8 @@ class BoardPairs(PairSource):
         return change_type_of(self.defects[index])
 
     def load(self, index: int) -> PairSample:
-        kept = self._kept.get(index) if self._kept is not None else None
-        images, masks = kept or self._read(index)
+        cached = self._kept.get(index) if self._kept is not None else None
+        images, masks = cached or self._read(index)
         if self._kept is not None:
             self._kept[index] = images, masks
         # boards are black and white: one channel is kept and shown three times; what takes a window copies that alone
@@ -126,7 +126,7 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
     path = inside(root, annotation, "DeepPCB")
     if not path.is_file():
         raise DataError(f"there is no annotation {str(path)!r}; is the download complete?")
-    found = []
+    defects = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         fields = re.split(r"[\s,]+", line.strip())
         if fields == [""]:
@@ -141,8 +141,8 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
             raise DataError(
                 f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board"
             )
-        found.append(Defect(kind - 1, (x1, y1, x2, y2)))
-    return found
+        defects.append(Defect(kind - 1, (x1, y1, x2, y2)))
+    return defects
 
 
 def find_images(root: Path, listed: str) -> tuple[Path, Path]:
@@ -228,13 +228,13 @@ class DeepPCB(PairDataModule):
         board = self.source(split)
         defects = board.defects[board.ids.index(id)]
         true = Counter(TYPES[defect.kind] for defect in defects)
-        told = parse_defects(caption)
+        claimed = parse_defects(caption)
         reference = parse_places(captions_of(defects, self.long)[0])
         places = parse_places(caption)
         return {
-            "types": set(told) == set(true),
-            "counts": told == true,
-            "total": sum(told.values()) == len(defects),
+            "types": set(claimed) == set(true),
+            "counts": claimed == true,
+            "total": sum(claimed.values()) == len(defects),
             "places": all(places.get(kind) == names for kind, names in reference.items()) if reference else None,
         }
 

@@ -32,9 +32,10 @@ def change_cells(sample: PairSample, cell: int) -> Tensor:
     rows, columns = (side // cell for side in sample.after.shape[1:])
     cells = torch.zeros(rows, columns, dtype=torch.long)
     centres = ((sample.boxes[:, 1, :2] + sample.boxes[:, 1, 2:]) / 2 / cell).tolist()
-    kept = [(place, kind) for place, kind in zip(centres, sample.meta["kinds"], strict=True) if place[0] == place[0]]
+    kinds = sample.meta["kinds"]
+    boxes = [(centre, kind) for centre, kind in zip(centres, kinds, strict=True) if not math.isnan(centre[0])]
     for reach in (2, 1, 0):  # where two boxes are close, each keeps the cell of its own centre
-        for (x, y), kind in kept:
+        for (x, y), kind in boxes:
             top, left = math.floor(y) - reach, math.floor(x) - reach
             block = cells[max(0, top) : max(0, top + 2 * reach + 1), max(0, left) : max(0, left + 2 * reach + 1)]
             block[...] = IGNORED if reach == 2 else kind + 1

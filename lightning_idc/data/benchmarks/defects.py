@@ -91,11 +91,11 @@ def parse_defects(caption: str) -> dict[str, int]:
 
 def parse_places(caption: str) -> dict[str, set[str]]:
     """Places that a caption names for each type, such as ``{"open": {"top left", "centre"}}``."""
-    found: dict[str, set[str]] = {}
+    places_of: dict[str, set[str]] = {}
     for noun, places in _PLACED.findall(caption.lower()):
         names = {place.removeprefix("the ") for place in re.findall(_PLACE, places)}
-        found.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
-    return found
+        places_of.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
+    return places_of
 
 
 def change_type_of(defects: Sequence[Defect]) -> str:

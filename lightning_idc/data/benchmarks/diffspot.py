@@ -99,12 +99,12 @@ class MutationSource(TableSource):
 
     def _read(self, row: int, texts: Any) -> list[dict[str, Any]]:
         try:
-            found = [json.loads(text) for text in texts or []]
+            mutations = [json.loads(text) for text in texts or []]
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)} ({error})") from None
-        if not all(isinstance(one, dict) for one in found):
+        if not all(isinstance(one, dict) for one in mutations):
             raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)}; expected objects as JSON")
-        return found
+        return mutations
 
     def _unchanged(self, index: int) -> bool:
         return self._kinds[index] == "no_diff"
@@ -153,7 +153,7 @@ class HQEdit(HuggingFaceTable):
     """
 
     domain = "edited images (HQ-Edit)"
-    _SPLITS: Mapping[str, str] = {"train": "train", "val": "train", "test": "train"}
+    _SPLITS: Mapping[Split, str] = {"train": "train", "val": "train", "test": "train"}
 
     def __init__(
         self,
@@ -170,8 +170,8 @@ class HQEdit(HuggingFaceTable):
 
     def source(self, split: Split) -> PairSource:
         # by place in the release, whether a pair has an instruction this way or not
-        whole = super().source("predict")
-        places = np.arange(len(whole)) % 20
+        release = super().source("predict")
+        places = np.arange(len(release)) % 20
         chosen = places == 18 if split == "val" else places == 19 if split != "train" else places < 18
-        part = View(whole, np.flatnonzero(chosen).tolist())
+        part = View(release, np.flatnonzero(chosen).tolist())
         return part if split == "predict" else Captioned(part)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, fault_of, progress, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, split_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wanted
 from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
@@ -87,13 +87,7 @@ class FolderPairs(PairDataModule):
     ) -> None:
         check_arguments(FolderPairs.__init__, locals())
         super().__init__(**options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
-        for name, value in (("on_empty", on_empty), ("on_bad", on_bad)):
-            if value not in ("raise", "skip"):
-                raise ConfigError(f"{name} is {value!r}; expected 'raise' or 'skip'")
+        check_shares(shares)
         self.files = Root(root, follow_links)
         self.root, self.annotations, self.shares = self.files.path, annotations, tuple(shares)
         self.on_empty, self.on_bad = on_empty, on_bad
@@ -130,7 +124,7 @@ class FolderPairs(PairDataModule):
             records = self._with_captions(records, split)
         records = self._with_images(records, split)
         if not len(records):
-            there = ", ".join(f"{len(found)} {name}" for name, found in by_split.items() if len(found))
+            there = ", ".join(f"{len(part)} {name}" for name, part in by_split.items() if len(part))
             raise DataError(
                 f"{self.root}: the split {split!r} has no pairs left to use; read were {there or 'none at all'}. Name "
                 f"it in a column split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
@@ -143,14 +137,14 @@ class FolderPairs(PairDataModule):
         empty = records.lacking()
         if not len(empty):
             return records
-        named = _named([records[int(place)] for place in empty[:SHOWN]], len(empty))
-        found = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {named}"
+        named = _named([records[int(index)] for index in empty[:SHOWN]], len(empty))
+        message = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {named}"
         if self.on_empty == "raise":
-            raise DataError(f"{found}. Write them, or leave them out with on_empty: skip")
-        kept = records.without_empty()
-        found = printable(found)
-        warnings.warn(f"{found}. Left out: {len(records) - len(kept)} pairs without any caption", stacklevel=2)
-        return kept
+            raise DataError(f"{message}. Write them, or leave them out with on_empty: skip")
+        captioned = records.without_empty()
+        message = printable(message)
+        warnings.warn(f"{message}. Left out: {len(records) - len(captioned)} pairs without any caption", stacklevel=2)
+        return captioned
 
     def _with_images(self, records: RecordTable, split: str) -> RecordTable:
         absent = records.absent()
@@ -164,11 +158,11 @@ class FolderPairs(PairDataModule):
             return records
         sized, options = self.image_size is not None, self.image_options
         opened = progress(records, f"reading the {split} images")
-        bad = {place: fault for place, record in enumerate(opened) if (fault := fault_of(record, sized, options))}
+        bad = {index: fault for index, record in enumerate(opened) if (fault := fault_of(record, sized, options))}
         if not bad:
             return records
-        shown = "; ".join(f"{records[place].name}: {fault}" for place, fault in list(bad.items())[:SHOWN])
-        more = f"; and {', '.join(records.ids[place] for place in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
+        shown = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(bad.items())[:SHOWN])
+        more = f"; and {', '.join(records.ids[index] for index in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
         named = printable(f"{shown}{more}")
         warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {named}", stacklevel=2)
         return records.take(np.setdiff1d(np.arange(len(records)), list(bad)))

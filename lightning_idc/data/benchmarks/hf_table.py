@@ -19,12 +19,13 @@ from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest, digest_of_all
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import inside
 
-SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
+SPLITS: Mapping[Split, str] = {"train": "train", "val": "validation", "test": "test"}
 _BUILDERS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
@@ -138,10 +139,10 @@ class TableSource(PairSource):
         texts = table.select_columns(list(dict.fromkeys(texts_of)))
         self._captions: list[list[str]] = [[] for _ in range(len(table))]
         if captions:
-            given = list(texts[captions])
+            values_of_rows = list(texts[captions])
             self._captions = [
                 list(filter(None, sentences(text, self._row(row)))) if text is not None else []
-                for row, text in enumerate(given)
+                for row, text in enumerate(values_of_rows)
             ]
         self._meta = self._preferences(texts, named_by, len(table))
         kinds = list(texts[change_type]) if change_type else [None] * len(table)
@@ -155,9 +156,9 @@ class TableSource(PairSource):
     def _preferences(self, texts: Any, named: Mapping[str, str], count: int) -> list[dict[str, Any]]:
         if not named:
             return [{} for _ in range(count)]
-        given = {what: list(texts[column]) for what, column in named.items()}
+        columns = {what: list(texts[column]) for what, column in named.items()}
         nothing: list[Any] = [None] * count
-        rows = zip(*(given.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
+        rows = zip(*(columns.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
         return [
             meta_of_preference(
                 [] if texts is None else list(filter(None, sentences(texts, self._row(row)))),
@@ -172,7 +173,7 @@ class TableSource(PairSource):
 
     @staticmethod
     def _places(count: int) -> list[str]:
-        return [f"{place:06d}" for place in range(count)]
+        return [f"{index:06d}" for index in range(count)]
 
     def _row(self, index: int) -> str:
         return f"{self.where}, row {index}"
@@ -255,7 +256,7 @@ def _paths(cells: Any) -> list[str | None]:
     kind = cells.type
     if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
         return cells.to_pylist()  # type: ignore[no-any-return]
-    fields = [kind.field(place).name for place in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
+    fields = [kind.field(index).name for index in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
     if "path" not in fields:
         return [None] * len(cells)
     paths = pc.struct_field(cells, "path")
@@ -299,21 +300,19 @@ class HuggingFaceTable(PairDataModule):
         id: Sequence[str] = (),
         change_type: str | None = None,
         config: str | None = None,
-        splits: Mapping[str, str] = SPLITS,
+        splits: Mapping[Split, str] = SPLITS,
         rejected: str | None = None,
         margin: str | None = None,
         error_type: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(HuggingFaceTable.__init__, locals())
         super().__init__(**options)
         self.path, self.config = str(path), config
         self.columns = {"before": before, "after": after, "captions": captions, "change_type": change_type}
         named = {"rejected": rejected, "margin": margin, "error_type": error_type}
         self.preference = {what: column for what, column in named.items() if column is not None}
         self.id_columns = [id] if isinstance(id, str) else list(id)
-        for split in splits:
-            if split not in ("train", "val", "test", "predict"):
-                raise ConfigError(f"splits names {split!r}; expected train, val, test or predict")
         self.splits = dict(splits)
         self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
         self._tables: Any = None
@@ -361,8 +360,8 @@ class Captioned(View):
         super().__init__(source, [index for index in range(len(source)) if source.captions(index)])
 
     def fingerprint(self) -> str | None:
-        whole = self.source.fingerprint()
-        return whole and f"{whole}/{digest(str(self.places))}"
+        fingerprint = self.source.fingerprint()
+        return fingerprint and f"{fingerprint}/{digest(str(self.places))}"
 
 
 def _refuse_addresses(folder: Path) -> None:
@@ -431,13 +430,13 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
             builder = _BUILDERS[local.suffix]
             return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
-            found = datasets.load_from_disk(str(local))
-            return found if isinstance(found, datasets.DatasetDict) else {"train": found}
+            loaded = datasets.load_from_disk(str(local))
+            return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         if local.is_dir():
             _refuse_addresses(local)
-            found = datasets.load_dataset_builder(str(local), config).config
-            _refuse_files_outside(local, found.data_files)
-            return datasets.load_dataset(str(local), config, **(plain if isinstance(found, CsvConfig) else {}))
+            loaded = datasets.load_dataset_builder(str(local), config).config
+            _refuse_files_outside(local, loaded.data_files)
+            return datasets.load_dataset(str(local), config, **(plain if isinstance(loaded, CsvConfig) else {}))
         return datasets.load_dataset(path, config)
     except IDCError:
         raise

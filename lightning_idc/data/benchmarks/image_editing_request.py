@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from lightning_idc.data.annotations import needed, read_objects, sentences
+from lightning_idc.data.annotations import needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 
 PAIRS = {"train": 3_061, "val": 383, "test": 495}
 SENTENCES = {"train": 3_061, "val": 1_149, "test": 1_485}

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_idc.data.annotations import Row, needed, read_objects, sentences
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, check_shares, split_by_hash
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 
 Part = Literal["replacement", "removal"]
@@ -79,10 +80,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
     ) -> None:
         check_arguments(ImgDiff.__init__, locals())
         super().__init__(root, **options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
+        check_shares(shares)
         self.part: Part = part
         self.shares = tuple(shares)
         self._all: list[Record] | None = None
@@ -97,8 +95,8 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         return Counts(records=REMOVAL if self.part == "removal" else None)
 
     def found(self, split: Split) -> Counts:
-        own = self.records(split)
-        return Counts(len(own), sum(len(record.captions) for record in own), records=len(self._everything()))
+        records = self.records(split)
+        return Counts(len(records), sum(len(record.captions) for record in records), records=len(self._everything()))
 
     def read(self, split: Split) -> list[Record]:
         return [record for record in self._everything() if split_by_hash(image_of(record.id), self.shares) == split]
@@ -179,9 +177,9 @@ def _conversation(row: Row) -> tuple[str, str]:
     turns = row.values.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
-    said = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
-    questions = [text for who, text in said if who == "human"]
-    answers = [text for who, text in said if who == "gpt"]
+    messages = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
+    questions = [text for who, text in messages if who == "human"]
+    answers = [text for who, text in messages if who == "gpt"]
     if not questions or not answers:
         raise DataError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
     return questions[-1], answers[-1]

@@ -75,10 +75,10 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
         value = read_json(path, dict)
         listed = _official(path, value["images"]) if "images" in value else _plain(path, value)
         records = []
-        for where, name, own, texts in listed:
-            check_split(own, where)
-            if own == split:
-                before, after = (self.files.file(f"images/{own}/{side}/{name}", where) for side in "AB")
+        for where, name, home, texts in listed:
+            check_split(home, where)
+            if home == split:
+                before, after = (self.files.file(f"images/{home}/{side}/{name}", where) for side in "AB")
                 same = bool(texts) and UNCHANGED.issuperset(texts)
                 records.append(Record(name, where, before, after, texts, change_type=NO_CHANGE if same else CHANGE))
         return records
@@ -90,7 +90,7 @@ _Listed = list[tuple[str, str, str, list[str]]]
 def _official(path: Path, images: Any) -> _Listed:
     if not isinstance(images, list):
         raise DataError(f"{path}: images is {short(images)}; expected a list")
-    found: _Listed = []
+    listed: _Listed = []
     for number, image in enumerate(images, 1):
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
@@ -99,13 +99,13 @@ def _official(path: Path, images: Any) -> _Listed:
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]
-        found.append((where, needed(row, "filename"), needed(row, "split"), texts))
-    return found
+        listed.append((where, needed(row, "filename"), needed(row, "split"), texts))
+    return listed
 
 
 def _plain(path: Path, table: dict[str, Any]) -> _Listed:
-    found: _Listed = []
+    listed: _Listed = []
     for name, texts in table.items():
         where = f"{path}, {name}"
-        found.append((where, name, name.partition("_")[0], sentences(texts, where)))
-    return found
+        listed.append((where, name, name.partition("_")[0], sentences(texts, where)))
+    return listed

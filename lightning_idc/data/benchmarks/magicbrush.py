@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_idc.data.annotations import find, needed, read_objects, sentences
+from lightning_idc.data.annotations import find, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import Record
-from lightning_idc.utils.errors import DataError
+from lightning_idc.data.tables.tables import read_objects
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
 """Edits of each split."""
@@ -94,9 +94,7 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
         name: Split = "test" if split == "predict" else split
         if not self._tables(name):
             return super().source(split)
-        problem = self.miscount(split) if self.official else None
-        if problem:
-            raise DataError(f"{problem}. Fetch the tables again, or set official: false if they are your own")
+        self.check_counts(split)
         return self._table(name)
 
     def _tables(self, split: Split) -> Sequence[str]:
@@ -109,7 +107,7 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
         tables: Any = load_tables(str(self.root / "data"))
         columns = ("source_img", "target_img", "instruction", ("img_id", "turn_index"))
         where = f"{self.root}/data ({name})"
-        found = tables["validation" if name == "dev" and name not in tables else name]
+        table = tables["validation" if name == "dev" and name not in tables else name]
         return TableSource(
-            found, where, *columns, size=self.image_size, interpolation=self.interpolation, options=self.image_options
+            table, where, *columns, size=self.image_size, interpolation=self.interpolation, options=self.image_options
         )

@@ -9,11 +9,11 @@ from typing import Any
 
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, split_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.errors import DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import short
 
 
@@ -53,8 +53,7 @@ class PreferencePairs(PairDataModule):
     ) -> None:
         check_arguments(PreferencePairs.__init__, locals())
         super().__init__(**options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(f"shares is {tuple(shares)}; expected train, val and test that sum to 1")
+        check_shares(shares)
         self.files, self.annotations, self.shares = Root(root), annotations, tuple(shares)
         self._records: list[Record] | None = None
 
@@ -98,18 +97,18 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     Raises:
         DataError: a row is not as it should be.
     """
-    found: dict[tuple[Any, ...], Record] = {}
+    records: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
     for path, split in tables:
         faults = Faults(path)
         for row in read_rows(path)[1]:
             with faults.collect(row):
-                _add(files, row, split, found, names)
+                _add(files, row, split, records, names)
         faults.check()
-    return list(found.values())
+    return list(records.values())
 
 
-def _add(files: Root, row: Row, split: str | None, found: dict[tuple[Any, ...], Record], names: set[str]) -> None:
+def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...], Record], names: set[str]) -> None:
     before, after = _images(row)
     chosen, rejected = _answers(row)
     if chosen == rejected:
@@ -117,20 +116,20 @@ def _add(files: Root, row: Row, split: str | None, found: dict[tuple[Any, ...], 
     margin, kind = margin_of(row.values.get("margin"), row.where), row.text("error_type")
     split = split or row.text("split")
     key = (before, after, chosen, margin, kind, split)
-    if key in found:
-        found[key].meta["rejected"].append(rejected)
+    if key in records:
+        records[key].meta["rejected"].append(rejected)
         return
-    name = row.text("id") or f"{len(found):06d}"
-    name = f"{name}#{len(found)}" if name in names else name
+    name = row.text("id") or f"{len(records):06d}"
+    name = f"{name}#{len(records)}" if name in names else name
     names.add(name)
     first, second = files.file(before, row.where), files.file(after, row.where)
-    found[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
+    records[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
     """What ``meta`` of a pair says of a preference; keys that the data lacks are left out."""
-    known = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
-    return {name: value for name, value in known.items() if value is not None}
+    values = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _images(row: Row) -> tuple[str, str]:

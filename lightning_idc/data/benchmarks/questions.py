@@ -84,7 +84,7 @@ def read_questions(
             f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
             "MMVP's Questions.csv"
         )
-    found: list[Question] = []
+    questions: list[Question] = []
     faults = Faults(table)
     for number, row in enumerate(rows, 1):
         with faults.collect(row):
@@ -92,16 +92,16 @@ def read_questions(
             if not all(values):
                 raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
             if mmvp:
-                found.append(_of_mmvp(number, row, values, files, single, published_keys))
+                questions.append(_of_mmvp(number, row, values, files, single, published_keys))
             else:
                 pair, text, answer, *names = values
-                found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+                questions.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
     faults.check()
-    shown = (image for asked in found for image in (*asked.images, *asked.compared))
+    shown = (image for question in questions for image in (*question.images, *question.compared))
     absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
     if absent:
         raise DataError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
-    return found
+    return questions
 
 
 def _of_mmvp(number: int, row: Row, values: list[str], files: Root, single: bool, published_keys: bool) -> Question:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import Row, needed, read_objects, sentences
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record, split_by_hash
+from lightning_idc.data.tables.files import Record, check_shares, split_by_hash
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import Share, check_arguments
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_text, short
 
 Turn = Literal["first", "last"]
@@ -85,10 +86,11 @@ def conversation(row: Row) -> list[tuple[str, str]]:
     if not right or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected questions and answers in turn")
     assert isinstance(turns, list)
-    said = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
-    if [who for who, _ in said] != ["human", "gpt"] * (len(said) // 2):
-        raise DataError(f"{row.where}: the turns are of {short([who for who, _ in said])}; expected human, gpt, ...")
-    return [(question, answer) for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)]
+    messages = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
+    speakers = [speaker for speaker, _ in messages]
+    if speakers != ["human", "gpt"] * (len(messages) // 2):
+        raise DataError(f"{row.where}: the turns are of {short(speakers)}; expected human, gpt, ...")
+    return [(question, answer) for (_, question), (_, answer) in zip(messages[::2], messages[1::2], strict=True)]
 
 
 class RSCC(Benchmark):
@@ -136,10 +138,7 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
     ) -> None:
         check_arguments(RSCC.__init__, locals())
         super().__init__(root, **options)
-        if abs(sum(shares) - 1) > 1e-6:
-            raise ConfigError(
-                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
-            )
+        check_shares(shares)
         self.shares: Sequence[float] = tuple(shares)
         self.test_list = test_list
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.annotations import needed, read_objects, sentences
+from lightning_idc.data.annotations import needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 Grouping = Literal["grouped", "entry", "multi"]
@@ -125,15 +126,17 @@ annotations/val.json, test.json"""
         }
         entry = self.grouping == "entry"
         there, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
-        kept = f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
-        left = (
+        with_silent = (
+            f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+        )
+        without_silent = (
             f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
             "have no sentence and are left out (empty_references: keep takes them)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
             f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
-            kept if self.empty_references == "keep" else left,
+            with_silent if self.empty_references == "keep" else without_silent,
         ]
 
     def keeps(self, split: Split) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.annotations import needed, read_objects, sentences
+from lightning_idc.data.annotations import needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.errors import ConfigError
 
 CATEGORIES = (
@@ -93,6 +94,6 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
             )
         for option, chosen in (("category", self.category), ("domain_name", self.domain_name)):
             if chosen is not None and chosen not in there[option]:
-                known = ", ".join(sorted(there[option])) or "no records"
-                raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {known}")
+                values = ", ".join(sorted(there[option])) or "no records"
+                raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {values}")
         return records

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_of
@@ -89,18 +89,3 @@ def report_accuracy(caption: str, truth: Mapping[str, Any]) -> dict[str, float]:
         "type_precision": right / len(said) if said else 0.0,
         "fact_recall": sum(facts(claim) in told for claim in claims) / len(claims),
     }
-
-
-def fact_scores(judged: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Mean verdicts over captions with their truths, on the x100 scale; verdicts of None do not count.
-
-    Args:
-        judged: caption and truth of each pair, all of one mode.
-    """
-    sums: dict[str, list[float]] = {}
-    for caption, truth in judged:
-        verdicts = report_accuracy(caption, truth) if truth["mode"] == "omnidiff" else change_accuracy(caption, truth)
-        for name, verdict in verdicts.items():
-            if verdict is not None:
-                sums.setdefault(name.removesuffix("_correct"), []).append(float(verdict))
-    return {name: 100 * sum(values) / len(values) for name, values in sums.items()}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_idc.data.synthetic.scene import SIZES, Camera, SceneObject
+from lightning_idc.data.synthetic.scene import Camera, SceneObject
 
 RELATIONS = ("left", "right", "front", "behind")
 RELATION_MARGIN = 0.2
@@ -157,11 +157,6 @@ def visible_shares(shapes: Outlines, border: float = 0.01) -> np.ndarray:
     apart = np.where(boxy[:, None], apart * apart, apart)
     hit = (apart.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
     return (inside & ~hit.any(-1)).mean(1)
-
-
-def footprint(thing: SceneObject) -> float:
-    """Radius of the circle on the ground that holds the thing however it is turned, world units."""
-    return SIZES[thing.size]
 
 
 def box_iou(first: Sequence[float], second: Sequence[float]) -> float:

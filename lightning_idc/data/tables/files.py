@@ -15,7 +15,7 @@ from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.read import read_image, read_pair
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import DataError, IDCError
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest_of_all
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
@@ -233,6 +233,16 @@ def folders_of(paths: Any) -> Any:
     return pc.replace_substring_regex(paths, r"[^/]*\z", "").dictionary_encode()
 
 
+def check_shares(shares: Sequence[float]) -> None:
+    """Check the shares of train, val and test, each of which is from 0 to 1.
+
+    Raises:
+        ConfigError: they do not sum to 1.
+    """
+    if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
+        raise ConfigError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+
+
 def split_by_hash(name: str, shares: Sequence[float]) -> str:
     """Split of an id, from its hash alone."""
     point = int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big") / 2**64
@@ -248,9 +258,9 @@ def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
 def fault_of(record: Record, sized: bool, options: ImageOptions = PLAIN) -> str | None:
     """What is wrong with the images of a pair; they may differ in size where both are resized."""
     before, after = _scan(record.before, options), _scan(record.after, options)
-    for found in (before, after):
-        if isinstance(found, str):
-            return found
+    for size in (before, after):
+        if isinstance(size, str):
+            return size
     if before == after or sized:
         return None
     return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; set image_size to resize both"

@@ -110,7 +110,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
     Raises:
         DataError: two images differ in nothing but their ending, or a name is not text.
     """
-    found: dict[str, str] = {}
+    images: dict[str, str] = {}
     passed: list[str] = []
     base = root.path / side
     seen: set[str] = set()
@@ -131,13 +131,13 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             stem = _composed(stem)
             if ending.lower() not in decode.ENDINGS:
                 passed.append(f"{side}/{relative}")
-            elif stem in found:
+            elif stem in images:
                 raise DataError(
-                    f"{base} holds {found[stem][len(side) + 1 :]!r} and {relative!r}; names must differ before the "
+                    f"{base} holds {images[stem][len(side) + 1 :]!r} and {relative!r}; names must differ before the "
                     "ending"
                 )
             else:
-                found[stem] = f"{side}/{relative}"
+                images[stem] = f"{side}/{relative}"
     if passed:
         shown = printable(", ".join(sorted(passed)[:SHOWN])) + (", ..." if len(passed) > SHOWN else "")
         warnings.warn(
@@ -145,7 +145,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )
-    return found
+    return images
 
 
 def _composed(name: str) -> str:

@@ -91,7 +91,7 @@ def prepare(
 def _folder_of(path: str, root: Path) -> Path | None:
     """Folder at most two below the root that holds a path, as archives with a folder of their own leave it."""
     for pattern in ("*/", "*/*/"):
-        for folder in sorted(found.relative_to(root) for found in root.glob(pattern)):
+        for folder in sorted(path_of_folder.relative_to(root) for path_of_folder in root.glob(pattern)):
             hidden = any(part.startswith((".", "__MACOSX")) for part in folder.parts)
             if not hidden and (root / folder / path).exists():
                 return root / folder

@@ -173,14 +173,25 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
         cells = zip(*(column.to_pylist() for column in table.columns.values()), strict=True)
         numbered = zip(table.lines.tolist(), cells, strict=True)
         rows = [Row(faults.where(line), dict(zip(columns, values, strict=True)), line) for line, values in numbered]
+        faults.check()
     else:
-        faults = Faults(path)
-        rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
+        rows = read_objects(path)
         columns = list(dict.fromkeys(name for row in rows for name in row.values))
-    faults.check()
     if not rows:
         raise DataError(f"{path} has no rows")
     return columns, rows
+
+
+def read_objects(path: Path) -> list[Row]:
+    """Objects of a JSON list, or of a file with one object a line.
+
+    Raises:
+        DataError: the file is neither, or some of its records cannot be read.
+    """
+    faults = Faults(path, "line" if table_ending(path) in ENDINGS else "record")
+    rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
+    faults.check()
+    return rows
 
 
 # ---- CSV ------------------------------------------------------------------------------------------------------
@@ -223,15 +234,17 @@ def _without_blank_rows(table: Table) -> Table:
 def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
     """Objects of a JSON list or of JSON lines, with their numbers."""
     text = read_text(faults.path)
-    if faults.unit == "record":
+    is_document = faults.unit == "record"
+    if is_document:
         value, lines = parse_documents(text, faults.path)
+        faults.unit = "record" if lines is None else "line"
         value = value if isinstance(value, list) else [value]
         numbered: Iterator[tuple[int, Any]] = iter(zip(lines or range(1, len(value) + 1), value, strict=True))
     else:
         numbered = lines_of(text)
     for number, value in numbered:
         try:
-            row = parse_json(value, faults.where(number)) if faults.unit == "line" else value
+            row = parse_json(value, faults.where(number)) if not is_document else value
         except DataError as error:
             faults.add(number, str(error))
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
-_Level = TypeVar("_Level")
+Severity = Literal[1, 2, 3, 4, 5]
 SPLITS = ("train", "val", "test", "predict")
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviations of ImageNet-C's Gaussian noise, of values in [0, 1], by severity."""
@@ -176,9 +176,10 @@ class GaussianNoise(Corruption):
         seed: of all chance.
     """
 
-    def __init__(self, severity: int = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
+    def __init__(self, severity: Severity = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
+        check_arguments(GaussianNoise.__init__, locals())
         super().__init__(splits, seed)
-        self.deviation = _of_severity(NOISE, severity)
+        self.deviation = NOISE[severity - 1]
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(image.shape, generator=generator) * (255 * self.deviation)
@@ -195,9 +196,10 @@ class Fog(Corruption):
         seed: of all chance.
     """
 
-    def __init__(self, severity: int = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
+    def __init__(self, severity: Severity = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
+        check_arguments(Fog.__init__, locals())
         super().__init__(splits, seed)
-        self.thickness, self.decay = _of_severity(FOG, severity)
+        self.thickness, self.decay = FOG[severity - 1]
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         height, width = image.shape[1:]
@@ -233,12 +235,6 @@ def plasma(levels: int, decay: float, generator: torch.Generator) -> Tensor:
         points = rows.reshape(2 * len(points), 2 * len(points))
     lowest, highest = points.min(), points.max()
     return (points - lowest) / (highest - lowest)
-
-
-def _of_severity(levels: Sequence[_Level], severity: int) -> _Level:
-    if not 1 <= severity <= len(levels):
-        raise ConfigError(f"severity is {severity}; expected 1 to {len(levels)}")
-    return levels[severity - 1]
 
 
 class Corrupted(View):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_idc.images.read import read_image
 from lightning_idc.synthesis.models.base import ModelInterface
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -33,10 +34,9 @@ class Chromium(ModelInterface):
         ConfigError: a side is out of range; when loaded, Playwright or a browser is missing.
     """
 
-    def __init__(self, width: int = 320, height: int = 320, executable: str | None = None) -> None:
+    def __init__(self, width: PositiveInt = 320, height: PositiveInt = 320, executable: str | None = None) -> None:
+        check_arguments(Chromium.__init__, locals())
         super().__init__()
-        if not (16 <= width <= 4096 and 16 <= height <= 4096):
-            raise ConfigError(f"the view is {width} x {height}; expected 16 to 4096 pixels each way")
         self.width, self.height, self.executable = width, height, executable
         self._page: Any = None
         self._open: list[Any] = []

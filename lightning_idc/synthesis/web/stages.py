@@ -12,6 +12,7 @@ from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import KINDS, change_page
 from lightning_idc.synthesis.web.pages import draw_page, to_html
+from lightning_idc.utils.bounds import PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import fingerprint
 
@@ -35,18 +36,15 @@ class WebPages:
 
     def __init__(
         self,
-        count: int = 1000,
+        count: PositiveInt = 1000,
         kinds: Sequence[str] = tuple(KINDS),
-        no_change: float = 0.1,
-        width: int = 320,
+        no_change: Share = 0.1,
+        width: PositiveInt = 320,
         seed: int = 0,
     ) -> None:
-        unknown = [kind for kind in kinds if kind not in KINDS]
-        if unknown or not kinds or count < 1 or not 0 <= no_change <= 1:
-            raise ConfigError(
-                f"kinds is {list(kinds)}, count {count} and no_change {no_change}; expected some of "
-                f"{', '.join(KINDS)}, at least 1 pair, and a share between 0 and 1"
-            )
+        check_arguments(WebPages.__init__, locals())
+        if not kinds or not set(kinds) <= set(KINDS):
+            raise ConfigError(f"kinds is {list(kinds)}; expected some of {', '.join(KINDS)}")
         self.count, self.kinds, self.no_change = count, tuple(kinds), no_change
         self.width, self.seed = width, seed
 

@@ -25,7 +25,7 @@ from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.store import shards
 from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.decoded import DecodedSource, decode
-from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore
+from lightning_idc.data.store.feature_store import FeatureCache
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, fingerprint_of
 from lightning_idc.data.store.reader import Store, faults, shards_in
 from lightning_idc.data.synthetic import SyntheticSource
@@ -99,7 +99,7 @@ def read_rendered(folder: Path) -> dict[str, Any]:
 
 
 def kept(folder: Path) -> FeatureCache:
-    return FeatureCache(lambda images: images.float().mean((2, 3)) / 7, FeatureStore(folder / "store", FLOAT), True)
+    return FeatureCache(lambda images: images.float().mean((2, 3)) / 7, folder / "store", FLOAT, True)
 
 
 FLOAT = np.dtype(np.float32)
@@ -438,16 +438,16 @@ def test_verify_names_what_is_damaged(
 ) -> None:
     for name in ("records", "features"):
         shutil.copytree(written[name][0], tmp_path / name)
-    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert main(["data", "verify", str(tmp_path)]) == 0
     assert "3 stores, 0 damaged" in capsys.readouterr().out
     (target,) = (tmp_path / "records" / "first").glob("records-00001-*")
     flip(0.7)(target)
-    assert main(["store", "verify", str(tmp_path)]) == 1
+    assert main(["data", "verify", str(tmp_path)]) == 1
     told = capsys.readouterr().out
     assert f"first/{target.name} is damaged: its bytes are not those" in told and "3 stores, 1 damaged" in told
-    assert main(["store", "verify", str(tmp_path / "nowhere")]) == 1
+    assert main(["data", "verify", str(tmp_path / "nowhere")]) == 1
     assert "there is no store at or below" in capsys.readouterr().err
-    assert main(["store", "mend", str(tmp_path)]) == 2
+    assert main(["data", "mend", str(tmp_path)]) == 2
 
 
 def test_the_corpus_has_its_size() -> None:

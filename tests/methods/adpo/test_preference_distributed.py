@@ -25,7 +25,7 @@ PAPER = HERE.parents[2] / "recipes" / "paper"
 
 def outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
     """Weights of each training, sums of both replicas of the last one, and what UnchangedControl wrote."""
-    launch(HERE / "two_processes_preference.py", kind, out)
+    launch(HERE / "two_processes_preference.py", kind, out, processes=1 if kind == "one" else 2)
     weights = {
         name: torch.load(out / f"{kind}{name}.ckpt", weights_only=True)["state_dict"]
         for name in ("", "-rewarded", "-adapters")
@@ -78,7 +78,7 @@ def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: 
     blocks = strategies()
     assert blocks, "some recipes of recipes/paper shard"
     for block, recipes in blocks.items():
-        launch(HERE / "two_processes_recipe.py", block, tmp_path)
+        launch(HERE / "two_processes_recipe.py", block, tmp_path, processes=2)
         first, second = json.loads((tmp_path / "found.json").read_text())
         assert first["replica"] == second["replica"], f"the replicas of {recipes} went apart"
         assert first["own"] + second["own"] == first["every"] < 2 * first["own"] * 1.3, f"{recipes} is not sharded"
@@ -108,8 +108,8 @@ def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) 
     given = json.dumps([json.loads(block) for block in blocks])
     pytest.importorskip("open_clip")
     tiny_retriever(CLIP, tmp_path)  # with a scalar weight, for images of one size
-    for processes in ("1", "2"):
-        launch(HERE / "two_processes_stage.py", given, processes, tmp_path)
+    for processes in (1, 2):
+        launch(HERE / "two_processes_stage.py", given, str(processes), tmp_path, processes=processes)
     for place, stages in enumerate(blocks.values()):
         one, two = (torch.load(tmp_path / f"{place}_{n}.pt", weights_only=True) for n in (1, 2))
         first, second = two["held"]

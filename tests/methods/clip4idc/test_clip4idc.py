@@ -341,7 +341,8 @@ def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
 def test_two_processes_adapt_and_measure_as_one(tmp_path: Path) -> None:
     found = []
     for processes in (1, 2):
-        launch(Path(__file__).parent / "clip4idc_processes.py", str(processes), tmp_path / f"{processes}.pt")
+        script = Path(__file__).with_name("clip4idc_processes.py")
+        launch(script, str(processes), tmp_path / f"{processes}.pt", processes=processes)
         found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
     one, two = found
     assert one["metrics"].keys() == two["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}
@@ -508,15 +509,23 @@ def test_import_writes_what_describe_and_init_from_take(
     weights["decoder.classifier.cls.predictions.bias"] = torch.zeros(49408)
     torch.save(weights, tmp_path / "pytorch_model.bin")
     source = str(tmp_path / "pytorch_model.bin")
-    assert main(["import", "clip4idc", source, str(tmp_path / "out.ckpt"), "--intra_layers", "3", "--heads", "2"]) == 0
-    assert main(["import", "clip4idc", source, str(tmp_path / "out"), "--intra_layers", "3", "--heads", "2"]) == 0
+    assert (
+        main(
+            ["convert", "clip4idc", source, "--out", str(tmp_path / "out.ckpt"), "--intra_layers", "3", "--heads", "2"]
+        )
+        == 0
+    )
+    assert (
+        main(["convert", "clip4idc", source, "--out", str(tmp_path / "out"), "--intra_layers", "3", "--heads", "2"])
+        == 0
+    )
     assert "Clip4Idc with" in capsys.readouterr().out
     pair = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8)
     one, other = (load_captioner(tmp_path / name).describe(*pair) for name in ("out.ckpt", "out"))
     assert one == other and one.text
-    assert main(["import", "clip4idc", source, str(tmp_path / "out.ckpt")]) == 1
-    assert main(["import", "clip5idc", source, str(tmp_path / "new")]) == 1
-    assert main(["import", "clip4idc", source, str(tmp_path / "new"), "--intra_layer", "3"]) == 1
+    assert main(["convert", "clip4idc", source, "--out", str(tmp_path / "out.ckpt")]) == 1
+    assert main(["convert", "clip5idc", source, "--out", str(tmp_path / "new")]) == 2
+    assert main(["convert", "clip4idc", source, "--out", str(tmp_path / "new"), "--intra_layer", "3"]) == 1
     errors = capsys.readouterr().err
     assert "exists" in errors and "clip4idc" in errors and "intra_layers" in errors
-    assert main(["import", "clip4idc"]) == 2
+    assert main(["convert", "clip4idc"]) == 2

@@ -431,7 +431,7 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
 def test_rebuilt_patches_are_measured_alike_in_two_processes(tmp_path: Path) -> None:
     """Of three pairs, one of which is dealt to both; what the tokenizer gives back does not depend on fresh weights."""
     for processes in (1, 2):
-        launch(Path(__file__).parent / "quality_processes.py", str(processes), tmp_path)
+        launch(Path(__file__).with_name("quality_processes.py"), str(processes), tmp_path, processes=processes)
     alone, joined = (json.loads((tmp_path / f"{processes}.json").read_text()) for processes in (1, 2))
     for score in ("psnr", "ssim"):
         assert joined[f"val/vqgan_raw/{score}"] == pytest.approx(alone[f"val/vqgan_raw/{score}"], rel=1e-5)

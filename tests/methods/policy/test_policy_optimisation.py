@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinySource
-from helpers.training import Losses, assert_same, fit, host_state, supervised
+from helpers.training import Losses, assert_same, fit, host_state
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
@@ -39,11 +39,6 @@ class ColourReward(Reward):
                 for kind, row in zip(pairs.change_types, texts, strict=True)
             ]
         )
-
-
-@pytest.fixture(scope="module")
-def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return supervised(tmp_path_factory.mktemp("sft"))
 
 
 FAST = {"vision": 3.0, "language": 3.0}

@@ -12,7 +12,7 @@ import torch
 from helpers.policy_server import PolicyServer
 from helpers.servers import serving
 from helpers.tiny import TinyCaptioner, TinySource
-from helpers.training import Losses, assert_same, fit, host_state, supervised
+from helpers.training import Losses, assert_same, fit, host_state
 from test_policy_optimisation import FAST, ColourReward
 
 from lightning_idc.methods.policy.losses import clipped_surrogate, importance_ratio
@@ -39,11 +39,6 @@ def rollouts(server: PolicyServer, folder: Path, every: int = 1, log_probs: Any 
     weights = ServerWeights(str(folder), f"{address}/load", {"path": "{folder}"}, every, "captioner")
     endpoint = Endpoint(f"{address}/v1", "policy", **{"concurrency": 4, "retries": 1, **how})
     return ServerRollouts(endpoint, weights, log_probs)
-
-
-@pytest.fixture(scope="module")
-def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return supervised(tmp_path_factory.mktemp("sft"))
 
 
 def start(sft: str) -> TinyCaptioner:

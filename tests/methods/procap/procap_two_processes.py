@@ -31,19 +31,16 @@ def main(folder: Path) -> None:
     first.fit(tokenizer, pairs)
     first.save_checkpoint(folder / "tokenizer.ckpt")
     interpolator = FrameInterpolator(str(folder / "procedures"), 7, CrossFade())
-    trainer().predict(interpolator, EveryPair(pairs, batch_size=2), return_predictions=False)
-    parts = {shard.name.part for shard in interpolator.procedures._store.shards}
-    (folder / f"parts{first.global_rank}.txt").write_text("\n".join(sorted(parts)))
+    written = trainer().predict(interpolator, EveryPair(pairs, batch_size=2)) or []
     # an odd number of pairs, so that batches are odd too
     for name, model in (("procedure", first_stage(folder)), ("caption", second_stage(folder))):
         run = trainer()
         run.fit(model, pairs)
         run.save_checkpoint(folder / f"{name}.ckpt")
         runs[name] = model
-    torch.save(
-        {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in runs.items()},
-        folder / f"rank{first.global_rank}.pt",
-    )
+    weights = {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in runs.items()}
+    ids = [id for batch in written for id in batch]
+    torch.save({**weights, "written": ids}, folder / f"rank{first.global_rank}.pt")
 
 
 if __name__ == "__main__":

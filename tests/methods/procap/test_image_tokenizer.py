@@ -89,12 +89,10 @@ def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
         ImageTokenizer(patch_size=0)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, float]:
-    """Checkpoint of a short training, with its PSNR before and after."""
-    folder = tmp_path_factory.mktemp("tokenizer")
+@pytest.mark.slow
+def test_training_makes_better_pictures(tmp_path: Path) -> None:
     pl.seed_everything(3)
-    data = SyntheticPairs(train_pairs=48, val_pairs=8, test_pairs=1, render_size=32, cache_dir=folder, progress=False)
+    data = SyntheticPairs(train_pairs=48, val_pairs=8, test_pairs=1, render_size=32, cache_dir=tmp_path, progress=False)
     model = TokenizerTraining(
         **SMALL, revive_every=4, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=4e-3)
     )
@@ -106,19 +104,20 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, floa
     trainer.fit(model, data)
     result = trainer.validate(model, data, verbose=False)[0]
     assert 0 < result["val/codes_used"] <= 1 and result["val/code_perplexity"] >= 1 and result["val/ssim"] < 1
-    trainer.save_checkpoint(folder / "tokenizer.ckpt")
-    return folder / "tokenizer.ckpt", before, result["val/psnr"]
+    assert result["val/psnr"] > before + 3
 
 
-@pytest.mark.slow
-def test_training_makes_better_pictures(trained: tuple[Path, float, float]) -> None:
-    _, before, after = trained
-    assert after > before + 3
+def saved(model: TokenizerTraining, path: Path) -> Path:
+    """A checkpoint as the Trainer writes it."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(path, weights_only=True)
+    return path
 
 
-def test_the_checkpoint_gives_the_same_tokenizer_frozen(trained: tuple[Path, float, float]) -> None:
-    loaded = load_image_tokenizer(trained[0])
-    model = TokenizerTraining.load_from_checkpoint(trained[0], weights_only=True)
+def test_the_checkpoint_gives_the_same_tokenizer_frozen(tmp_path: Path) -> None:
+    path = saved(TokenizerTraining(**SMALL), tmp_path / "tokenizer.ckpt")
+    loaded, model = load_image_tokenizer(path), TokenizerTraining.load_from_checkpoint(path, weights_only=True)
     assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
     assert torch.equal(loaded.encode(images()), model.tokenizer.encode(images()))
     assert torch.equal(loaded.features(as_pixels(images())), model.tokenizer.features(as_pixels(images())))
@@ -192,17 +191,16 @@ def test_the_squared_error_is_added_with_its_weight() -> None:
     assert float(loss - plain) == pytest.approx(20 * float(((given - pixels).double() ** 2).mean()), rel=1e-4)
 
 
-def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
-    trained: tuple[Path, float, float], tmp_path: Path
-) -> None:
-    model = TokenizerTraining(start=str(trained[0]))
-    assert model.tokenizer.config == load_image_tokenizer(trained[0]).config
+def test_training_goes_on_from_a_checkpoint_without_needing_it_again(tmp_path: Path) -> None:
+    first = saved(TokenizerTraining(**SMALL), tmp_path / "first.ckpt")
+    model = TokenizerTraining(start=str(first))
+    assert model.tokenizer.config == load_image_tokenizer(first).config
     assert all(parameter.requires_grad for parameter in model.tokenizer.parameters())
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    trainer.strategy.connect(model)
-    trainer.save_checkpoint(tmp_path / "next.ckpt", weights_only=True)
-    again = TokenizerTraining.load_from_checkpoint(tmp_path / "next.ckpt", weights_only=True)
-    assert torch.equal(again.tokenizer.encode(images()), load_image_tokenizer(trained[0]).encode(images()))
+    expected = load_image_tokenizer(first).encode(images())
+    path = saved(model, tmp_path / "next.ckpt")
+    first.unlink()
+    again = TokenizerTraining.load_from_checkpoint(path, weights_only=True)
+    assert torch.equal(again.tokenizer.encode(images()), expected)
 
 
 @pytest.mark.slow

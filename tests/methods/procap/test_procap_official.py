@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightning_idc.cli.import_ import run
+from lightning_idc.cli.convert import convert as convert_file
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.convert import (
     below,
@@ -165,7 +165,7 @@ def test_a_vqgan_becomes_a_tokenizer_that_can_be_trained_on(shared: Path, tmp_pa
     weights, io = fixture(shared, "procap_stage2")
     state = below(weights, "intermediate_generator.vae.model.")
     torch.save({"state_dict": {**state, "loss.discriminator.weight": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
-    assert run(["import", "vqgan", str(tmp_path / "vqgan.ckpt"), str(tmp_path / "tokenizer.ckpt")]) == 0
+    assert convert_file("vqgan", tmp_path / "vqgan.ckpt", out=tmp_path / "tokenizer.ckpt") == 0
     tokenizer = load_image_tokenizer(tmp_path / "tokenizer.ckpt")
     assert torch.equal(tokenizer.codebook.weight, state["quantize.embedding.weight"])
     assert tokenizer.stride == 16 and tokenizer.codebook_size == 1024
@@ -175,4 +175,4 @@ def test_a_vqgan_becomes_a_tokenizer_that_can_be_trained_on(shared: Path, tmp_pa
     assert ids.shape == (1, 14, 14) and len(ids.unique()) > 1
     with pytest.raises(CheckpointError, match="no VQGAN"):
         torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-        run(["import", "vqgan", str(tmp_path / "other.ckpt"), str(tmp_path / "x.ckpt")])
+        convert_file("vqgan", tmp_path / "other.ckpt", out=tmp_path / "x.ckpt")

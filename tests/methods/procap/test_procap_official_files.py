@@ -47,7 +47,7 @@ def test_the_import_of_a_vqgan_is_a_command(shared: Path, tmp_path: Path) -> Non
     torch.save({"state_dict": weights}, tmp_path / "vqgan.ckpt")
     for options, attention in (([], True), (["--drop_attention", "true"], False)):
         target = tmp_path / f"tokenizer_{attention}.ckpt"
-        assert main(["import", "vqgan", str(tmp_path / "vqgan.ckpt"), str(target), *options]) == 0
+        assert main(["convert", "vqgan", str(tmp_path / "vqgan.ckpt"), "--out", str(target), *options]) == 0
         assert load_image_tokenizer(str(target)).config["attention"] is attention
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_lacks_most_weights_is_told_in_a_sentence(
 ) -> None:
     source = tmp_path / "cut.pt"
     torch.save(weight, source)
-    assert main(["import", method, str(source), str(tmp_path / "out.ckpt"), *options]) == 1
+    assert main(["convert", method, str(source), "--out", str(tmp_path / "out.ckpt"), *options]) == 1
     said = capsys.readouterr().err
     assert f"{str(source)!r} is damaged, or was made by another program or version" in said
 

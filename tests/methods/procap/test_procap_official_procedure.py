@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer, seed_everything
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from lightning_idc.cli.import_ import run
+from lightning_idc.cli.convert import convert
 from lightning_idc.methods import OfficialProcedureModel
 from lightning_idc.methods.procap.losses import discrimination_loss
 from lightning_idc.methods.procap.official.bert_adam import BertAdam
@@ -178,8 +178,8 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
     state["text_emb.weight"] = torch.randn(49408 + 25, 64, generator=dice())
     torch.save({"weights": state}, tmp_path / "stage1.pt")
     target = tmp_path / "first.ckpt"
-    given = ["import", "procap_stage1", str(tmp_path / "stage1.pt"), str(target), "--procedures", str(tmp_path)]
-    assert run(given) == 0 and "ProcedureModel" in capsys.readouterr().out
+    assert convert("procap_stage1", tmp_path / "stage1.pt", out=target, procedures=str(tmp_path)) == 0
+    assert "ProcedureModel" in capsys.readouterr().out
     model = load_module(ProcedureModel, target)
     assert type(model) is OfficialProcedureModel
     assert len(model.tokenize(["a cube"])[0]) == 4
@@ -194,7 +194,7 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
     del state["text_emb.weight"]
     torch.save(state, tmp_path / "other.pt")
     with pytest.raises(CheckpointError, match="no first stage"):
-        run(["import", "procap_stage1", str(tmp_path / "other.pt"), str(tmp_path / "x.ckpt"), "--procedures", "p"])
+        convert("procap_stage1", tmp_path / "other.pt", out=tmp_path / "x.ckpt", procedures="p")
 
 
 def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ HERE = Path(__file__).parent
 
 
 def outcome(kind: str, out: Path, precision: str = "32-true") -> dict[str, Any]:
-    launch(HERE / "vlm_two_processes.py", kind, precision, out)
+    # the Trainer starts the processes of all GPUs
+    processes = 2 if kind in ("ddp", "fsdp2", "fsdp2-pieces") else 1
+    launch(HERE / "vlm_two_processes.py", kind, precision, out, processes=processes)
     return torch.load(out / f"{kind}.pt", weights_only=True, map_location="cpu")
 
 

@@ -1,4 +1,4 @@
-"""Floors and readings. Oracle: trying every caption, and hand-made intervals."""
+"""Baseline scores and verdicts. Oracle: trying every caption, and hand-made intervals."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from lightning_idc.metrics.baselines import constant_caption, shuffled_captions, verdict
 from lightning_idc.metrics.bootstrap import Difference
 from lightning_idc.metrics.captions import score_captions
-from lightning_idc.metrics.floors import constant_caption, dealt, reading
 from lightning_idc.utils.errors import DataError
 
 SIZES, COLORS, SHAPES = ("small", "large"), ("red", "blue", "gray"), ("cube", "sphere")
@@ -19,8 +19,8 @@ TRAIN = [
 ] + [["nothing at all"]] * 2
 
 
-def test_the_constant_caption_is_the_best_one_and_not_the_commonest() -> None:
-    references = {str(place): texts for place, texts in enumerate(TRAIN)}
+def test_constant_caption_is_the_best_and_not_the_most_frequent() -> None:
+    references = {str(index): texts for index, texts in enumerate(TRAIN)}
 
     def score(text: str) -> float:
         return score_captions(dict.fromkeys(references, text), references, ("CIDEr-D",)).values["CIDEr-D"]
@@ -35,19 +35,19 @@ def test_the_constant_caption_is_the_best_one_and_not_the_commonest() -> None:
         constant_caption([[]])
 
 
-def test_dealt_captions_are_all_used_and_nobody_keeps_its_own() -> None:
-    captions = {str(place): f"caption {place}" for place in range(50)}
+def test_shuffled_captions_are_a_permutation_without_fixed_points() -> None:
+    captions = {str(index): f"caption {index}" for index in range(50)}
     for seed in range(20):
-        given = dealt(captions, seed)
-        assert list(given) == list(captions) and sorted(given.values()) == sorted(captions.values())
-        assert not any(given[id] == captions[id] for id in captions)
-    assert dealt(captions, 1) == dealt(captions, 1) != dealt(captions, 2)
+        shuffled = shuffled_captions(captions, seed)
+        assert list(shuffled) == list(captions) and sorted(shuffled.values()) == sorted(captions.values())
+        assert not any(shuffled[id] == captions[id] for id in captions)
+    assert shuffled_captions(captions, 1) == shuffled_captions(captions, 1) != shuffled_captions(captions, 2)
     with pytest.raises(DataError, match="at least two"):
-        dealt({"a": "alone"})
+        shuffled_captions({"a": "alone"})
 
 
 @pytest.mark.parametrize(
-    ("interval", "floors", "expected"),
+    ("interval", "baselines", "expected"),
     [
         ((0.1, 4.0), [], "higher"),
         ((-4.0, -0.1), [], "lower"),
@@ -60,10 +60,10 @@ def test_dealt_captions_are_all_used_and_nobody_keeps_its_own() -> None:
         (None, [(-9.0, -0.2)], "below the floor"),
     ],
 )
-def test_only_what_intervals_say_is_said(
-    interval: tuple[float, float] | None, floors: list[tuple[float, float]], expected: str
+def test_verdict_follows_the_intervals(
+    interval: tuple[float, float] | None, baselines: list[tuple[float, float]], expected: str
 ) -> None:
     def gap(ends: tuple[float, float]) -> Difference:
         return Difference(0.0, 1.0, sum(ends) / 2, *ends, 0.5, 1, 1)
 
-    assert reading(None if interval is None else gap(interval), [gap(floor) for floor in floors]) == expected
+    assert verdict(None if interval is None else gap(interval), [gap(ends) for ends in baselines]) == expected

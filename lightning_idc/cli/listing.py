@@ -1,0 +1,100 @@
+"""list: what comes with the library, by name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import nearest
+
+
+def list_names(kind: Literal["recipes", "models", "data", "protocols"], name: str | None = None) -> int:
+    """List recipes, captioners, data modules or protocols of scores, or show one of them.
+
+    `lightning-idc list recipes quickstart > mine.yaml` copies a recipe, to be changed.
+
+    Args:
+        kind: what to list.
+        name: one of them, whose text is printed: the YAML of a recipe, the card of a captioner, the documentation of a
+            data module, the definition of a protocol.
+    """
+    entries, show, line = _KINDS[kind]()
+    if name is None:
+        width = max(map(len, entries), default=0)
+        for entry, value in entries.items():
+            print(f"{entry:<{width}}  {line(value)}")
+        return 0
+    if name not in entries:
+        raise ConfigError(f"list {kind} {name}: {nearest(name, entries)}")
+    print(show(entries[name]).rstrip("\n"))
+    return 0
+
+
+_Kind = tuple[Mapping[str, Any], Callable[[Any], str], Callable[[Any], str]]
+"""Entries by name, the full text of one, and its line in the list."""
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _recipes() -> _Kind:
+    import yaml
+
+    from lightning_idc.cli.recipes.shipped import shipped
+
+    # in C where PyYAML was built with it: the files are ours
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    def line(path: Path) -> str:
+        recipe = yaml.load(_text(path), loader)
+        about = recipe.get("recipe") or {}
+        axes = (recipe.get("matrix") or {}).items()
+        title = f"{about.get('title', '')} ({about.get('minutes', '?')} min)"
+        return "\n    ".join([title, *(f"--matrix.{axis} {' | '.join(entries)}" for axis, entries in axes)])
+
+    return shipped(), _text, line
+
+
+def _models() -> _Kind:
+    from lightning_idc.serve.opening import shipped
+
+    def line(folder: Path) -> str:
+        spec = json.loads(_text(folder / "config.json"))["init_args"]["input_spec"]
+        height, width = spec["size"]
+        size = (folder / "model.safetensors").stat().st_size / 1e6
+        return f"{spec['domain']}; trained at {width}x{height}; {size:.1f} MB"
+
+    return shipped(), lambda folder: _text(folder / "README.md"), line
+
+
+def _data() -> _Kind:
+    from lightning_idc.cli.data import MODULES
+    from lightning_idc.utils.names import class_of
+
+    def show(path: str) -> str:
+        return f"{path}\n\n{inspect.getdoc(class_of(path)) or ''}"
+
+    return MODULES, show, lambda path: f"{path}\n    {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}"
+
+
+def _protocols() -> _Kind:
+    from lightning_idc.metrics.protocols import PROTOCOLS
+
+    def line(protocol: Any) -> str:
+        needs = f" (needs {', '.join(f'--{need}' for need in protocol.needs)})" if protocol.needs else ""
+        return f"{protocol.hash}  {protocol.about}{needs}"
+
+    return PROTOCOLS, lambda protocol: json.dumps(protocol.definition(), indent=1), line
+
+
+_KINDS: dict[str, Callable[[], _Kind]] = {
+    "recipes": _recipes,
+    "models": _models,
+    "data": _data,
+    "protocols": _protocols,
+}

@@ -1,0 +1,136 @@
+"""Baseline scores: captioners that do not see the change, which a captioner must beat before its score means anything.
+
+A constant caption, the captioner's own captions shuffled among pairs, and (made by the evaluation callback) its
+captions where the second image equals the first. For lists of differences: a caption that claims nothing, and shuffled
+captions. :func:`verdict` turns intervals over these baselines and over another captioner into a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from lightning_idc.metrics.bootstrap import Difference
+from lightning_idc.metrics.captions import References, ScoringResources, score_captions
+from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.protocols import Protocol, evaluate
+from lightning_idc.utils.errors import DataError, IDCError
+
+BELOW_BASELINE = "below the floor"
+UNDECIDED = "not decided"
+NO_DIFFERENCE = "there is no difference"
+MAX_PAIRS, MAX_CANDIDATES = 500, 64
+
+
+def constant_caption(references: Sequence[Sequence[str]], seed: int = 0) -> str:
+    """The single caption with the highest CIDEr-D when it is predicted for every pair.
+
+    Candidates are the most frequent captions and as many random others, scored on a sample of the pairs.
+
+    Args:
+        references: captions of each training pair.
+        seed: random seed of the sample.
+
+    Raises:
+        DataError: no pair has a reference.
+
+    Example:
+        >>> constant_caption([["a cube moved"], ["a cube moved"], ["the sphere is gone"]])
+        'a cube moved'
+    """
+    texts = [list(of_pair) for of_pair in references if len(of_pair)]
+    if not texts:
+        raise DataError("no training references to choose a constant caption from; expected at least one")
+    generator = np.random.default_rng(seed)
+    indices = np.sort(generator.permutation(len(texts))[:MAX_PAIRS])
+    counts: dict[str, int] = {}
+    for of_pair in texts:
+        for text in of_pair:
+            counts[text] = counts.get(text, 0) + 1
+    ranked = sorted(counts, key=lambda text: (-counts[text], text))
+    frequent, rare = ranked[: MAX_CANDIDATES // 2], ranked[MAX_CANDIDATES // 2 :]
+    sampled = generator.permutation(len(rare))[: MAX_CANDIDATES // 2]
+    candidates = [*frequent, *(rare[index] for index in sampled)]
+    sample = References({str(index): texts[index] for index in indices})
+    scores = [_mean_score(dict.fromkeys(sample.ids, text), sample) for text in candidates]
+    # argmax takes the first of equal scores, which is the most frequent caption
+    return candidates[int(np.argmax(scores))]
+
+
+def shuffled_captions(captions: Mapping[str, str], seed: int = 0) -> dict[str, str]:
+    """Captions moved to other pairs: no pair keeps its caption. The order depends on the seed alone.
+
+    Args:
+        captions: caption by pair id.
+        seed: random seed of the order.
+
+    Raises:
+        DataError: fewer than two pairs.
+
+    Example:
+        >>> shuffled_captions({"a": "x", "b": "y"})
+        {'a': 'y', 'b': 'x'}
+    """
+    if len(captions) < 2:
+        raise DataError(f"found captions of {len(captions)} pairs, expected at least two to shuffle")
+    ids = list(captions)
+    order = np.random.default_rng(seed).permutation(len(ids))
+    source = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
+    return {id: captions[ids[source[index]]] for index, id in enumerate(ids)}
+
+
+def baseline_scores(
+    protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord], resources: ScoringResources
+) -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, str]]:
+    """Scores of captioners that see neither image: one that claims nothing, and the captions of other pairs.
+
+    Args:
+        protocol: scoring protocol.
+        captions: caption by pair id.
+        references: references of the pairs.
+        resources: scoring resources, with the judge.
+
+    Returns:
+        Scores by baseline, part and metric; and for each baseline without scores the reason, such as unreadable
+        answers of the judge.
+    """
+    baselines = {"claims nothing": dict.fromkeys(captions, NO_DIFFERENCE)}
+    if len(captions) > 1:
+        baselines["captions of other pairs"] = shuffled_captions(captions)
+    scores, reasons = {}, {}
+    for name, baseline_captions in baselines.items():
+        try:
+            parts = evaluate(protocol, baseline_captions, references, None, resources)
+        except IDCError as error:  # the scores of the captioner itself must not be lost
+            reasons[f"baseline, {name}"] = str(error)
+            continue
+        scores[name] = {part: dict(of_part.values) for part, of_part in parts.items()}
+    return scores, reasons
+
+
+def verdict(difference: Difference | None, over_baselines: Iterable[Difference] = ()) -> str:
+    """What intervals allow to conclude: ``higher``, ``lower``, ``not decided`` or ``below the floor``.
+
+    Args:
+        difference: score minus that of another captioner; None where there is no other, and then "" is returned.
+        over_baselines: score minus that of each baseline. Unless each of these intervals lies above 0, the verdict is
+            ``below the floor`` whatever the difference.
+
+    Example:
+        >>> ahead = Difference(10.0, 15.0, 5.0, 1.0, 9.0, 0.01, 8, 2)
+        >>> behind = Difference(16.0, 15.0, -1.0, -4.0, 2.0, 0.5, 5, 5)
+        >>> verdict(ahead), verdict(behind), verdict(ahead, [behind])
+        ('higher', 'not decided', 'below the floor')
+    """
+    if any(over.low <= 0 for over in over_baselines):
+        return BELOW_BASELINE
+    if difference is None:
+        return ""
+    if difference.low > 0:
+        return "higher"
+    return "lower" if difference.high < 0 else UNDECIDED
+
+
+def _mean_score(captions: Mapping[str, str], references: References) -> float:
+    return score_captions(captions, references, ("CIDEr-D",)).values["CIDEr-D"]

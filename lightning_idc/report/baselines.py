@@ -1,0 +1,125 @@
+"""Baseline check: does a score show that the captioner sees the change?
+
+A captioner that predicts one caption for every pair can have a high score. The check compares its CIDEr-D with that of
+a constant caption and with its own captions of pairs whose second image equals the first, and counts its captions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from lightning_idc.metrics.bootstrap import Difference, compare
+from lightning_idc.metrics.captions import References, score_captions
+from lightning_idc.report.table import Table
+
+METRIC = "CIDEr-D"
+CONSTANT, IDENTICAL = "constant caption", "identical images"
+MIN_DISTINCT = 0.05
+"""Fewer different captions than this share of the pairs do not come from looking at them."""
+
+
+@dataclass(frozen=True)
+class BaselineCheck:
+    """A captioner beside baselines that cannot see the change.
+
+    Args:
+        score: CIDEr-D of the captioner.
+        pairs: number of pairs with references.
+        distinct: number of different captions.
+        constant: the constant caption; empty where no training captions are at hand.
+        over: score minus that of each baseline, by name; of `IDENTICAL` on the pairs that were captioned twice.
+    """
+
+    score: float
+    pairs: int
+    distinct: int
+    constant: str
+    over: dict[str, Difference]
+
+    @property
+    def warning(self) -> str:
+        """One sentence where the score does not show that the captioner sees the change, else empty."""
+        if self.pairs > 1 and (self.distinct == 1 or self.distinct < MIN_DISTINCT * self.pairs):
+            captions = "1 caption" if self.distinct == 1 else f"{self.distinct} different captions"
+            return f"{captions} for {self.pairs} pairs: this captioner does not look at the images"
+        for name, difference in self.over.items():
+            if difference.low <= 0:
+                return (
+                    f"{METRIC} {difference.second:.1f} is not above the {difference.first:.1f} of the {name} "
+                    f"(difference {_interval(difference)}): nothing shows that this captioner sees the change"
+                )
+        return ""
+
+    @property
+    def counts(self) -> str:
+        """Number of different captions and of pairs, in words."""
+        return f"{self.distinct} different caption{'s' * (self.distinct != 1)} of {self.pairs} pairs"
+
+    def table(self) -> Table:
+        """Baselines with their scores."""
+        rows = [[name, f"{over.first:.1f}", f"{over.second:.1f}", _interval(over)] for name, over in self.over.items()]
+        notes = [self.counts]
+        if self.constant:
+            notes.append(f"constant caption: {self.constant}")
+        if self.warning:
+            notes.append(self.warning)
+        columns = ["baseline", METRIC, "this captioner", "difference [95 %]"]
+        return Table(columns, rows, "Baselines that do not see the change", notes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "warning": self.warning}
+
+
+def check_baselines(
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    constant: str | None = None,
+    identical: Mapping[str, str] | None = None,
+) -> BaselineCheck | None:
+    """Compare captions with baselines that cannot see the change.
+
+    Args:
+        captions: caption by pair id.
+        references: references by pair id; pairs without any are left out.
+        constant: caption chosen on training captions, see ``metrics.baselines.constant_caption``.
+        identical: captions of some of the pairs with the first image in place of the second.
+
+    Returns:
+        The check; None where fewer than two pairs have references.
+
+    Example:
+        >>> references = {str(n): [f"the {color} cube moved"] for n, color in enumerate(["red", "blue", "green"])}
+        >>> check = check_baselines(dict.fromkeys(references, "the red cube moved"), references, "the red cube moved")
+        >>> check.warning
+        '1 caption for 3 pairs: this captioner does not look at the images'
+    """
+    scored = {id: caption for id, caption in captions.items() if references.get(id)}
+    if len(scored) < 2:
+        return None
+    over = {}
+    if constant is not None:
+        over[CONSTANT] = _over(scored, dict.fromkeys(scored, constant), references)
+    identical = {id: caption for id, caption in (identical or {}).items() if id in scored}
+    if len(identical) > 1:
+        over[IDENTICAL] = _over({id: scored[id] for id in identical}, identical, references)
+    score = score_captions(scored, _references(scored, references), (METRIC,)).values[METRIC]
+    return BaselineCheck(score, len(scored), len(set(scored.values())), constant or "", over)
+
+
+def _over(
+    captions: Mapping[str, str], baseline: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> Difference:
+    expected = _references(captions, references)
+    scores = [score_captions(dict(texts), expected, (METRIC,)) for texts in (baseline, captions)]
+    return compare(*scores)[METRIC]
+
+
+def _references(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> References:
+    return References({id: list(references[id]) for id in captions})
+
+
+def _interval(difference: Difference) -> str:
+    return f"{difference.difference:+.1f} [{difference.low:.1f}, {difference.high:.1f}]"

@@ -1,0 +1,130 @@
+"""Pairs that arrive at the same time are answered as one batch, in a thread beside the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException
+
+from lightning_idc.images.types import PairSample
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.utils.errors import IDCError
+from lightning_idc.utils.files import finite
+
+WAIT = 0.01
+"""Seconds in which further pairs may join a batch."""
+
+
+@dataclass(frozen=True)
+class ImagePair:
+    """Two image files that a client asks about.
+
+    Args:
+        before: content of the first file.
+        after: content of the second file.
+        where: also say where the change is.
+        prompt: question about the pair; a captioner that reads no words ignores it.
+    """
+
+    before: bytes
+    after: bytes
+    where: bool
+    prompt: str | None
+
+
+Answer = dict[str, Any] | HTTPException
+"""Plain values, or what was wrong with a pair."""
+
+
+class Batcher:
+    """Collects pairs into batches; a context manager of the server's event loop.
+
+    Args:
+        captioner: the captioner.
+        batch_size: maximal pairs per batch.
+        timeout: seconds that an answer may take.
+    """
+
+    def __init__(self, captioner: PairCaptioner, batch_size: int, timeout: float) -> None:
+        self.captioner, self.batch_size, self.timeout = captioner, batch_size, timeout
+
+    async def __aenter__(self) -> None:
+        self._queue: asyncio.Queue[tuple[ImagePair, asyncio.Future[Answer]]] = asyncio.Queue()
+        self._worker = asyncio.create_task(self._work())
+
+    async def __aexit__(self, *error: object) -> None:
+        self._worker.cancel()
+
+    async def answer(self, pair: ImagePair) -> dict[str, Any]:
+        """Answer to one pair, as plain values.
+
+        Raises:
+            HTTPException: the pair cannot be read or answered, or the answer took too long.
+        """
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait((pair, future))
+        try:
+            answer = await asyncio.wait_for(future, self.timeout)
+        except asyncio.TimeoutError:
+            raise HTTPException(503, f"no answer within {self.timeout:g} seconds; try again later") from None
+        if isinstance(answer, HTTPException):
+            raise answer
+        return answer
+
+    async def _work(self) -> None:
+        while True:
+            batch = [await self._queue.get()]
+            await asyncio.sleep(WAIT)
+            while len(batch) < self.batch_size and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            batch = [(pair, future) for pair, future in batch if not future.done()]  # the client may have gone
+            answers = await asyncio.to_thread(self.answers, [pair for pair, _ in batch])
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+    def answers(self, pairs: Sequence[ImagePair]) -> list[Answer]:
+        """Answers to a batch; a pair that cannot be read or answered does not touch the others."""
+        answers: list[Answer] = [{} for _ in pairs]
+        groups: dict[tuple[Any, ...], list[tuple[int, PairSample]]] = {}
+        for index, pair in enumerate(pairs):
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always", UserWarning)
+                    sample = self.captioner.input_spec.read(pair.before, pair.after)
+            except Exception as error:  # whatever a hostile file does concerns its own request alone
+                text = str(error) if isinstance(error, IDCError) else f"{type(error).__name__} while reading an image"
+                answers[index] = HTTPException(422, text)
+                continue
+            answers[index] = {"notes": [str(note.message) for note in caught]}
+            groups.setdefault((*sample.before.shape, pair.where, pair.prompt), []).append((index, sample))
+        for (*_, where, prompt), members in groups.items():
+            group = self._answers_of_group([sample for _, sample in members], where, prompt)
+            for (index, _), answer in zip(members, group, strict=True):
+                notes = answers[index]
+                answers[index] = {**notes, **answer} if isinstance(notes, dict) and isinstance(answer, dict) else answer
+        return answers
+
+    def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
+        """Answers to pairs of one size; where they fail as a batch, each pair is answered alone."""
+        try:
+            return self._answers(samples, where, prompt)
+        except Exception as error:
+            if len(samples) > 1:
+                return [self._answers_of_group([sample], where, prompt)[0] for sample in samples]
+            if isinstance(error, IDCError):
+                return [HTTPException(422, str(error))]
+            logging.getLogger(__name__).exception("a pair was not answered")
+            return [HTTPException(500, f"{type(error).__name__} while answering; the server's log says more")]
+
+    def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
+        # a chat client always sends words, also to a captioner that reads none
+        if prompt and self.captioner.takes_prompt:
+            samples = self.captioner.with_prompt(samples, prompt)
+        return [finite(answer.as_dict()) for answer in answer_pairs(self.captioner, samples, where)]

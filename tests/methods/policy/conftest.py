@@ -1,0 +1,11 @@
+"""A trained captioner that the tests of policies start from."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.training import supervised
+
+
+@pytest.fixture(scope="session")
+def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return supervised(tmp_path_factory.mktemp("sft"))

@@ -1,0 +1,28 @@
+"""Scores without torch: the package, the corpus scores and the pycocoevalcap drop-in import numpy and little more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+HEAVY = {"torch", "torchmetrics", "lightning", "transformers", "pandas", "scipy", "numba", "PIL", "matplotlib"}
+SCRIPT = """
+import json, sys
+import lightning_idc.metrics
+from lightning_idc.metrics import Protocol, compare, evaluate, score_captions
+from lightning_idc.metrics.coco import COCOEvalCap, Bleu, Meteor, Rouge, Cider, Spice, PTBTokenizer
+texts = {1: ["the red cube moved"], 2: ["a ball is gone"]}
+tokens = PTBTokenizer().tokenize({id: [{"caption": text} for text in of_image] for id, of_image in texts.items()})
+assert tokens == texts
+for scorer in (Bleu(4), Rouge(), Cider()):
+    scorer.compute_score(texts, texts)
+score_captions({"1": "the red cube moved"}, {"1": ["the cube moved"]})
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_scores_need_no_torch() -> None:
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=120)
+    loaded = set(json.loads(process.stdout))
+    assert not loaded & HEAVY
