@@ -66,7 +66,17 @@ class CaptionDecoder:
         """
         length = self._max_length(max_length)
         with gathered(self.net):  # as above
-            return sample(self.net, features, length, samples, temperature, top_p, generator, self.special, uniforms)
+            return sample(
+                self.net,
+                features,
+                length=length,
+                samples=samples,
+                temperature=temperature,
+                top_p=top_p,
+                generator=generator,
+                special=self.special,
+                uniforms=uniforms,
+            )
 
     def _max_length(self, max_length: int | None) -> int:
         """Maximum number of tokens: the argument, or that of the hyper-parameters."""

@@ -196,11 +196,11 @@ class ImageTokenizer(nn.Module):
         self.codebook_size, self.latent, self.patch_size = codebook_size, latent, patch_size
         self.stride = patch_size * 2 ** (len(multipliers) - 1)
         widths = [width * factor for factor in multipliers]
-        self.encoder = ConvEncoder(3 * patch_size**2, latent, widths, blocks, attention)
+        self.encoder = ConvEncoder(3 * patch_size**2, latent, widths=widths, blocks=blocks, attention=attention)
         self.quant_conv = nn.Conv2d(latent, latent, 1)
         self.codebook = nn.Embedding(codebook_size, latent)
         self.post_quant_conv = nn.Conv2d(latent, latent, 1)
-        self.decoder = ConvDecoder(3 * patch_size**2, latent, widths, blocks, attention)
+        self.decoder = ConvDecoder(3 * patch_size**2, latent, widths=widths, blocks=blocks, attention=attention)
         nn.init.uniform_(self.codebook.weight, -1.0 / codebook_size, 1.0 / codebook_size)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:

@@ -283,7 +283,9 @@ class SelfSampled(NegativeSource):
 
         captioner = step.module
         batch, negatives = step.batch, self.fallback.draw(step, count, generator)
-        samples = captioner.decoder.sample(step.features, count, self.temperature, self.top_p, generator)
+        samples = captioner.decoder.sample(
+            step.features, count, temperature=self.temperature, top_p=self.top_p, generator=generator
+        )
         texts = [captioner.built_vocabulary.decode(ids) for ids in samples.ids]
         for b, (row, id, references) in enumerate(zip(negatives.texts, batch.ids, batch.references, strict=True)):
             correct = {normalize(caption) for caption in references}

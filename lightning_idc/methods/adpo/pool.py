@@ -84,8 +84,10 @@ class CaptionPool:
         """
         if self.weighting == "stratified" and len(self._changes):
             no_change = self.is_no_change.nonzero()[:, 0]
-            return torch.cat([_draw_from(self._changes, size, generator, rank, num_processes), no_change])
-        return _draw_from(self._drawable, size, generator, rank, num_processes)
+            return torch.cat(
+                [_draw_from(self._changes, size, generator, rank=rank, num_processes=num_processes), no_change]
+            )
+        return _draw_from(self._drawable, size, generator, rank=rank, num_processes=num_processes)
 
     def offer(
         self,

@@ -195,7 +195,7 @@ class MultiScaleDifferentialPerception(nn.Module):
         self.norms = nn.ModuleList(nn.Identity() if self.as_printed else nn.LayerNorm(width) for _ in range(scales))
         hidden = settings.hidden or 2 * width
         self.scales = nn.ModuleList(
-            DifferentialPerception(width, heads, hidden, settings.stacked, self.as_printed)
+            DifferentialPerception(width, heads, hidden=hidden, depth=settings.stacked, as_printed=self.as_printed)
             for _ in range(1 if settings.shared else scales)
         )
         if self.as_printed:

@@ -57,7 +57,7 @@ class NamcNet(GridCaptionNet):
             dropout=dropout,
         )
         self.fuse = nn.Linear(2 * width, width)
-        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, hidden, dropout)
+        self.decoder = Decoder(vocabulary, width, layers=decoder_layers, heads=heads, hidden=hidden, dropout=dropout)
 
     def encode(self, images: Tensor, noise: Tensor | None = None) -> PairFeatures:
         """Features of uint8 pairs, one token per cell.

@@ -69,9 +69,9 @@ class JudgeReward(Reward):
             # another seed for each try, as a cached or greedy answer would be the same again
             lambda remaining, attempt: self.endpoint.ask(remaining, [attempt] * len(remaining)),
             contents,
-            lambda index, answer: self.rubric.read(answer),
-            self.tries - 1,
-            max(1, len(contents)),
+            read=lambda index, answer: self.rubric.read(answer),
+            retries=self.tries - 1,
+            batch_size=max(1, len(contents)),
         )
         values = [float("nan") if score is None else score / self.rubric.max_score for score in scores]
         return self._fill_missing(torch.tensor(values).view(len(texts), -1))

@@ -74,7 +74,7 @@ class PairTransformerNet(GridCaptionNet):
             self.bias = RelativePositionBias(heads, grid)
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
-        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
+        self.decoder = Decoder(vocabulary, width, layers=decoder_layers, heads=heads, hidden=2 * width, dropout=dropout)
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``: one token per cell, or one per counted class."""

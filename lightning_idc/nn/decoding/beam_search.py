@@ -53,7 +53,15 @@ def beam_search(
             state = state.reorder(rows, pairs.to(device)) if shared else select_rows(state, rows)
         return net.step(state, prefixes[:, -1].to(device))
 
-    return _beam_search(advance, len(features), device, max_length, beams, length_penalty, special)
+    return _beam_search(
+        advance,
+        pairs=len(features),
+        device=device,
+        max_length=max_length,
+        beams=beams,
+        length_penalty=length_penalty,
+        special=special,
+    )
 
 
 def beam_search_uncached(
@@ -74,7 +82,15 @@ def beam_search_uncached(
         chosen = PairFeatures(features.memory[owners], None if features.mask is None else features.mask[owners])
         return net.logits(chosen, prefixes[:, None].to(device))[:, 0, -1]
 
-    return _beam_search(advance, len(features), device, max_length, beams, length_penalty, special)
+    return _beam_search(
+        advance,
+        pairs=len(features),
+        device=device,
+        max_length=max_length,
+        beams=beams,
+        length_penalty=length_penalty,
+        special=special,
+    )
 
 
 @dataclass(slots=True)
@@ -158,7 +174,15 @@ def _beam_search(
         ending = possible & (torch.isin(tokens, ends) if length < max_length else True)
 
         # an end token only counts among the best `beams` candidates, as if the beam held it
-        finished.add(owners, prefixes, rows, tokens, candidate_sums, ending[:, :beams], length_penalty)
+        finished.add(
+            owners=owners,
+            prefixes=prefixes,
+            rows=rows,
+            tokens=tokens,
+            sums=candidate_sums,
+            ending=ending[:, :beams],
+            power=length_penalty,
+        )
         chosen, is_open = _first(possible & ~ending, beams)
         sums = candidate_sums.gather(1, chosen).masked_fill(~is_open, float("-inf"))
         best_open, best = sums[:, 0].double(), finished.scores[owners]

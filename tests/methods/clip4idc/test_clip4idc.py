@@ -238,7 +238,7 @@ def test_embeddings_have_unit_length_and_long_captions_are_cut_at_their_end() ->
 
 def test_wrong_sizes_and_settings_are_refused() -> None:
     net = tiny_net()
-    with pytest.raises(DataError, match="16x16, not 8x8"):
+    with pytest.raises(DataError, match="images are 8x8; expected 16x16"):
         net.encode(images()[..., :8, :8])
     with pytest.raises(ConfigError, match="intra_layers is 3"):
         PairClip(net.encoder.clip, net.encoder.vocabulary, 3)
@@ -260,7 +260,7 @@ def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> No
             return Long(6, 0)
 
     model = Clip4Idc(TINY, vocabulary=None, max_length=5, intra_layers=2, decoder_layers=1, heads=2)
-    expected = r"a caption of 31 tokens does not fit CLIP's 24.*max_length.*cuts none of the data; shorten those"
+    expected = r"a caption of 31 tokens does not fit CLIP's 24 .*max_length.*; shorten the captions"
     with pytest.raises(DataError, match=expected):
         Trainer(max_steps=1, **QUIET).fit(model, LongPairs(batch_size=6))
 

@@ -153,7 +153,7 @@ def test_there_are_depths_and_layers_and_a_choice_among_depths() -> None:
     for odd, said in (
         (dict(scales=0), "scales is 0"),
         (dict(scales=2, stacked=-1), "stacked is -1"),
-        (dict(scales=1, softmax=True), "softmax over one depth is always 1"),
+        (dict(scales=1, softmax=True), "softmax is true with one depth"),
     ):
         with pytest.raises(ConfigError, match=said):
             MultiScaleDifferentialPerception(12, **odd)  # type: ignore[arg-type]

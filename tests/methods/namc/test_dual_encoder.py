@@ -145,7 +145,7 @@ def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
 def test_pairs_without_a_description_are_named() -> None:
     model = RelevancePretraining(width=16, heads=2)
     with pytest.raises(DataError, match="pair 'second' has no caption"):
-        model._texts([[]], ["second"])
+        model._object_descriptions([[]], ["second"])
 
 
 def test_noise_is_measured_over_all_processes_and_each_pair_once(

@@ -186,7 +186,7 @@ def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
         fit([PreferenceOptimization(reference=CachedScores(None, str(tmp_path / "no.pt")))], tmp_path, start(sft))
     with pytest.raises(ConfigError, match="neither a reference nor a path"):
         CachedScores()
-    with pytest.raises(ConfigError, match="cannot be kept"):
+    with pytest.raises(ConfigError, match="cannot be cached"):
         CachedScores(MovingAverage())
 
 

@@ -190,7 +190,7 @@ def test_a_slow_server_and_what_cannot_be_are_one_sentence(sft: str, server: Pol
     with pytest.raises(IDCError, match="expected choices"):
         run(rollouts(server, tmp_path), grpo)
     without = ServerWeights(str(tmp_path), "http://127.0.0.1:1/load", {"path": "{folder}"})
-    with pytest.raises(IDCError, match="no adapters to bring"):
+    with pytest.raises(IDCError, match="no adapters to transfer"):
         run(ServerRollouts(Endpoint("http://127.0.0.1:1/v1", "policy"), without), grpo)
     with pytest.raises(IDCError, match="does not answer"):
         run(ServerRollouts(Endpoint("http://127.0.0.1:1/v1", "policy")), grpo)

@@ -147,7 +147,7 @@ class OfficialAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         query = split_heads(self.query(x), self.heads)
-        return self.out(merge_heads(attend(query, keys, values, mask, self.scale, causal)))
+        return self.out(merge_heads(attend(query, keys, values, mask, scale=self.scale, causal=causal)))
 
 
 class OfficialDecoderLayer(nn.Module):
