@@ -19,7 +19,7 @@ from lightning_idc.utils.errors import ConfigError
 
 Backend = Literal["python", "java"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-BACKEND = "LIGHTNING_IDC_METEOR"
+BACKEND_VARIABLE = "LIGHTNING_IDC_METEOR"
 """Environment variable that names the backend where no option does."""
 
 
@@ -59,9 +59,9 @@ def backend_named(backend: str | None = None) -> Backend:
         >>> backend_named("java")
         'java'
     """
-    name = backend or os.environ.get(BACKEND) or "python"
-    for known in BACKENDS:
-        if name == known:
-            return known
-    source = "" if backend else f" in {BACKEND}"
-    raise ConfigError(f"unknown METEOR backend {name!r}{source}; expected {' or '.join(BACKENDS)}")
+    name = backend or os.environ.get(BACKEND_VARIABLE) or "python"
+    for choice in BACKENDS:
+        if name == choice:
+            return choice
+    origin = "" if backend else f" in {BACKEND_VARIABLE}"
+    raise ConfigError(f"unknown METEOR backend {name!r}{origin}; expected {' or '.join(BACKENDS)}")

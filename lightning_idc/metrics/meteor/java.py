@@ -17,7 +17,7 @@ import numpy as np
 from lightning_idc.metrics.corpus import Tokens
 from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.meteor.statistics import unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import additive_counts
 
 MEMORY = "-Xmx2G"
 DEADLINE = 300.0
@@ -85,7 +85,7 @@ class Meteor:
                 each = np.array([float(first), *(float(self._answer()) for _ in statistics[1:])])
                 corpus = float(self._answer())
         counts = np.array([[float(number) for number in line.split()] for line in statistics]).T
-        return MeteorScores(corpus, each, unbroken_as_none(counts))
+        return MeteorScores(corpus, each, additive_counts(counts))
 
     @contextlib.contextmanager
     def _limit(self) -> Iterator[None]:

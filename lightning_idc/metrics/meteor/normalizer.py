@@ -80,10 +80,10 @@ def normalize_all(lines: Sequence[str]) -> list[str]:
         return normalize_all([line.replace("\n", " ") for line in lines])
     unusual = [match.end() for match in _UNUSUAL.finditer(text)]
     ends = np.cumsum(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)) + 2)
-    found = list(lines)
+    normalized = list(lines)
     for number in np.unique(np.searchsorted(ends, unusual)).tolist():
-        found[number] = " ".join(normalize(lines[number]))
-    return found
+        normalized[number] = " ".join(normalize(lines[number]))
+    return normalized
 
 
 def normalize(line: str) -> list[str]:

@@ -66,9 +66,9 @@ def _pieces(source: Path) -> Iterator[bytes]:
                 piece = unpacker.decompress(packed, _PIECE)
             return piece
 
-        coming = pool.submit(unpack)
-        while piece := coming.result():
-            coming = pool.submit(unpack)
+        next_piece = pool.submit(unpack)
+        while piece := next_piece.result():
+            next_piece = pool.submit(unpack)
             yield piece
 
 
@@ -79,11 +79,11 @@ def build(source: Path) -> ParaphraseTable:
         ValueError: the file is damaged.
         OSError: it cannot be read.
     """
-    sources, targets, rest, lines = [], [], b"", 0
+    sources, targets, remainder, lines = [], [], b"", 0
     try:
         for piece in _pieces(source):
             end = piece.rfind(b"\n") + 1
-            text, rest = (rest + piece[:end], piece[end:]) if end else (b"", rest + piece)
+            text, remainder = (remainder + piece[:end], piece[end:]) if end else (b"", remainder + piece)
             if text:
                 hashes, _ = line_hashes(text)
                 # lines in threes: a probability, a phrase, a paraphrase of it
@@ -92,7 +92,7 @@ def build(source: Path) -> ParaphraseTable:
                 lines += len(hashes)
     except zlib.error as error:
         raise ValueError(f"{source.name} is damaged: {error}") from error
-    if rest or not lines or lines % 3:
+    if remainder or not lines or lines % 3:
         raise ValueError(f"{source.name} has {lines} complete lines; expected a multiple of three")
     source_of_line, target = np.concatenate(sources), np.concatenate(targets)
     first = np.flatnonzero(np.concatenate([[True], source_of_line[1:] != source_of_line[:-1]]))

@@ -17,7 +17,7 @@ from lightning_idc.metrics.meteor.normalizer import normalize_all
 from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
 from lightning_idc.metrics.meteor.relations import Matches, Relation, Sentences, relate, same_set
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.meteor.statistics import count, from_statistics, unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import additive_counts, count, from_statistics
 from lightning_idc.metrics.meteor.wordnet import WordNet
 from lightning_idc.utils.files import default_cache_dir
 
@@ -32,7 +32,7 @@ def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
     loaded = _load()
     if isinstance(loaded, NotComputed):
         return loaded
-    statistics = unbroken_as_none(loaded.statistics(candidates, references))
+    statistics = additive_counts(loaded.statistics(candidates, references))
     return MeteorScores(float(from_statistics(statistics.sum(1))), from_statistics(statistics), statistics)
 
 
@@ -93,7 +93,7 @@ class Scorer:
         sentences = self._sentences([*candidates, *(tokens for of_pair in references for tokens in of_pair)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
         counts = _align(sentences, candidate, len(per_pair) + np.arange(len(candidate)))
-        scores = from_statistics(unbroken_as_none(counts))
+        scores = from_statistics(additive_counts(counts))
         order = np.lexsort((-scores, candidate))
         return counts[:, order[np.cumsum(per_pair) - per_pair]]
 
