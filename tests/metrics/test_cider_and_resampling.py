@@ -104,7 +104,7 @@ def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
         metrics,
         ScoringResources(References(expected)),
     )
-    found = resampling._drawn(scores, weights)
+    found = resampling._resampled(scores, weights)
     for name, value in drawn.values.items():
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
 
@@ -113,7 +113,7 @@ def test_corpora_are_drawn_alike_in_blocks_of_any_size(monkeypatch: pytest.Monke
     said, expected = texts(61, seed=5)
     scores = score_captions(said, expected)
     whole = bootstrap(scores, 130)
-    monkeypatch.setattr(resampling, "_AT_ONCE", 7 * 61)
+    monkeypatch.setattr(resampling, "_MAX_WEIGHTS", 7 * 61)
     for name, found in bootstrap(scores, 130).items():
         assert (found.low, found.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
 
@@ -121,9 +121,9 @@ def test_corpora_are_drawn_alike_in_blocks_of_any_size(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("pairs", "samples"), [(2, 3), (300, 130), (70_000, 70)])
 def test_pairs_are_drawn_as_the_seed_says(monkeypatch: pytest.MonkeyPatch, pairs: int, samples: int) -> None:
     """Intervals that were printed stay what they are."""
-    monkeypatch.setattr(resampling, "_CACHED", 700)
+    monkeypatch.setattr(resampling, "_MAX_CACHED", 700)
     generator = np.random.default_rng(5)
-    blocks = [block.copy() for block in resampling._draws(pairs, samples, 5)]
+    blocks = [block.copy() for block in resampling._pair_weights(pairs, samples, 5)]
     for weights in np.concatenate(blocks):
         assert (weights == np.bincount(generator.integers(pairs, size=pairs), minlength=pairs)).all()
     assert sum(map(len, blocks)) == samples
@@ -165,10 +165,10 @@ def test_drawn_pairs_bring_all_their_records() -> None:
         {f"{id}/{copy}": expected[id] for id, copy in copies},
         metrics,
     )
-    found = resampling._drawn(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
+    found = resampling._resampled(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
     for name, value in drawn.values.items():
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
-    blocks = list(resampling._weights(scores, 20, 0))
+    blocks = list(resampling._record_weights(scores, 20, 0))
     assert all((block[:, 1] == block[:, 2]).all() and (block[:, 3] == block[:, 5]).all() for block in blocks)
     assert all((block[:, [0, 1, 3]].sum(1) == scores.pairs).all() for block in blocks)
 
@@ -205,7 +205,7 @@ def test_a_captioner_against_itself_and_against_a_better_one() -> None:
 def test_comparing_needs_the_same_pairs() -> None:
     first = score_captions({"a": "x", "b": "y"}, {"a": ["x"], "b": ["y"]})
     second = score_captions({"a": "x", "c": "y"}, {"a": ["x"], "c": ["y"]})
-    with pytest.raises(DataError, match="2 pairs are scored for one of them: 'b', 'c'"):
+    with pytest.raises(DataError, match="2 are scored for one alone: 'b', 'c'"):
         compare(first, second)
     with pytest.raises(DataError, match="at least two"):
         bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))

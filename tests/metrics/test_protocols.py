@@ -89,7 +89,7 @@ def test_total_cuts_by_the_ids_of_the_official_files() -> None:
     renamed = [ReferenceRecord(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
     only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
     assert evaluate(protocol_named("clevr-change/no-change"), only, renamed, FAST)["no change"].pairs == 3
-    with pytest.raises(DataError, match="none of the 3 captions is of a pair that"):
+    with pytest.raises(DataError, match="none of the 3 captions is of a pair of"):
         evaluate(protocol_named("clevr-change/change"), only, renamed, FAST)
 
 

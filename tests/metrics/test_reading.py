@@ -197,7 +197,7 @@ def test_facts_are_read_strictly(tmp_path: Path) -> None:
         read_ious(write(path, {"1": 1.5}))
     with pytest.raises(DataError, match="'a' has the number -1"):
         read_vocabulary(write(path, {"a": -1}))
-    with pytest.raises(DataError, match="two words have one number"):
+    with pytest.raises(DataError, match="two words have the same number"):
         read_vocabulary(write(path, {"a": 1, "b": 1}))
     with pytest.raises(DataError, match="expected a map"):
         read_ious(write(path, [1]))

@@ -415,7 +415,7 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "holds no results" in capsys.readouterr().err
     sound = sound_result()
     for text, message in (
-        ("{", "cannot be read as JSON"),
+        ("{", "not JSON"),
         (json.dumps({"schema": SCHEMA}), "is not a complete result"),
         (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a sound result"),
         (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a sound result"),
