@@ -11,10 +11,10 @@ from lightning_idc.metrics.corpus import Ints, find
 from lightning_idc.metrics.meteor.hashing import Hashes, appended, line_hashes
 
 MAX_PHRASE = 7
-"""Words of the table's longest phrases."""
+"""Number of words of the longest phrases of the table."""
 FILTER_BITS = 25
-"""Leading bits of a hash that the table's filter looks at."""
-# longer words are in no phrase of the table
+"""Number of leading bits of a hash in the Bloom filter."""
+# no phrase of the table has longer words
 _MAX_WORD = 256
 
 
@@ -46,7 +46,7 @@ class ParaphraseTable(NamedTuple):
         start: first paraphrase of each, ``(S,)``.
         counts: number of its paraphrases, ``(S,)``.
         targets: hashes of the paraphrases in the order of the file, ``(T,)``.
-        bloom: a bit for each value of the leading bits, set where a phrase of the table has it.
+        bloom: a bit for each value of the leading bits, set where a phrase of the table has this value.
     """
 
     sources: Hashes
@@ -56,7 +56,7 @@ class ParaphraseTable(NamedTuple):
     bloom: NDArray[np.uint8]
 
     def may_hold(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """False only for phrases that the table does not hold."""
+        """Bloom filter: False for phrases that the table does not hold, True for all others and a few more."""
         byte = self.bloom[(hashes >> np.uint64(64 - FILTER_BITS + 3)).astype(np.int64)]
         bit = (hashes >> np.uint64(64 - FILTER_BITS)).astype(np.uint8) & np.uint8(7)
         return (byte >> bit & np.uint8(1)).astype(bool)
@@ -77,7 +77,7 @@ class ParaphraseTable(NamedTuple):
         used = np.zeros(len(distinct), dtype=bool)
         used[source] = used[target] = True
         number = np.cumsum(used) - 1
-        # words are looked up once each, longer phrases wherever they occur
+        # each word is looked up once, each longer phrase at every occurrence
         word_number, is_phrase = find(distinct[used], of_word)
         single = np.flatnonzero(is_phrase[ids])
         longer_number, has_paraphrase = find(distinct[used], hashes)
@@ -95,7 +95,7 @@ class ParaphraseTable(NamedTuple):
         )
 
     def _longer(self, word: Hashes, width: Ints, caption: Ints) -> tuple[Ints, Ints, Hashes]:
-        """Place, number of words and hash of every phrase of two words and more that the table may hold."""
+        """Position, number of words and hash of every phrase of two or more words that the table may hold."""
         position = np.flatnonzero(width <= _MAX_WORD)
         phrase, length = word[position], width[position]
         parts = [(position[:0], position[:0], phrase[:0])]
@@ -133,7 +133,7 @@ def _distinct(hashes: Hashes) -> Hashes:
 
 
 def _may_be_among(few: Hashes, many: Hashes) -> NDArray[np.bool_]:
-    """False only for hashes that are not among the few."""
+    """Filter by leading bits: False for hashes that are not among the few."""
     shift = np.uint64(64 - 22)
     leading = np.zeros(1 << 22, dtype=bool)
     leading[(few >> shift).astype(np.int64)] = True

@@ -1,4 +1,4 @@
-"""What METEOR's matchers work on: sentences as numbers, relations between words and between phrases, and matches."""
+"""Data of METEOR's matchers: sentences as numbers, relations between words and between phrases, and matches."""
 
 from __future__ import annotations
 
