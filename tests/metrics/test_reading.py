@@ -168,7 +168,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([], "holds no references"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
-            "1 of 3 records have no split: 'c'; the others are of test, train",
+            "1 of 3 records have no split: 'c'; the others name test, train",
         ),
         ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
         ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
