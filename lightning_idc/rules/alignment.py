@@ -22,6 +22,8 @@ MIN_GAIN = 0.25
 """Fraction of the difference that a motion must explain to be accepted."""
 MAX_SHIFT = 0.25
 """Largest shift, of a side."""
+EDGE = 2
+"""Pixels along the borders of a warped image that are not compared."""
 SAMPLES = 8_000
 """Pixels that the least squares look at."""
 CUT = 30.0
@@ -113,7 +115,8 @@ def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
     warped = [ndimage.affine_transform(band, matrix, offset, order=1, mode="nearest") for band in image]
     y, x = np.mgrid[:height, :width].astype(np.float32)
     along_x, along_y = motion.offsets(x, y)
-    known = (x + along_x >= 0) & (x + along_x <= width - 1) & (y + along_y >= 0) & (y + along_y <= height - 1)
+    x, y = x + along_x, y + along_y
+    known = (x >= EDGE) & (x <= width - 1 - EDGE) & (y >= EDGE) & (y <= height - 1 - EDGE)
     return np.stack(warped), known
 
 
@@ -201,7 +204,7 @@ def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
     cross = second * first.conj()
     cross /= np.abs(cross) + 1e-3 * float(np.abs(cross).mean()) + 1e-9
     surface = fft.irfft2(cross, s=(height, width))
-    surface = ndimage.uniform_filter(surface, 3, mode="wrap")  # a shift by half a pixel has a broad peak
+    surface += ndimage.uniform_filter(surface, 3, mode="wrap")  # a shift by half a pixel has a broad peak
     peaks: list[tuple[int, int]] = []
     for _ in range(4):
         row, column = divmod(int(surface.argmax()), width)

@@ -160,4 +160,4 @@ def _light(brightness: float) -> str:
     percent = round(100 * (brightness - 1))
     if abs(percent) < 2:
         return ""
-    return f"The image became about {abs(percent)} % {'brighter' if percent > 0 else 'darker'}."
+    return f"The light is about {abs(percent)} % {'stronger' if percent > 0 else 'weaker'}."

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-from lightning_idc.rules.windows import box_mean, gradients, pooled, window_max, window_min
+from lightning_idc.rules.windows import box_mean, pooled, window_max, window_min
 
 FLOOR = 6.0
 """Grey levels of a difference that are never a change."""
@@ -30,9 +30,11 @@ STRONG = 0.35
 """Height of the strong part of a region, as a fraction of its highest difference."""
 PART = 0.15
 """Smallest separate part of a region, as a fraction of its largest part."""
+MAX_PLACES = 3
+"""Separate places at which more blocks may differ."""
 THIN = 0.6
 """A wider window is used where it leaves at most this fraction of the changed pixels."""
-SPREAD = 0.25
+SPREAD = 0.3
 """Fraction of the blocks with edges that may differ for their differences to count as a change at sight."""
 MAX_RADIUS = 3
 """Largest radius of the window that pixels are compared with."""
@@ -87,11 +89,11 @@ def compare_pair(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tu
         after: The same.
         known: Pixels that both images show.
     """
-    activity = np.zeros(known.shape, np.float32)
+    contrast = np.zeros(known.shape, np.uint8)
     for image in (before, after):
-        for band in image:
-            x, y = gradients(band)
-            np.maximum(activity, np.abs(x) + np.abs(y), out=activity)
+        shades = image.astype(np.uint8)
+        np.maximum(contrast, (window_max(shades, 1) - window_min(shades, 1)).max(0), out=contrast)
+    activity = contrast.astype(np.float32) / 2  # the sum of both gradients of a ramp
     exact = np.abs(after - before).max(0) * known
     if _is_exact(exact, activity):
         return exact, np.full(known.shape, FLOOR, np.float32), 0
@@ -121,10 +123,8 @@ def _is_exact(difference: np.ndarray, activity: np.ndarray) -> bool:
     edges = pooled((activity > 8).astype(np.float32), BLOCK) > 0.02
     if blocks.mean() > 0.55:
         return False
-    if edges.sum() < 4 or float(blocks[edges].mean()) < SPREAD:
-        return True
-    thin = window_min((difference > FLOOR).view(np.uint8), 1)
-    return float(thin.sum()) > 0.2 * float((difference > 0).sum()) and float(blocks[edges].mean()) < 0.6
+    share = float(blocks[edges].mean()) if edges.sum() >= 4 else 0.0
+    return share < SPREAD or (share < 2 * SPREAD and ndimage.label(blocks, np.ones((3, 3)))[1] <= MAX_PLACES)
 
 
 def regions_of(values: np.ndarray, threshold: np.ndarray, radius: int) -> list[Component]:

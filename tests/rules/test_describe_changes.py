@@ -169,7 +169,7 @@ def test_another_brightness_is_no_change(factor: float) -> None:
         answer = describe_changes(before, after)
         assert not answer.changed
         assert abs(answer.brightness - factor) < 0.03
-        assert ("brighter" if factor > 1 else "darker") in answer.sentence
+        assert ("stronger" if factor > 1 else "weaker") in answer.sentence
         assert says_nothing_changed(answer.sentence)
 
 
