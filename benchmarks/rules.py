@@ -47,7 +47,7 @@ _VERBS = (
     ("removed", r"\b(?:remove|delete|erase|take away|get rid of)\b"),
     ("moved", r"\b(?:move|shift|swap)\b"),
     ("recoloured", rf"\b(?:make|let|change|turn|paint)\b.*\b(?:{COLOURS})\b(?!.*\b(?:sports|vr)\b)"),
-    ("added", r"^(?:\W*let'?s )?(?:add|insert|put (?:an?|some) |give|have there be|let there be)\b|\badd\b|^let there be"),
+    ("added", r"\b(?:add|insert)\b|^(?:give|have there be|let there be)\b"),
     ("added", r"^put (?!down|the|on)|\b(?:wear|using an?|have an?|hold)\b"),
 )
 RENDERED = {"add": "added", "drop": "removed", "move": "moved", "color": "recoloured", "texture": "texture"}
@@ -123,7 +123,9 @@ def edits(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def kinds_table(kinds: Mapping[tuple[str, str], int]) -> dict[str, Any]:
     """How often kinds were named right, in all and by kind, and what was named."""
-    table: dict[str, Any] = {"kind right": percent(sum(n for (a, b), n in kinds.items() if a == b), sum(kinds.values()))}
+    table: dict[str, Any] = {
+        "kind right": percent(sum(n for (a, b), n in kinds.items() if a == b), sum(kinds.values()))
+    }
     for kind in sorted({asked for asked, _ in kinds}):
         row = {named: count for (asked, named), count in kinds.items() if asked == kind}
         table[kind] = {**percent(row.get(kind, 0), sum(row.values())), "named": row}
@@ -131,7 +133,14 @@ def kinds_table(kinds: Mapping[tuple[str, str], int]) -> dict[str, Any]:
 
 
 def rendered(pairs: int, jitter: float, folder: Path, split: str) -> dict[str, Any]:
-    """Rendered pairs of one split, 320 by 240, with a camera that moves by some world units and lamps that move by 1."""
+    """Rendered pairs of 320 by 240 pixels.
+
+    Args:
+        pairs: Number of pairs.
+        jitter: World units by which the camera moves; 0 also leaves the lamps where they are.
+        folder: Folder of the rendered data.
+        split: Split of the data.
+    """
     from lightning_idc.data.synthetic.cache import Key
     from lightning_idc.data.synthetic.modes import load_mode
     from lightning_idc.data.synthetic.source import SyntheticSource

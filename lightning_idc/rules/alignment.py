@@ -215,9 +215,7 @@ def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
     return peaks
 
 
-def _sampled(
-    image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion
-) -> tuple[np.ndarray, np.ndarray]:
+def _sampled(image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> tuple[np.ndarray, np.ndarray]:
     """Values of the before image where pixels of the after image come from, and which of these lie inside."""
     rows, columns = points
     along_x, along_y = motion.offsets(columns, rows)
@@ -226,9 +224,7 @@ def _sampled(
     return ndimage.map_coordinates(image, [y, x], order=1, mode="nearest"), inside
 
 
-def _unexplained(
-    before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion
-) -> float:
+def _unexplained(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> float:
     """Mean difference that a motion leaves, cut off where it is a change."""
     values, inside = _sampled(before, points, motion)
     if inside.sum() < 50:

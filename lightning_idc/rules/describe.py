@@ -28,9 +28,7 @@ SAME_CONTENT = 0.4
 """Common part of two colour histograms from which on one object left the first region and entered the second one."""
 
 
-def describe_changes(
-    before: Any, after: Any, options: ImageOptions | None = None, resize: bool = False
-) -> Description:
+def describe_changes(before: Any, after: Any, options: ImageOptions | None = None, resize: bool = False) -> Description:
     """Say what changed between two images, by rules and without a network.
 
     Args:

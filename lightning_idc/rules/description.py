@@ -145,10 +145,9 @@ def _place(box: Box, size: tuple[int, int]) -> str:
 
 def _distance(shift: tuple[float, float]) -> str:
     parts = []
-    for value, names in zip(shift, (("right", "left"), ("down", "up")), strict=True):
+    for value, names in zip(shift, (("to the right", "to the left"), ("down", "up")), strict=True):
         if amount := abs(round(value)):
-            where = names[value < 0]
-            parts.append(f"{amount} pixel{'s' * (amount > 1)} {where if where in ('up', 'down') else f'to the {where}'}")
+            parts.append(f"{amount} pixel{'s' * (amount > 1)} {names[value < 0]}")
     return " and ".join(parts) or "less than a pixel"
 
 

@@ -1,9 +1,9 @@
 """Detection: the regions in which two aligned images differ by more than the noise of the pair.
 
-1. :func:`difference` compares each pixel with a small window of the other image, so that edges which moved by a fraction
-   of a pixel do not count.
-2. :func:`noise_threshold` estimates the noise from the pair itself: re-encoding and resampling err in proportion to the
-   local contrast, and changes are assumed to cover less than half of the image.
+1. :func:`difference` compares each pixel with a small window of the other image, so that edges which moved by a
+   fraction of a pixel do not count.
+2. :func:`compare_pair` estimates the noise from the pair itself: re-encoding and resampling err in proportion to the
+   local contrast, and changes are assumed to cover less than about half of the image.
 3. :func:`regions_of` groups pixels above the threshold.
 """
 
@@ -182,7 +182,5 @@ def _groups(mask: np.ndarray, side: int) -> list[Component]:
             continue
         tight = local[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         top, first = upper + int(rows[0]), left + int(columns[0])
-        groups.append(
-            Component(slice(top, top + tight.shape[0]), slice(first, first + tight.shape[1]), tight, 0.0)
-        )
+        groups.append(Component(slice(top, top + tight.shape[0]), slice(first, first + tight.shape[1]), tight, 0.0))
     return groups

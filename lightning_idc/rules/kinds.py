@@ -1,8 +1,8 @@
 """Kinds: what happened within one changed region, read off its boundary, its colours and its gradients.
 
-An object that is there has edges along the boundary of the region and colours that its surroundings lack; an object that
-is not there leaves neither. So a region whose boundary and colours stand out in the after image only was added, in the
-before image only removed. A region that kept its gradients changed its colour. Everything else changed its content.
+An object has edges along the boundary of the region and colours that its surroundings lack; where it is not, there is
+neither. So a region whose boundary and colours stand out in the after image only was added, in the before image only
+removed. A region that kept its gradients changed its colour. Everything else changed its content.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def measure(before: np.ndarray, after: np.ndarray, component: Component) -> Trai
     inside, around = ([image[:, part] for image in (one, two)] for part in (inner, ring))
     histograms = [histogram(pixels) for pixels in inside]
     contrasts = [
-        1 - float(np.minimum(own, histogram(pixels)).sum()) for own, pixels in zip(histograms, around, strict=True)
+        1 - float(np.minimum(colours, histogram(pixels)).sum())
+        for colours, pixels in zip(histograms, around, strict=True)
     ]
     means = [pixels.mean(1) for pixels in inside]
     change = means[1] - means[0]

@@ -53,21 +53,20 @@ def realign(
         radius: Radius of the window that pixels are compared with.
 
     Returns:
-        The before image shifted so that the region fits best, and the region as far as it still differs; None where it does not.
+        The before image shifted so that the region fits best, and the region as far as it still differs; None where it
+        does not.
     """
     size = before.shape[1:]
     window = window_of(component, size, MARGIN)
     dx, dy = _local_shift(before, after, window)
     shifted = np.roll(before, (dy, dx), (1, 2))
-    one, two = (
-        np.rint(box_mean(image[:, window[0], window[1]], 1)).astype(np.uint8) for image in (shifted, after)
-    )
+    one, two = (np.rint(box_mean(image[:, window[0], window[1]], 1)).astype(np.uint8) for image in (shifted, after))
     values = difference(one, two, radius)
     row, column = component.rows.start - window[0].start, component.columns.start - window[1].start
     inner = (slice(row, row + component.mask.shape[0]), slice(column, column + component.mask.shape[1]))
     rest = component.mask & (values[inner] > threshold[component.rows, component.columns])
-    kept = float(rest.sum()) > REST * component.area
-    return shifted, replace(component, mask=rest) if kept else None
+    remains = float(rest.sum()) > REST * component.area
+    return shifted, replace(component, mask=rest) if remains else None
 
 
 def _local_shift(before: np.ndarray, after: np.ndarray, window: tuple[slice, slice]) -> tuple[int, int]:
