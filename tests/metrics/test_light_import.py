@@ -32,7 +32,7 @@ def test_scores_need_no_torch() -> None:
 
 
 def test_sources_of_the_wheel_work_without_this_package(tmp_path: Path) -> None:
-    build = runpy.run_path(str(Path(__file__).parents[2] / "packaging" / "idc_metrics" / "build.py"))
+    build = runpy.run_path(str(Path(__file__).parents[2] / ".ci" / "idc_metrics" / "build.py"))
     build["write_sources"](tmp_path)
     script = SCRIPT.replace("lightning_idc.metrics", "idc_metrics")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
