@@ -22,6 +22,8 @@ MIN_GAIN = 0.25
 """Fraction of the difference that a motion must explain to be accepted."""
 MAX_SHIFT = 0.25
 """Largest shift, of a side."""
+STILL = 0.05
+"""Pixels below which a step of the least squares ends them."""
 EDGE = 2
 """Pixels along the borders of a warped image that are not compared."""
 SAMPLES = 8_000
@@ -254,6 +256,8 @@ def _refine(
         strength = 1e-4 * np.diag(np.diag(normal)) + 1e-6 * np.eye(6)
         step = np.linalg.solve(normal + strength, matrix.T @ (left * weight))
         motion = Motion(motion.matrix + step.reshape(2, 3), motion.centre)
+        if float(np.abs(step.reshape(2, 3) @ (*motion.centre, 1.0)).max()) < STILL:
+            break
         rest = _unexplained(before, after, points, motion)
         if rest < least:
             best, least = motion, rest

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import ndimage
 
-from lightning_idc.rules.windows import box_mean, pooled, window_max, window_min
+from lightning_idc.rules.windows import box_mean, pooled, smoothed, window_max, window_min
 
 FLOOR = 6.0
 """Grey levels of a difference that are never a change."""
@@ -97,7 +97,7 @@ def compare_pair(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tu
     exact = np.abs(after - before).max(0) * known
     if _is_exact(exact, activity):
         return exact, np.full(known.shape, FLOOR, np.float32), 0
-    smooth = [np.rint(box_mean(image, 1)).astype(np.uint8) for image in (before, after)]
+    smooth = smoothed(before), smoothed(after)
     active = pooled(activity, BLOCK)
     values = difference(smooth[0], smooth[1], 1) * known
     radius = 1

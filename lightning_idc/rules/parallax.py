@@ -13,7 +13,7 @@ from scipy import fft
 
 from lightning_idc.rules.detection import BLOCK, Component, difference
 from lightning_idc.rules.kinds import window_of
-from lightning_idc.rules.windows import box_mean, gradients, pooled
+from lightning_idc.rules.windows import gradients, pooled, smoothed
 
 REACH = 0.07
 """Largest parallax, of a side."""
@@ -60,7 +60,7 @@ def realign(
     window = window_of(component, size, MARGIN)
     dx, dy = _local_shift(before, after, window)
     shifted = np.roll(before, (dy, dx), (1, 2))
-    one, two = (np.rint(box_mean(image[:, window[0], window[1]], 1)).astype(np.uint8) for image in (shifted, after))
+    one, two = (smoothed(image[:, window[0], window[1]]) for image in (shifted, after))
     values = difference(one, two, radius)
     row, column = component.rows.start - window[0].start, component.columns.start - window[1].start
     inner = (slice(row, row + component.mask.shape[0]), slice(column, column + component.mask.shape[1]))

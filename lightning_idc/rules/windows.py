@@ -19,6 +19,14 @@ def box_mean(values: np.ndarray, radius: int) -> np.ndarray:
     return result
 
 
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Mean of the window of radius 1 of each pixel of values from 0 to 255, uint8; quicker than with real numbers."""
+    total = np.rint(values).astype(np.uint16)
+    for axis in (-1, -2):
+        total = _running_sum(total, 1, axis)
+    return ((total + 4) // 9).astype(np.uint8)
+
+
 def window_max(values: np.ndarray, radius: int) -> np.ndarray:
     """Maximum of the window of each pixel."""
     return _extreme(values, radius, np.maximum)
