@@ -7,6 +7,7 @@ from lightning_idc.models.addon import Addon as Addon
 from lightning_idc.models.addon import TrainingStep as TrainingStep
 from lightning_idc.models.addon_callback import AddonCallback as AddonCallback
 from lightning_idc.models.captioner import PairCaptioner as PairCaptioner
+from lightning_idc.serve.opening import list_models as list_models
 from lightning_idc.serve.opening import load as load
 from lightning_idc.serve.opening import sample_pair as sample_pair
 from lightning_idc.utils.errors import IDCError as IDCError

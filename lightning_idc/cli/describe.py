@@ -40,10 +40,17 @@ def describe(
         if not out.parent.is_dir():
             raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
     with noted() as notes:
-        from lightning_idc.serve.answers import answer_pairs, picture_of
+        if options.model is None and out is None:  # without torch, which takes seconds to import
+            from lightning_idc.rules import describe_changes
+            from lightning_idc.serve.answer import answer_of_rules
 
-        captioner = options.open()
-        answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
+            options.check_rules()
+            answer = answer_of_rules("pair", describe_changes(before, after, options.image_options(), resize=True))
+        else:
+            from lightning_idc.serve.answers import answer_pairs, picture_of
+
+            captioner = options.open_describer()
+            answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
         if out is not None:
             picture = picture_of(answer, captioner, before, after)
             try:

@@ -25,6 +25,6 @@ def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) ->
     with noted():
         from lightning_idc.serve.tool import make_tool_server
 
-        server = make_tool_server(options.open(), folders)
+        server = make_tool_server(options.open_describer(), folders)
     server.run("stdio")
     return 0

@@ -152,7 +152,7 @@ def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch
 
     if batch.out is not None:
         raise ConfigError(f"--sidecar writes beside the images, and --out is {str(batch.out)!r}; give one of them")
-    captioner = options.open()
+    captioner = options.open_describer()
     paired = [pair for pair in file_pairs if pair.before is not None and pair.after is not None]
     if unpaired := len(file_pairs) - len(paired):
         print(f"note: {unpaired} images have no partner and get no caption", file=sys.stderr)

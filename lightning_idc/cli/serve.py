@@ -51,10 +51,10 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # how a container is stopped
     with _bound(host, port) as listener:  # before the captioner is loaded
         with noted():
-            captioner = options.open()
+            captioner = options.open_describer()
         app = make_app(
             captioner,
-            options.model or "clevr",
+            options.model or "rules",
             batch_size=batch_size,
             max_bytes=int(max_mb * 1e6),
             timeout=timeout,

@@ -1,4 +1,4 @@
-from lightning_idc.serve.answers import Answer as Answer
+from lightning_idc.serve.answer import Answer as Answer
 from lightning_idc.serve.answers import answer_pairs as answer_pairs
 from lightning_idc.serve.opening import ModelOptions as ModelOptions
 from lightning_idc.serve.opening import load as load

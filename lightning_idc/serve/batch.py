@@ -22,13 +22,15 @@ from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.serve.answers import Answer, answer_pairs
+from lightning_idc.serve.answer import Answer
+from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
+from lightning_idc.serve.rules_captioner import NAME, RulesCaptioner
 from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.utils.errors import DataError, IDCError
-from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.files import atomic_write, digest
 
 _RETRIES = 3
 """Of a batch whose actor died."""
@@ -70,7 +72,7 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
 
 def run_batch(
     model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: Tolerance | None
-) -> tuple[PairCaptioner, list[dict[str, Any]]]:
+) -> tuple[PairCaptioner | RulesCaptioner, list[dict[str, Any]]]:
     """Answer pairs, and keep each answer beside ``out`` as soon as it is there.
 
     Args:
@@ -86,12 +88,13 @@ def run_batch(
     Raises:
         DataError: an unfinished run of another captioner, or of other pairs, lies there.
     """
-    captioner = model.open()
+    captioner = model.open_describer()
     part = out.with_name(f"{out.name}.part")
     ids = [pair.id for pair in pairs]
     # pictures of other folders often have the same names
     files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
-    key = prediction_key(captioner, [*ids, *files, str((gate, options.where, list(options.ignore)))])
+    decisive = [*ids, *files, str((gate, options.where, list(options.ignore)))]
+    key = digest(NAME, *decisive) if isinstance(captioner, RulesCaptioner) else prediction_key(captioner, decisive)
     done = _taken_over(part, key)
     if done:
         print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
@@ -110,7 +113,7 @@ def run_batch(
 
 
 def answered(
-    captioner: PairCaptioner,
+    captioner: PairCaptioner | RulesCaptioner,
     pairs: Sequence[FilePair],
     options: BatchOptions,
     gate: Tolerance | None,
@@ -161,7 +164,7 @@ class _Answerer:
         self.model, self.options, self.gate = model, options, gate
 
     def prepare(self) -> None:
-        self.captioner = self.model.open()
+        self.captioner = self.model.open_describer()
 
     def work(self, pairs: Sequence[FilePair]) -> list[dict[str, Any]]:
         return [record for batch in answered(self.captioner, pairs, self.options, self.gate) for record in batch]
@@ -208,7 +211,7 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 
 def _records(
-    captioner: PairCaptioner,
+    captioner: PairCaptioner | RulesCaptioner,
     batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]],
     where: bool,
     prompt: str | None,

@@ -14,6 +14,7 @@ from fastapi import HTTPException
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.serve.rules_captioner import RulesCaptioner
 from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.files import finite
 
@@ -51,7 +52,7 @@ class Batcher:
         timeout: seconds that an answer may take.
     """
 
-    def __init__(self, captioner: PairCaptioner, batch_size: int, timeout: float) -> None:
+    def __init__(self, captioner: PairCaptioner | RulesCaptioner, batch_size: int, timeout: float) -> None:
         self.captioner, self.batch_size, self.timeout = captioner, batch_size, timeout
 
     async def __aenter__(self) -> None:

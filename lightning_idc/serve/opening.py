@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,9 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import nearest
 
 if TYPE_CHECKING:
+    from lightning_idc.images.options import ImageOptions
     from lightning_idc.models.captioner import PairCaptioner
+    from lightning_idc.serve.rules_captioner import RulesCaptioner
 
 MODELS = Path(__file__).parent / "models"
 SAMPLES = Path(__file__).parent / "samples"
@@ -31,6 +32,11 @@ def shipped() -> dict[str, Path]:
         (path.parent for path in MODELS.glob("*/config.json")), key=lambda path: (path.name != DEFAULT, path)
     )
     return {path.name: path for path in found}
+
+
+def list_models() -> list[str]:
+    """Names of the captioners that come with the library, for :func:`load`."""
+    return list(shipped())
 
 
 def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
@@ -54,7 +60,7 @@ class ModelOptions:
 
     Args:
         model: name of `lightning-idc list models`, .ckpt file, folder of save_pretrained or of a vision-language model,
-            or hub id; the first captioner that comes with the library when not given.
+            or hub id; rules without a network when not given.
         device: for example cuda:1; auto takes a GPU if there is one.
         dtype: of the weights of a vision-language model, such as bfloat16; auto takes the files' own on a GPU.
         prompt: what a vision-language model is asked about the pair.
@@ -85,22 +91,48 @@ class ModelOptions:
         """The captioner, ready to describe pairs.
 
         Raises:
-            ConfigError: nothing of this name is there, or an option of reading images is unknown.
+            ConfigError: no model is named or there is none of this name, or an option of reading images is unknown.
             CheckpointError: a file or folder cannot be read.
         """
-        name = str(self.model or DEFAULT)
-        named = ("device", "dtype", "prompt", "revision", "quantize", "attn")
-        captioner = open_model(name, **{option: getattr(self, option) for option in named})
         if self.model is None:
-            warnings.warn(
-                f"described by the captioner {name!r} that comes with the library and knows "
-                f"{captioner.input_spec.domain} only; name another with --model",
-                stacklevel=2,
-            )
+            raise ConfigError(f"expected --model, such as one of {', '.join(shipped())}, a checkpoint or a hub id")
+        named = ("device", "dtype", "prompt", "revision", "quantize", "attn")
+        captioner = open_model(self.model, **{option: getattr(self, option) for option in named})
         if self.image:
             spec = captioner.hparams["input_spec"] or {}
             captioner.store_hparams(input_spec={**spec, **_image_options(self.image)})
         return captioner
+
+    def open_describer(self) -> PairCaptioner | RulesCaptioner:
+        """The captioner, or rules without a network where none is named.
+
+        Raises:
+            ConfigError: as of :meth:`open`, or an option of a captioner is given without one.
+            CheckpointError: a file or folder cannot be read.
+        """
+        if self.model is not None:
+            return self.open()
+        from lightning_idc.serve.rules_captioner import RulesCaptioner
+
+        self.check_rules()
+        return RulesCaptioner(self.image_options())
+
+    def image_options(self) -> ImageOptions | None:
+        """Options of ``image``; None where none is given."""
+        from lightning_idc.images.options import ImageOptions
+
+        return ImageOptions(**_image_options(self.image)) if self.image else None
+
+    def check_rules(self) -> None:
+        """Reject options that rules do not read.
+
+        Raises:
+            ConfigError: one of them is given.
+        """
+        unread = [name for name in ("prompt", "revision", "quantize", "attn") if getattr(self, name) is not None]
+        unread += [name for name in ("device", "dtype") if getattr(self, name) != "auto"]
+        if unread:
+            raise ConfigError(f"--{unread[0]} is an option of a captioner; expected --model with it")
 
 
 def open_model(name: str, **options: Any) -> PairCaptioner:
@@ -129,7 +161,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     )
 
 
-def load(model: str | Path = DEFAULT, device: str = "auto", **options: Any) -> PairCaptioner:
+def load(model: str | Path, device: str = "auto", **options: Any) -> PairCaptioner:
     """Captioner of any origin, ready to describe pairs.
 
     Args:

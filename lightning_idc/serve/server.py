@@ -27,6 +27,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.batcher import Batcher, ImagePair
 from lightning_idc.serve.limits import Limits, error_body
 from lightning_idc.serve.opening import SAMPLES
+from lightning_idc.serve.rules_captioner import RulesCaptioner
 
 PAGE = Path(__file__).parent / "page.html"
 POLICY = (
@@ -86,7 +87,7 @@ class Chat(BaseModel):
 
 
 def make_app(
-    captioner: PairCaptioner,
+    captioner: PairCaptioner | RulesCaptioner,
     model: str,
     *,
     batch_size: int,

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict  # pydantic refuses that of typing befor
 
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.serve.rules_captioner import RulesCaptioner
 from lightning_idc.utils.errors import IDCError
 
 
@@ -36,7 +37,7 @@ class Described(TypedDict):
     notes: list[str]
 
 
-def make_tool_server(captioner: PairCaptioner, folders: Sequence[Path]) -> MCPServer:
+def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequence[Path]) -> MCPServer:
     """A server with the tool ``describe_change``, ready to run.
 
     Args:
@@ -44,7 +45,11 @@ def make_tool_server(captioner: PairCaptioner, folders: Sequence[Path]) -> MCPSe
         folders: folders below which images are read; no other file is opened.
     """
     readable = [folder.resolve() for folder in folders]
-    about = f"Knows {captioner.input_spec.domain or 'the kind of images it was trained on'} only."
+    about = (
+        "Compares pixels by rules, without a network."
+        if isinstance(captioner, RulesCaptioner)
+        else f"Knows {captioner.input_spec.domain or 'the kind of images it was trained on'} only."
+    )
     server = MCPServer(
         "lightning_idc", instructions=f"Says what changed between two images. {about}", log_level="ERROR"
     )

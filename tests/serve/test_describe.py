@@ -16,7 +16,8 @@ import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.options import ImageOptions
-from lightning_idc.serve.answers import Answer, answer_pairs
+from lightning_idc.serve.answer import Answer
+from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 
 Draw = Callable[..., Path]

@@ -1,0 +1,94 @@
+"""Answer: what is said about a pair of images, by a captioner or by rules. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lightning_idc.metrics.no_change import says_nothing_changed
+from lightning_idc.utils.files import finite
+
+if TYPE_CHECKING:
+    from lightning_idc.rules.description import Description
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is said about a pair.
+
+    Args:
+        id: name of the pair.
+        caption: the sentence.
+        log_prob: mean log-probability per token; None of rules.
+        change_score: probability that anything changed, or certainty of rules; None where the captioner knows no
+            unchanged pairs.
+        changed: whether the pair counts as changed; None where that is not known.
+        boxes: changed regions, x1 y1 x2 y2 in pixels of the first image, the most important one first.
+        map: how much each cell of a grid matters, row by row, from 0 to 1; None where it was not computed.
+        size: width and height of the first image.
+        regions: kind, box, shift and colours of each region that rules describe.
+    """
+
+    id: str
+    caption: str
+    log_prob: float | None
+    change_score: float | None
+    changed: bool | None
+    boxes: list[list[int]] = field(default_factory=list)
+    map: list[list[float]] | None = None
+    size: tuple[int, int] | None = None
+    regions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def says_changed(self) -> bool:
+        """Whether the pair counts as changed: by the change score, or by the words where there is none."""
+        return not says_nothing_changed(self.caption) if self.changed is None else self.changed
+
+    def as_text(self) -> str:
+        """The caption, and below it the change score and the boxes."""
+        score = [] if self.change_score is None else [f"change score {self.change_score:.2f}"]
+        boxes = [f"x {left}-{right}, y {top}-{bottom}" for left, top, right, bottom in self.boxes]
+        lines = [self.caption, *score, *([f"where: {'; '.join(boxes)} (pixels)"] if boxes else [])]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "id": self.id,
+            "caption": self.caption,
+            "log_prob": self.log_prob,
+            "change_score": self.change_score,
+            "changed": self.changed,
+            "boxes": self.boxes,
+            "map": self.map,
+            "size": None if self.size is None else list(self.size),
+            **({"regions": self.regions} if self.regions else {}),
+        }
+
+    def as_json(self, **more: Any) -> str:
+        """One JSON object, with further values."""
+        return json.dumps(finite({**self.as_dict(), **more}), ensure_ascii=False)
+
+
+def answer_of_rules(id: str, description: Description, size: tuple[int, int] | None = None) -> Answer:
+    """The description of a pair by rules, as an answer.
+
+    Args:
+        id: name of the pair.
+        description: from :func:`~lightning_idc.rules.describe_changes`.
+        size: width and height of the first image, if they are not those of the description.
+    """
+    regions = description.regions
+    score = max((region.score for region in regions), default=0.0)
+    return Answer(
+        id,
+        description.sentence,
+        None,
+        round(score, 4),
+        description.changed,
+        [list(region.box) for region in regions],
+        None,
+        size or description.size,
+        [region.to_dict() for region in regions],
+    )
