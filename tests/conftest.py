@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # processes that tests start say where a signal ended them; pytest's own handler sees only the process of the tests
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+# as in the Makefile: without compiled files each process that a test starts compiles torch's sources for ten seconds
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import hypothesis
 import pytest
@@ -24,6 +27,7 @@ hypothesis.settings.load_profile("same")
 
 # two busy threads on a small machine can be many times slower than one
 torch.set_num_threads(1)
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(trylast=True)

@@ -16,6 +16,7 @@ FLOORS = (
     ("utils",),
     ("metrics",),
     ("checkpoints", "images"),
+    ("rules",),
     ("nn",),
     ("models",),
     ("data",),
@@ -118,7 +119,7 @@ def test_model_families_know_no_method() -> None:
 def test_there_are_few_rooms_and_each_has_a_floor() -> None:
     packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     files = {path.stem for path in PACKAGE.glob("*.py")}
-    assert len(packages) <= 13
+    assert len(packages) <= 14
     assert packages <= FLOOR.keys() and files <= ALLOWED_FILES
 
 
@@ -132,8 +133,17 @@ def test_rooms_that_need_no_lightning_do_not_import_it() -> None:
     assert not light
 
 
+def test_the_rules_import_no_torch() -> None:
+    """They answer before torch is loaded, and stand on utils and images alone."""
+    lines = [line.strip() for name, path in MODULES.items() if room(name) == "rules"
+             for line in path.read_text(encoding="utf-8").splitlines()]  # fmt: skip
+    assert not [line for line in lines if line.startswith(("import torch", "from torch", "import lightning."))]
+    targets = {room(target) for name in MODULES if room(name) == "rules" for target in GRAPH[name]}
+    assert targets == {"rules", "images", "utils"}
+
+
 def test_the_ground_floor_is_typed_without_exceptions() -> None:
-    strict = [path for name, path in MODULES.items() if room(name) in ("utils", "checkpoints", "images")]
+    strict = [path for name, path in MODULES.items() if room(name) in ("utils", "checkpoints", "images", "rules")]
     assert len(strict) > 20
     assert [path.name for path in strict if "type: ignore" in path.read_text(encoding="utf-8")] == []
 

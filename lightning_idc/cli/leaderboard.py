@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from lightning_idc.utils.bounds import NonNegativeInt
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output, saved
@@ -39,6 +39,7 @@ def leaderboard(
         samples: corpora drawn for each p-value; 0 for no p-values.
         overwrite: replace files that this command did not write.
     """
+    check_arguments(leaderboard, locals())
     from lightning_idc.report.leaderboard import as_latex, as_markdown, boards
     from lightning_idc.report.result_rows import of_data, read_results
 

@@ -12,7 +12,7 @@ from lightning_idc.cli.questions import QuestionOptions, answer_questions
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
-from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.text import printable
 
@@ -57,6 +57,7 @@ def compare(
         report: HTML page to write, with both images of every pair, and the folder NAME_pictures beside it with those of
             greater size; --where adds boxes.
     """
+    check_arguments(compare, locals())
     with noted():
         from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats

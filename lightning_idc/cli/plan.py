@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_idc.utils.bounds import PositiveFloat
+from lightning_idc.utils.bounds import PositiveFloat, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -17,6 +17,7 @@ def plan(recipe: str, *, memory: PositiveFloat | None = None, **keys: Any) -> in
         recipe: YAML file, or a name of `lightning-idc list recipes`.
         memory: GiB of a device; an error where a stage needs more.
     """
+    check_arguments(plan, locals())
     from lightning_idc.cli.recipes.compose import choices, load
     from lightning_idc.cli.recipes.shipped import file_of
     from lightning_idc.models.vlm.plan import GIB, plan_of_stage

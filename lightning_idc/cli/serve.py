@@ -9,7 +9,7 @@ from typing import Literal
 
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
-from lightning_idc.utils.bounds import PositiveFloat, PositiveInt
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 KEEP_ALIVE = 5
@@ -43,6 +43,7 @@ def serve(
         timeout: seconds in which a request must have arrived; slower ones are answered 408.
         answer_timeout: seconds that an answer may take; then the request is answered 503.
     """
+    check_arguments(serve, locals())
     import uvicorn
 
     from lightning_idc.serve.server import make_app

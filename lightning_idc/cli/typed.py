@@ -132,7 +132,7 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, te
     parser.add_argument(f"--{name}", required=is_required, **options)
 
 
-def _number(bound: type[Bounded]) -> Callable[[str], Any]:
+def _number(bound: Callable[[str], Any]) -> Callable[[str], Any]:
     """Parser of a number within bounds, whose error says what was expected."""
 
     def number(text: str) -> Any:

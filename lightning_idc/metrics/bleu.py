@@ -6,7 +6,7 @@ import numpy as np
 
 from lightning_idc.metrics.corpus import MAX_ORDER, Corpus, Floats, Ints, find
 
-# as in pycocoevalcap, so that an empty candidate scores almost 0 instead of failing
+# as in pycocoevalcap: an empty candidate scores almost 0
 _SMALL, _TINY = 1e-9, 1e-15
 
 
@@ -17,9 +17,9 @@ def bleu(corpus: Corpus) -> tuple[Floats, Floats]:
 
 
 def bleu_statistics(corpus: Corpus) -> Floats:
-    """Counts of every pair, of which sums give the BLEU of any set of pairs, ``(10, P)``.
+    """Counts of every pair, whose sums give the BLEU of any set of pairs, ``(10, P)``.
 
-    Rows: n-grams that are right for n = 1 to 4, n-grams for n = 1 to 4, words, words of the closest reference.
+    Rows: matching n-grams for n = 1 to 4, all n-grams for n = 1 to 4, words, words of the closest reference.
     """
     lengths = corpus.lengths
     correct = np.zeros((MAX_ORDER, corpus.pairs))
@@ -50,7 +50,7 @@ def from_statistics(statistics: Floats) -> Floats:
 
 
 def _closest_lengths(corpus: Corpus, lengths: Ints) -> Floats:
-    """Per pair the reference length closest to the candidate's, the shorter one of two equally close."""
+    """Reference length closest to the candidate's length, per pair; the shorter one of a tie."""
     references, owner = corpus.references.lengths, corpus.references.owner
     order = np.lexsort((references, np.abs(references - lengths[owner]), owner))
     first = np.cumsum(corpus.references.per_pair) - corpus.references.per_pair

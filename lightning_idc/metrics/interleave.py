@@ -1,8 +1,8 @@
 """ROUGE-L as LLaVA-Interleave's benchmark scores difference captions: another ROUGE-L than COCO's.
 
-Texts lose their punctuation by rules of visual question answering, a caption is cut after 512 characters, and the score
-is that of the package ``rouge``: the words of the longest common subsequence as a set, the harmonic mean of precision
-and recall. Numbers under it compare with those of that benchmark only.
+Punctuation is removed by rules of visual question answering, captions are cut after 512 characters, and the score is
+that of the package ``rouge``: the set of words of the longest common subsequence, as harmonic mean of precision and
+recall. It is comparable with that benchmark only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CHARACTERS = 512
 _SIGNS = ';/[]"{}()=+\\_-><@`,?!'
 _DIGITS_AROUND_COMMA = re.compile(r"\d,\d")
 _FULL_STOP = re.compile(r"\.(?!\d)")
-# that program hands a flag to the place of a count, so it removes no more full stops than this
+# that program passes a flag as the count, so it removes no more full stops than this
 _MAX_FULL_STOPS = 32
 _SMALL = 1e-8
 
@@ -29,7 +29,7 @@ def cleaned(text: str) -> str:
     has_number = _DIGITS_AROUND_COMMA.search(text) is not None
     cleaned_text = text
     for sign in _SIGNS:
-        # beside a blank a sign goes, within a word it becomes a blank
+        # next to a space punctuation is removed, within a word it becomes a space
         cleaned_text = cleaned_text.replace(sign, "" if has_number or f"{sign} " in text or f" {sign}" in text else " ")
     cleaned_text = _FULL_STOP.sub("", cleaned_text, count=_MAX_FULL_STOPS)
     return cleaned_text.strip("'").strip('"').strip(")").strip("(").strip().lower()
@@ -66,7 +66,7 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _common(reference: Sequence[str], caption: Sequence[str]) -> list[str]:
-    """A longest common subsequence; of several the one that leaves out the caption's last words first."""
+    """A longest common subsequence; of several the one that omits the last words of the caption first."""
     table = np.zeros((len(reference) + 1, len(caption) + 1), dtype=np.int64)
     for row, reference_word in enumerate(reference, 1):
         for column, caption_word in enumerate(caption, 1):

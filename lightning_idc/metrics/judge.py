@@ -233,7 +233,7 @@ class CausalJudge:
         """Answers to prompts."""
         import torch
 
-        texts = [self._framed(prompt) for prompt in prompts]
+        texts = [self._with_template(prompt) for prompt in prompts]
         # a chat template writes its own special tokens
         chat = self._tokenizer.chat_template is not None
         inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=not chat)

@@ -117,7 +117,8 @@ def accuracy_by_task(answers: Iterable[ModelAnswer], letters: str = "abcd") -> d
         DataError: a right answer is not a letter, or there are none.
 
     Example:
-        >>> accuracy_by_task([Answered("spatialmap.0.0", "a", "A. Northeast"), Answered("spatialmap.0.1", "b", "a")])
+        >>> answers = [ModelAnswer("spatialmap.0.0", "a", "A. Northeast"), ModelAnswer("spatialmap.0.1", "b", "a")]
+        >>> accuracy_by_task(answers)
         {'spatialmap': {'questions': 50.0, 'counted': 2}, 'all': {'questions': 50.0, 'counted': 2, 'unparsed': 0}}
     """
     right, unparsed = _marks(answers, letters, lambda question: question.pair.partition(".")[0])

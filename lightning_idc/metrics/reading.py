@@ -91,8 +91,7 @@ def read_references(path: str | Path, split: str | None = None) -> list[Referenc
     if splits and without_split:
         raise DataError(
             f"{content.name}: {len(without_split)} of {len(records)} records have no split: "
-            f"{first_ids(without_split)}; "
-            f"the others name {', '.join(splits)}; give each record its split, or none"
+            f"{first_ids(without_split)}; the others name {', '.join(splits)}; give each record its split, or none"
         )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:

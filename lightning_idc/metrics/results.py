@@ -22,6 +22,7 @@ from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.protocols import Protocol
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import parse_json, read_text
 
 SCHEMA = "lightning_idc.result/1"
 PREDICTIONS, METRICS = "predictions.jsonl", "metrics.json"
@@ -143,10 +144,7 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
         DataError: the file is not JSON, or an incomplete result.
     """
     source = Path(path)
-    try:
-        value = json.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{source} cannot be read as JSON: {error}") from None
+    value = parse_json(read_text(source), str(source))
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:

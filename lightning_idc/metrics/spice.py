@@ -1,9 +1,8 @@
 """SPICE (Anderson et al. 2016) through pycocoevalcap's Java program and the user's own CoreNLP jars.
 
-pycocoevalcap's own launcher downloads CoreNLP, writes into site-packages, and fails on Java 15 and later in two
-places: its cache cannot be serialised, and its output goes through a JavaScript engine that Java no longer has. Here
-no cache is used, and a few lines of Java beside the program write its answer. There is no equal without CoreNLP, so
-without it the answer is :class:`~lightning_idc.metrics.meteor.NotComputed` and never a number.
+pycocoevalcap's launcher downloads CoreNLP, writes into site-packages, and fails on Java 15 and later: its cache cannot
+be serialised, and its output needs a JavaScript engine that Java no longer has. Here no cache is used, and a small Java
+class writes the output. Without CoreNLP the result is :class:`~lightning_idc.metrics.meteor.NotComputed`.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 
 MEMORY = "-Xmx8G"
 DEADLINE, DEADLINE_PER_TEXT = 600.0, 2.0
-"""Seconds for the program, whose parser takes about a tenth of the second for one text."""
+"""Time limit in seconds, and its part per text; the parser takes about 0.2 s per text."""
 CORENLP = "LIGHTNING_IDC_CORENLP"
-"""Environment variable that names the folder with CoreNLP's jars where no option does."""
+"""Environment variable with the default folder of CoreNLP's jars."""
 JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 _OPEN = [
     f"--add-opens=java.base/{package}=ALL-UNNAMED"
     for package in ("java.lang", "java.util", "java.math", "java.net", "java.text", "java.util.concurrent", "java.io")
 ]
-# The program's constructor is not public. It reads one file and would write its answer through JavaScript.
+# the constructors of the program are not public, and its own output needs JavaScript
 _LAUNCHER = """
 import java.lang.reflect.*;
 import java.nio.charset.StandardCharsets;

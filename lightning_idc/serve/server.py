@@ -12,13 +12,13 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -35,6 +35,14 @@ POLICY = (
 )
 
 
+def _encodable(text: str) -> str:
+    text.encode()  # a tokenizer fails on half of a character, and with it all requests of the batch
+    return text
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class ImageURL(BaseModel):
     """An image of a chat, as a data URL."""
 
@@ -45,7 +53,7 @@ class Part(BaseModel):
     """A part of a chat message: a text or an image."""
 
     type: str
-    text: str = ""
+    text: Text = ""
     image_url: ImageURL | str | None = None
 
 

@@ -20,7 +20,7 @@ def test_scores_equal_pycocoevalcap_end_to_end(shared: Path, file: str) -> None:
         assert max(found[variant].values()) < 1e-6, variant
 
 
-def test_variants_are_what_they_are_called() -> None:
+def test_variants_match_their_names() -> None:
     found = variants({"a": ["one two three"], "b": ["four"], "c": ["five six"]})
     assert found["themselves"] == {"a": "one two three", "b": "four", "c": "five six"}
     assert sorted(found["shuffled"].values()) == sorted(found["themselves"].values())

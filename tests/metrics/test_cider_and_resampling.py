@@ -29,12 +29,12 @@ def corpus_of(pairs: int, seed: int) -> tuple[list[list[str]], list[list[list[st
         [generator.choices(WORDS, k=generator.randint(1, 9)) for _ in range(generator.randint(1, 3))]
         for _ in range(pairs)
     ]
-    said = [generator.choice(of_pair)[: generator.randint(0, 9)] for of_pair in expected]
-    return said, expected
+    candidates = [generator.choice(of_pair)[: generator.randint(0, 9)] for of_pair in expected]
+    return candidates, expected
 
 
 def by_equations(
-    said: list[list[str]], expected: list[list[list[str]]], documents: list[list[list[str]]], clipped: bool
+    candidates: list[list[str]], expected: list[list[list[str]]], documents: list[list[list[str]]], clipped: bool
 ) -> list[float]:
     """CIDEr (equations 1 to 3) and CIDEr-D (equation 4), from dictionaries of n-grams."""
 
@@ -42,7 +42,7 @@ def by_equations(
         return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
 
     scores = []
-    for candidate, references in zip(said, expected, strict=True):
+    for candidate, references in zip(candidates, expected, strict=True):
         total = 0.0
         for n in range(1, 5):
             seen = Counter(gram for texts in documents for gram in {g for text in texts for g in grams(text, n)})
@@ -52,9 +52,12 @@ def by_equations(
 
             hypothesis = weighed(candidate)
             for reference in references:
-                truth = weighed(reference)
-                norms = math.hypot(*hypothesis.values()) * math.hypot(*truth.values())
-                dot = sum((min(w, truth.get(g, 0)) if clipped else w) * truth.get(g, 0) for g, w in hypothesis.items())
+                expected_weights = weighed(reference)
+                norms = math.hypot(*hypothesis.values()) * math.hypot(*expected_weights.values())
+                dot = sum(
+                    (min(w, expected_weights.get(g, 0)) if clipped else w) * expected_weights.get(g, 0)
+                    for g, w in hypothesis.items()
+                )
                 delta = max(len(candidate) - 1, 0) - max(len(reference) - 1, 0)
                 penalty = math.exp(-(delta**2) / 72) if clipped else 1
                 total += penalty * dot / norms / len(references) if norms else 0
@@ -65,82 +68,85 @@ def by_equations(
 @pytest.mark.parametrize("clipped", [True, False])
 @pytest.mark.parametrize("foreign", [True, False])
 def test_cider_follows_its_equations(clipped: bool, foreign: bool) -> None:
-    said, expected = corpus_of(30, seed=1)
-    said[0] = ["unheard", "of", "red", "cube"]
+    candidates, expected = corpus_of(30, seed=1)
+    candidates[0] = ["unheard", "of", "red", "cube"]
     documents = corpus_of(50, seed=2)[1] if foreign else expected
     frequencies = ReferenceCounts(documents) if foreign else None
     score = cider_d if clipped else cider
-    whole, each = score(Corpus(said, expected), frequencies)
-    truth = by_equations(said, expected, documents, clipped)
-    np.testing.assert_allclose(each, truth, atol=1e-12)
-    assert whole == pytest.approx(sum(truth) / len(truth), abs=1e-12)
+    corpus_score, each = score(Corpus(candidates, expected), frequencies)
+    equations = by_equations(candidates, expected, documents, clipped)
+    np.testing.assert_allclose(each, equations, atol=1e-12)
+    assert corpus_score == pytest.approx(sum(equations) / len(equations), abs=1e-12)
 
 
-def test_own_references_given_as_a_foreign_corpus_change_nothing() -> None:
-    said, expected = corpus_of(40, seed=3)
+def test_frequencies_of_the_same_references_change_nothing() -> None:
+    candidates, expected = corpus_of(40, seed=3)
     for score in (cider, cider_d):
-        own, foreign = score(Corpus(said, expected)), score(Corpus(said, expected), ReferenceCounts(expected))
+        own, foreign = (
+            score(Corpus(candidates, expected)),
+            score(Corpus(candidates, expected), ReferenceCounts(expected)),
+        )
         np.testing.assert_allclose(own[1], foreign[1], atol=1e-12)
 
 
 def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
-    said, expected = corpus_of(pairs, seed)
+    candidates, expected = corpus_of(pairs, seed)
     return (
-        {str(n): " ".join(tokens) for n, tokens in enumerate(said)},
+        {str(n): " ".join(tokens) for n, tokens in enumerate(candidates)},
         {str(n): [" ".join(tokens) for tokens in of_pair] for n, of_pair in enumerate(expected)},
     )
 
 
-def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
+def test_resampled_scores_equal_scoring_the_resampled_corpus() -> None:
     """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
-    said, expected = texts(12, seed=4)
+    candidates, expected = texts(12, seed=4)
     metrics = [*FAST, "METEOR"]
-    scores = score_captions(said, expected, metrics)
+    scores = score_captions(candidates, expected, metrics)
     weights = np.array([[3, 0, 1, 2, 0, 0, 1, 1, 0, 2, 1, 1]], dtype=np.float64)
     copies = [(id, copy) for id, times in zip(scores.ids, weights[0], strict=True) for copy in range(int(times))]
     drawn = score_captions(
-        {f"{id}/{copy}": said[id] for id, copy in copies},
+        {f"{id}/{copy}": candidates[id] for id, copy in copies},
         {f"{id}/{copy}": expected[id] for id, copy in copies},
         metrics,
         ScoringResources(References(expected)),
     )
-    found = resampling._drawn(scores, weights)
+    found = resampling._resampled(scores, weights)
     for name, value in drawn.values.items():
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
 
 
-def test_corpora_are_drawn_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, expected = texts(61, seed=5)
-    scores = score_captions(said, expected)
+def test_block_size_does_not_change_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates, expected = texts(61, seed=5)
+    scores = score_captions(candidates, expected)
     whole = bootstrap(scores, 130)
-    monkeypatch.setattr(resampling, "_AT_ONCE", 7 * 61)
+    monkeypatch.setattr(resampling, "_MAX_WEIGHTS", 7 * 61)
     for name, found in bootstrap(scores, 130).items():
         assert (found.low, found.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
 
 
 @pytest.mark.parametrize(("pairs", "samples"), [(2, 3), (300, 130), (70_000, 70)])
-def test_pairs_are_drawn_as_the_seed_says(monkeypatch: pytest.MonkeyPatch, pairs: int, samples: int) -> None:
+def test_samples_follow_the_seed(monkeypatch: pytest.MonkeyPatch, pairs: int, samples: int) -> None:
     """Intervals that were printed stay what they are."""
-    monkeypatch.setattr(resampling, "_CACHED", 700)
+    monkeypatch.setattr(resampling, "_MAX_CACHED", 700)
     generator = np.random.default_rng(5)
-    blocks = [block.copy() for block in resampling._draws(pairs, samples, 5)]
+    blocks = [block.copy() for block in resampling._pair_weights(pairs, samples, 5)]
     for weights in np.concatenate(blocks):
         assert (weights == np.bincount(generator.integers(pairs, size=pairs), minlength=pairs)).all()
     assert sum(map(len, blocks)) == samples
 
 
-def test_records_of_a_pair_are_drawn_together() -> None:
+def test_records_of_a_pair_are_resampled_together() -> None:
     """Five references of a pair, each on its own, say no more about other pairs than their mean does."""
     generator = random.Random(1)
     words = "abcdefghijklmnop"
-    truths, captioners = [], ({}, {})  # type: tuple[list[ReferenceRecord], tuple[dict[str, str], dict[str, str]]]
+    records, captioners = [], ({}, {})  # type: tuple[list[ReferenceRecord], tuple[dict[str, str], dict[str, str]]]
     for number in range(60):
         spoken = generator.choices(words, k=6)
-        said = tuple(" ".join([*spoken[:5], generator.choice(words)]) for _ in range(5))
-        truths.append(ReferenceRecord(f"pair {number}", said))
+        references = tuple(" ".join([*spoken[:5], generator.choice(words)]) for _ in range(5))
+        records.append(ReferenceRecord(f"pair {number}", references))
         for captions in captioners:
             captions[f"pair {number}"] = " ".join(spoken) if generator.random() < 0.5 else "z y x"
-    of_records = [evaluate(protocol_named("interleave-rouge"), captions, truths)["all"] for captions in captioners]
+    of_records = [evaluate(protocol_named("interleave-rouge"), captions, records)["all"] for captions in captioners]
     of_pairs = [
         Scores(scores.values, {"ROUGE-L": scores.per_pair["ROUGE-L"].reshape(60, 5).mean(1)}, list(captions), 300)
         for scores, captions in zip(of_records, captioners, strict=True)
@@ -152,30 +158,30 @@ def test_records_of_a_pair_are_drawn_together() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_drawn_pairs_bring_all_their_records() -> None:
+def test_resampled_pairs_keep_all_records() -> None:
     """Pairs with one, two and three records: a draw of pairs equals scoring the records that come with them."""
-    said, expected = texts(6, seed=7)
+    candidates, expected = texts(6, seed=7)
     metrics = ["BLEU", "METEOR", "ROUGE-L"]
     pair_of = dict(zip(expected, "abbccc", strict=True))
-    scores = replace(score_captions(said, expected, metrics), records_of=pair_of)
+    scores = replace(score_captions(candidates, expected, metrics), records_of=pair_of)
     times = {"a": 3, "b": 0, "c": 2}
     copies = [(id, copy) for id in scores.ids for copy in range(times[pair_of[id]])]
     drawn = score_captions(
-        {f"{id}/{copy}": said[id] for id, copy in copies},
+        {f"{id}/{copy}": candidates[id] for id, copy in copies},
         {f"{id}/{copy}": expected[id] for id, copy in copies},
         metrics,
     )
-    found = resampling._drawn(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
+    found = resampling._resampled(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
     for name, value in drawn.values.items():
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
-    blocks = list(resampling._weights(scores, 20, 0))
+    blocks = list(resampling._record_weights(scores, 20, 0))
     assert all((block[:, 1] == block[:, 2]).all() and (block[:, 3] == block[:, 5]).all() for block in blocks)
     assert all((block[:, [0, 1, 3]].sum(1) == scores.pairs).all() for block in blocks)
 
 
-def test_intervals_hold_the_score_and_come_again() -> None:
-    said, expected = texts(60, seed=5)
-    scores = score_captions(said, expected)
+def test_intervals_hold_the_score_and_are_reproducible() -> None:
+    candidates, expected = texts(60, seed=5)
+    scores = score_captions(candidates, expected)
     intervals = bootstrap(scores, 300, seed=1)
     assert intervals == bootstrap(scores, 300, seed=1) != bootstrap(scores, 300, seed=2)
     for name, interval in intervals.items():
@@ -189,8 +195,8 @@ def test_intervals_hold_the_score_and_come_again() -> None:
 
 
 def test_a_captioner_against_itself_and_against_a_better_one() -> None:
-    said, expected = texts(60, seed=6)
-    scores = score_captions(said, expected)
+    candidates, expected = texts(60, seed=6)
+    scores = score_captions(candidates, expected)
     same = compare(scores, scores, 200)["CIDEr-D"]
     assert (same.difference, same.p, same.wins, same.losses) == (0, 1, 0, 0)
     better = score_captions({id: of_pair[0] for id, of_pair in expected.items()}, expected)
@@ -205,7 +211,7 @@ def test_a_captioner_against_itself_and_against_a_better_one() -> None:
 def test_comparing_needs_the_same_pairs() -> None:
     first = score_captions({"a": "x", "b": "y"}, {"a": ["x"], "b": ["y"]})
     second = score_captions({"a": "x", "c": "y"}, {"a": ["x"], "c": ["y"]})
-    with pytest.raises(DataError, match="2 pairs are scored for one of them: 'b', 'c'"):
+    with pytest.raises(DataError, match="2 are scored for one alone: 'b', 'c'"):
         compare(first, second)
     with pytest.raises(DataError, match="at least two"):
         bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))
@@ -213,7 +219,7 @@ def test_comparing_needs_the_same_pairs() -> None:
         bootstrap(first, confidence=1)
 
 
-def test_collapse_is_seen() -> None:
+def test_remarks_report_collapse() -> None:
     varied = diversity(["The cube moved.", "the cube moved", "there is no change", "", "a b c a b c"])
     assert (varied.captions, varied.distinct, varied.most_common) == (5, 3 / 5, "the cube moved")
     assert (varied.most_common_share, varied.empty, varied.no_change) == (2 / 5, 1 / 5, 1 / 5)
@@ -225,12 +231,12 @@ def test_collapse_is_seen() -> None:
     assert collapsed.remarks() == ["90% of all captions are 'the cube moved'"]
 
 
-def test_no_change_in_other_words_counts() -> None:
-    said = [
+def test_no_change_is_counted_in_any_wording() -> None:
+    candidates = [
         "The images are identical.",
         "I cannot see any differences.",
         "as ever",
         "The scene is the same. A dog appeared.",
     ]
-    assert diversity(said).no_change == 2 / 4
-    assert diversity([*said, "As ever!"], ["as ever"]).no_change == 4 / 5, "a sentence of the data"
+    assert diversity(candidates).no_change == 2 / 4
+    assert diversity([*candidates, "As ever!"], ["as ever"]).no_change == 4 / 5, "a sentence of the data"

@@ -130,7 +130,7 @@ def test_one_evaluation_scores_several_subsets(files: tuple[str, str]) -> None:
         assert evaluation.eval == evaluate_four(coco, files, subset)[0]
 
 
-def test_scorers_take_single_arguments_of_pycocoevalcap() -> None:
+def test_scorers_take_the_arguments_of_pycocoevalcap() -> None:
     texts = {1: ["the cube moved"], 2: ["a ball is gone"]}
     assert coco.Bleu(2).compute_score(gts=texts, res=texts, verbose=0)[0] == pytest.approx([1.0, 1.0])
     assert len(coco.Bleu(2).compute_score(texts, texts)[1][0]) == 2

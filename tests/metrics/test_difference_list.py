@@ -69,7 +69,7 @@ CHANGED = (
 )  # fmt: skip
 
 
-def test_no_change_is_known_in_other_words() -> None:
+def test_recognises_no_change_in_any_wording() -> None:
     assert [text for text in (*SAME, *CLOSED) if not says_nothing_changed(text)] == []
     assert [text for text in CHANGED if says_nothing_changed(text)] == []
     records = [{"caption": text, "references": ["the same"], "change_type": "no_change"} for text in SAME]
@@ -77,7 +77,7 @@ def test_no_change_is_known_in_other_words() -> None:
     assert counts is not None and counts.same_same == len(SAME) and counts.changed_changed == 1
 
 
-def test_no_change_of_levir_cc_and_no_other_sentence(shared: Path) -> None:
+def test_recognises_no_change_of_levir_cc_and_nothing_else(shared: Path) -> None:
     path = shared / "realdata" / "annotations" / "levir_cc" / "levir_cc_captions.json.gz"
     if not path.is_file():
         pytest.skip("LEVIR-CC's captions are not in the shared folder")
@@ -87,7 +87,7 @@ def test_no_change_of_levir_cc_and_no_other_sentence(shared: Path) -> None:
     assert (said.count(5), said.count(0), len(said)) == (5039, 5038, 10077)
 
 
-def test_that_nothing_else_changed_is_no_difference() -> None:
+def test_nothing_else_changed_is_not_a_difference() -> None:
     text = "The cube is red instead of blue. There are no other changes. There are not any further visible differences."
     assert list_differences([text]) == ["The cube is red instead of blue"]
     assert list_differences(["The cube is gone, no other changes."]) == ["The cube is gone, no other changes"]
@@ -105,7 +105,7 @@ def test_differences_are_lines_or_sentences() -> None:
         assert list_differences([line.format(*two)]) == two, line
 
 
-def test_pairs_are_parted_and_references_listed() -> None:
+def test_pairs_are_divided_and_differences_listed() -> None:
     truths = [
         ReferenceRecord("a", ("a car left", "a man came. a dog too")),
         ReferenceRecord("b", ("no difference",)),
@@ -121,7 +121,7 @@ def test_pairs_are_parted_and_references_listed() -> None:
         differences(untold)
 
 
-def test_rates_by_hand() -> None:
+def test_rates_equal_hand_calculation() -> None:
     references = {"a": ["the red car left", "a man came"], "b": ["a dog appeared"], "c": ["the sky is darker"]}
     captions = {"a": "The red car left. A tree fell over the fence.", "b": "A dog appeared", "c": "No difference."}
     scores = by_differences(captions, references, ("recall", "precision", "F1", "specificity"), ScoringResources())
@@ -151,11 +151,11 @@ def test_rates_by_hand() -> None:
         ("both are named", None),
     ],
 )
-def test_answers_are_read_strictly(answer: str, matches: list[int | None] | None) -> None:
+def test_answers_are_parsed_strictly(answer: str, matches: list[int | None] | None) -> None:
     assert read_matches(answer, 2, 2) == matches
 
 
-def test_unreadable_answers_are_asked_again_and_counted() -> None:
+def test_unreadable_answers_are_retried_and_counted() -> None:
     asked: list[int] = []
 
     def model(prompts: Sequence[str], attempt: int) -> list[str]:
@@ -172,7 +172,7 @@ def test_unreadable_answers_are_asked_again_and_counted() -> None:
         by_differences({"a": "it fell"}, {"a": ["a tree fell"]}, ("recall",), ScoringResources(judge=never))
 
 
-def test_claims_without_end_have_letters_of_their_own() -> None:
+def test_every_claim_has_its_own_letters() -> None:
     claims = [f"claim {number}" for number in range(800)]
     prompt = prompt_of(["a difference"], claims)
     letters = [line.partition(":")[0] for line in prompt.splitlines() if ": claim " in line]
@@ -243,9 +243,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{address}/v1"
 
 
-def test_the_verb_scores_with_floors_and_names_its_judge(
-    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_score_reports_baselines_and_judge(tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "said.json").write_text(
         json.dumps({"a": "A person arrived.", "b": "The lamp was moved.", "c": "No change."})
     )
@@ -293,7 +291,7 @@ def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint:
     return [*given, "--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
 
 
-def test_two_files_are_compared_on_the_pairs_read_for_both(
+def test_files_are_compared_on_pairs_readable_for_both(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that cannot be read costs its pair, not the work on all others; each file has a judge of its own."""
@@ -317,7 +315,7 @@ def test_two_files_are_compared_on_the_pairs_read_for_both(
         ({"a": "A man.", "b": "forbidden", "c": "A car.", "d": "It."}, "status 400"),
     ],
 )
-def test_a_comparison_that_fails_loses_no_scores(
+def test_failed_comparison_keeps_the_scores(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str], theirs: dict[str, str], reason: str
 ) -> None:
     assert main(asks(tmp_path, MINE, theirs, endpoint)) == 1
@@ -328,7 +326,7 @@ def test_a_comparison_that_fails_loses_no_scores(
     assert reason in found["not_computed"]["against"]
 
 
-def test_a_floor_that_fails_loses_no_scores() -> None:
+def test_failed_baseline_keeps_the_scores() -> None:
     never = ScoringResources(judge=lambda pairs: [None for _ in pairs])
     truths = [ReferenceRecord(id, tuple(texts)) for id, texts in THERE.items()]
     found, reasons = baseline_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
@@ -337,7 +335,7 @@ def test_a_floor_that_fails_loses_no_scores() -> None:
     assert "no answer of the judge" in reasons["baseline, captions of other pairs"]
 
 
-def test_files_are_checked_before_a_judge_is_asked(
+def test_files_are_checked_before_the_judge_runs(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = asks(tmp_path, MINE, {"a": "A man.", "x": "A dog."}, endpoint)
@@ -347,7 +345,7 @@ def test_files_are_checked_before_a_judge_is_asked(
     assert Judge.requests == []
 
 
-def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
+def test_judge_tokens_are_part_of_the_judge_name(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [*asks(tmp_path, MINE, MINE, endpoint), "--json"]
@@ -366,7 +364,7 @@ def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
 @pytest.mark.parametrize(
     ("said", "score"), [("The score is 8", None), ("Score: 85. It names the", 85.0), ("Score: 85\n", 85.0)]
 )
-def test_a_number_within_which_an_answer_breaks_off_is_no_score(
+def test_truncated_number_is_not_a_score(
     tmp_path: Path,
     endpoint: str,
     capsys: pytest.CaptureFixture[str],
@@ -382,7 +380,7 @@ def test_a_number_within_which_an_answer_breaks_off_is_no_score(
     assert json.loads(capsys.readouterr().out)["judge"]["mean"] == score
 
 
-def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
+def test_resumed_judge_answers_missing_prompts_only(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [*asks(tmp_path, MINE, THEIRS, endpoint), "--json"]
@@ -403,9 +401,7 @@ def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
     assert main(lexical) == 1 and "--judge_model and --judge_cache would be ignored" in capsys.readouterr().err
 
 
-def test_scores_outlive_a_judge_that_goes_away(
-    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scores_survive_a_failed_judge(tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"there": THERE, "mine": MINE}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]

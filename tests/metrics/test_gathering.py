@@ -97,14 +97,14 @@ def test_prepared_references_follow_the_references() -> None:
         ([{**RECORDS[0], "score": torch.tensor(1.0)}], "record 1 holds what JSON cannot .*plain values"),
     ],
 )
-def test_what_is_no_record_is_refused_at_once(records: Any, message: str) -> None:
+def test_rejects_malformed_records(records: Any, message: str) -> None:
     metric = CaptionScores()
     with pytest.raises(DataError, match=message):
         metric.update(records)
     assert metric.compute() == ([], None), "nothing of them was kept"
 
 
-def test_unknown_metrics_are_refused_before_anything_is_collected() -> None:
+def test_rejects_unknown_metrics() -> None:
     with pytest.raises(ConfigError, match="unknown metrics: BLEU-4; there are BLEU"):
         CaptionScores(["BLEU-4"])
 

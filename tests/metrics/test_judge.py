@@ -53,7 +53,7 @@ from lightning_idc.utils.errors import DataError
         ("excellent", None),
     ],
 )
-def test_answers_are_read_strictly(answer: str, score: float | None) -> None:
+def test_answers_are_parsed_strictly(answer: str, score: float | None) -> None:
     assert OMNIDIFF.read(answer) == score
 
 
@@ -64,7 +64,7 @@ def test_the_other_scale() -> None:
 
 
 @given(st.text())
-def test_any_answer_is_read_or_refused(answer: str) -> None:
+def test_any_answer_is_parsed_or_none(answer: str) -> None:
     score = OMNIDIFF.read(answer)
     assert score is None or 0 <= score <= 100
 
@@ -74,7 +74,7 @@ def test_captions_with_braces_stay_as_they_are() -> None:
     assert prompt.endswith("Standard answer: c {said} d Assistant's response: a {expected} b {0}")
 
 
-def test_unparsed_answers_are_asked_again_and_counted() -> None:
+def test_unparsed_answers_are_retried_and_counted() -> None:
     asked: list[tuple[int, int]] = []
 
     def model(prompts: Sequence[str], attempt: int) -> list[str]:
@@ -120,7 +120,7 @@ def tiny_model(folder: Path, template: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [True, False])
-def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: bool) -> None:
+def test_causal_model_answers_each_prompt_separately(tmp_path: Path, template: bool) -> None:
     tiny_model(tmp_path, template)
     judge = CausalJudge(str(tmp_path), max_new_tokens=5)
     prompts = ["the cube", "score 1 2 the cube score the cube 2 1"]
@@ -135,7 +135,7 @@ def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: 
     assert found.num_answers in (1, 2) and set(found.answers) == {"1"}
 
 
-def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_with_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lightning_idc.cli import main
 
     tiny_model(tmp_path / "judge", template=False)
@@ -170,7 +170,7 @@ def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str
         ("(c)", None),
     ],
 )
-def test_choices_are_read_strictly(said: str, letter: str | None) -> None:
+def test_choices_are_parsed_strictly(said: str, letter: str | None) -> None:
     assert choice(said) == letter
 
 
@@ -213,7 +213,7 @@ def test_files_of_answers(tmp_path: Path) -> None:
         read(theirs[0], theirs[0])
 
 
-def test_contrast_is_asked_once_and_stands_before_every_question() -> None:
+def test_contrast_is_prepended_to_every_question() -> None:
     asked: list[str] = []
 
     def ask(images: str, prompts: Sequence[str]) -> list[str]:

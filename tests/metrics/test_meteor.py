@@ -75,7 +75,7 @@ def test_each_matcher(said: str, expected: str, found: dict[str, tuple[int, int]
     assert matched(said, expected) == found
 
 
-def test_scores_of_the_ends() -> None:
+def test_scores_of_extreme_captions() -> None:
     same, nothing = scored(["the red cube moved", "zzz"], [["the red cube moved"], ["the cube"]]).per_pair
     assert same == pytest.approx(1) and nothing == 0
     best = scored(["a red cube"], [["one ball", "a red cube"]])
@@ -103,7 +103,7 @@ def coco_captions() -> list[dict[str, Any]]:
     return found
 
 
-def test_short_ways_lead_to_the_same_words_and_stems() -> None:
+def test_fast_paths_give_the_same_words_and_stems() -> None:
     """Lines without odd signs take no rule, and words without a suffix no step of the stemmer."""
     generator = random.Random(0)
     lines = [record["caption"].strip() for record in generator.sample(coco_captions(), 1500)]
@@ -143,7 +143,7 @@ def alignments(said: str, expected: str) -> Iterator[tuple[int, int]]:
             yield len(taken), len(taken) - goes_on
 
 
-def test_the_alignment_is_the_best_of_all() -> None:
+def test_alignment_is_the_best_of_all() -> None:
     """Most words, then fewest chunks, over all alignments of sentences of a few words without relatives."""
     generator = random.Random(0)
     texts = [["".join(generator.choices("qxz", k=generator.randint(1, 6))) for _ in range(2)] for _ in range(150)]
@@ -172,7 +172,7 @@ def related(found: paraphrase_index.ParaphraseTable) -> list[tuple[int, int]]:
     return sorted((place[a], place[b]) for a, b in zip(source.tolist(), phrases.paraphrase.tolist(), strict=True))
 
 
-def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
+def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     source, folder = table(tmp_path), tmp_path / "cache"
     assert related(paraphrase_index.load(source, folder)) == [(1, 4), (1, 5), (6, 7)]
     (index,) = folder.iterdir()
@@ -183,14 +183,14 @@ def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
         assert index.read_bytes() == sound and list(folder.iterdir()) == [index]
 
 
-def test_an_index_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+def test_unwritable_cache_folder_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
     with pytest.warns(UserWarning, match="set LIGHTNING_IDC_CACHE to a folder that can be written"):
         found = paraphrase_index.load(table(tmp_path), tmp_path / "cache")
     assert related(found) == [(1, 4), (1, 5), (6, 7)]
 
 
-def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+def test_damaged_table_is_reported(tmp_path: Path) -> None:
     source = table(tmp_path)
     sound = source.read_bytes()
     for damaged, reason in (
@@ -205,7 +205,7 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["absent", "cut", "flipped", "not a jar"])
-def test_damaged_tables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
+def test_damaged_tables_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
     assert FOLDER is not None
     jar = tmp_path / "meteor" / "meteor-1.5.jar"
     jar.parent.mkdir()
@@ -232,7 +232,7 @@ def test_meteor_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert scores.missing == {"METEOR": "not computed: no Java"} and "METEOR" not in scores.values
 
 
-def test_the_backend_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meteor.backend_named() == "python"
     monkeypatch.setenv("LIGHTNING_IDC_METEOR", "java")
     assert meteor.backend_named() == "java" and meteor.backend_named("python") == "python"
@@ -241,7 +241,7 @@ def test_the_backend_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
         score_captions({"a": "red"}, {"a": ["red"]}, ["METEOR"])
 
 
-def test_a_result_names_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_result_holds_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "said.json").write_text(json.dumps({"a": "the cube moved"}), encoding="utf-8")
     (tmp_path / "truth.json").write_text(json.dumps({"a": ["the cubes move"]}), encoding="utf-8")
     given = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
@@ -273,7 +273,7 @@ FAILED, HANGS = "not computed: METEOR's program failed (", "not computed: METEOR
         ("exec sleep 60", 100_000, HANGS),  # more is asked than a pipe holds
     ],
 )
-def test_a_program_that_fails_or_hangs_is_ended_and_named(
+def test_failing_or_hanging_program_is_stopped_and_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: int, reason: str
 ) -> None:
     running = fake(tmp_path, script, 0.5)

@@ -16,8 +16,8 @@ MODULES = sorted(module.name for module in pkgutil.walk_packages(metrics.__path_
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
-    assert not found.failed
+    outcome = doctest.testmod(importlib.import_module(name))
+    assert not outcome.failed
 
 
 def test_every_public_metric_has_an_example() -> None:

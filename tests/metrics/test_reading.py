@@ -53,13 +53,13 @@ def test_forms_of_captions(tmp_path: Path, form: str) -> None:
         assert read_predictions(write(tmp_path / "one.jsonl", lines.split("\n")[0])).captions == {"1": CAPTIONS["1"]}
 
 
-def test_own_records_bring_their_references(tmp_path: Path) -> None:
-    truths = read_predictions(write(tmp_path / "p.json", FORMS["own"])).references
-    assert [(truth.id, truth.references) for truth in truths] == [(id, (t, "x")) for id, t in CAPTIONS.items()]
+def test_predictions_hold_their_references(tmp_path: Path) -> None:
+    references = read_predictions(write(tmp_path / "p.json", FORMS["own"])).references
+    assert [(record.id, record.references) for record in references] == [(id, (t, "x")) for id, t in CAPTIONS.items()]
     assert read_predictions(write(tmp_path / "p.json", FORMS["coco"])).references == []
 
 
-def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
+def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
     """Ground truth as `caption` beside the answer as `prediction`: a usual layout of evaluations."""
     records = [{"id": "a", "caption": "a house", "prediction": "zzz"}, {"id": "b", "caption": "x", "prediction": "x"}]
     path = write(tmp_path / "p.json", records)
@@ -107,7 +107,7 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_malformed_captions_are_reported(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_predictions(write(tmp_path / "p.json", text))
 
@@ -154,8 +154,8 @@ def test_forms_of_references(tmp_path: Path) -> None:
         },
     ]
     for form in forms:
-        truths = read_references(write(tmp_path / "r.json", form), "test")
-        assert {truth.id: truth.references for truth in truths} == expected, form
+        references = read_references(write(tmp_path / "r.json", form), "test")
+        assert {record.id: record.references for record in references} == expected, form
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([], "holds no references"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
-            "1 of 3 records have no split: 'c'; the others are of test, train",
+            "1 of 3 records have no split: 'c'; the others name test, train",
         ),
         ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
         ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
@@ -176,12 +176,12 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ({"images": [], "annotations": []}, "holds no references"),
     ],
 )
-def test_what_is_wrong_with_references_is_named(tmp_path: Path, value: Any, message: str) -> None:
+def test_malformed_references_are_reported(tmp_path: Path, value: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read_references(write(tmp_path / "r.json", value), "test")
 
 
-def test_a_split_that_the_references_lack_is_a_wrong_option(tmp_path: Path) -> None:
+def test_unknown_split_is_a_config_error(tmp_path: Path) -> None:
     value = [{"id": "a", "captions": "x", "split": split} for split in ("val", "train")]
     with pytest.raises(ConfigError, match="holds the splits train, val"):
         read_references(write(tmp_path / "r.json", value), "test")
@@ -197,7 +197,7 @@ def test_facts_are_read_strictly(tmp_path: Path) -> None:
         read_ious(write(path, {"1": 1.5}))
     with pytest.raises(DataError, match="'a' has the number -1"):
         read_vocabulary(write(path, {"a": -1}))
-    with pytest.raises(DataError, match="two words have one number"):
+    with pytest.raises(DataError, match="two words have the same number"):
         read_vocabulary(write(path, {"a": 1, "b": 1}))
     with pytest.raises(DataError, match="expected a map"):
         read_ious(write(path, [1]))
@@ -224,9 +224,9 @@ def test_facts_are_read_strictly(tmp_path: Path) -> None:
 def test_real_files_have_the_right_counts(
     shared: Path, file: str, split: str | None, pairs: int, records: int, references: int | None
 ) -> None:
-    truths = read_references(shared / "realdata" / "annotations" / file, split)
-    assert (len({truth.id for truth in truths}), len(truths)) == (pairs, records)
-    assert references in (None, sum(len(truth.references) for truth in truths))
+    loaded = read_references(shared / "realdata" / "annotations" / file, split)
+    assert (len({record.id for record in loaded}), len(loaded)) == (pairs, records)
+    assert references in (None, sum(len(record.references) for record in loaded))
 
 
 def test_real_predictions_of_another_program(shared: Path) -> None:
@@ -252,7 +252,7 @@ READERS: list[Callable[[Path], object]] = [read_predictions, read_references, re
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=json_values, cut=st.integers(0, 40), lines=st.booleans())
-def test_any_json_is_read_or_refused(tmp_path: Path, value: Any, cut: int, lines: bool) -> None:
+def test_any_json_is_read_or_an_error(tmp_path: Path, value: Any, cut: int, lines: bool) -> None:
     text = json.dumps(value)
     path = tmp_path / "any.json"
     path.write_text("\n".join([text, text]) if lines else text[: len(text) - cut % 7], encoding="utf-8")
@@ -265,7 +265,7 @@ def test_any_json_is_read_or_refused(tmp_path: Path, value: Any, cut: int, lines
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=60), packed=st.booleans())
-def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes, packed: bool) -> None:
+def test_any_bytes_are_read_or_an_error(tmp_path: Path, data: bytes, packed: bool) -> None:
     path = tmp_path / "any.json"
     path.write_bytes(gzip.compress(data) if packed else data)
     for read in READERS:

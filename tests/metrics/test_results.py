@@ -42,7 +42,7 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
 
 
-def test_the_share_that_says_no_change_knows_other_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_change_fraction_covers_any_wording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(files(tmp_path, dict.fromkeys(CAPTIONS, "The images are identical."))) == 0
     assert "100.0% say nothing changed" in capsys.readouterr().out
 
@@ -96,7 +96,7 @@ def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.
     assert low <= result["scores"]["all"]["ROUGE-L"] <= high
 
 
-def test_names_that_an_output_cannot_hold_end_no_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_names_do_not_stop_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = io.BytesIO()
     result = tmp_path / "r.json"
     arguments = [*files(tmp_path), "--metrics", "BLEU", "--model_name", "caf\u00e9 \udcff", "--out", str(result)]
@@ -123,7 +123,7 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
     assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err
 
 
-def test_a_folder_in_the_place_of_the_result_is_named_before_the_work(
+def test_folder_at_the_output_path_is_an_early_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,7 +140,7 @@ def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: py
         assert (tmp_path / name).read_bytes() == kept
 
 
-def test_fingerprints_are_of_what_files_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fingerprint_ignores_order_and_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another form and another order of the same captions and references: other files, the same digests."""
 
     def digests(captions: Any, references: Any) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ def scored(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
         ),
     ],
 )
-def test_the_fingerprint_covers_what_cuts_the_parts(
+def test_fingerprint_covers_the_parts(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     protocol: str,
@@ -256,7 +256,7 @@ def test_a_list_of_differences_says_of_which_pairs_there_are_none(
         (["test", "val"], None, "test"),  # of several the test split is the usual one
     ],
 )
-def test_the_split_is_what_the_references_or_the_user_name(
+def test_split_comes_from_references_or_option(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     named: list[str | None],
@@ -283,7 +283,7 @@ def test_real_validation_references_are_not_called_test(
     assert scored(capsys, *command, "--split", "valid")["data"]["split"] == "valid"
 
 
-def test_a_split_that_the_references_are_not_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_a_split_other_than_that_of_the_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"id": "a", "caption": "x", "references": ["a cube moved"], "split": "val"}]
     (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
     assert main(["score", str(tmp_path / "records.json"), "--split", "test"]) == 1
@@ -311,7 +311,7 @@ def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytes
         (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
     ],
 )
-def test_score_refuses_by_name(
+def test_score_rejects_bad_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], captions: Any, references: Any, message: str
 ) -> None:
     assert main(files(tmp_path, captions, references)) == 1
@@ -319,7 +319,7 @@ def test_score_refuses_by_name(
     assert message in printed.err and not printed.out
 
 
-def test_references_may_stand_beside_the_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_references_may_be_in_the_captions_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"id": id, "caption": text, "references": REFERENCES[id]} for id, text in CAPTIONS.items()]
     (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
     assert main(["score", str(tmp_path / "records.json"), *FAST, "--json"]) == 0
@@ -381,7 +381,7 @@ def test_protocols_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'coco'?" in capsys.readouterr().err
 
 
-def test_a_leaderboard_keeps_apart_what_does_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leaderboard_separates_incomparable_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     board = tmp_path / "board"
     board.mkdir()
     for name, captions, protocol in (
@@ -420,12 +420,12 @@ def sound_result() -> dict[str, Any]:
     }
 
 
-def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_results_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", str(tmp_path)]) == 1
     assert "holds no results" in capsys.readouterr().err
     sound = sound_result()
     for text, message in (
-        ("{", "cannot be read as JSON"),
+        ("{", "not JSON"),
         (json.dumps({"schema": SCHEMA}), "is not a complete result"),
         (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a sound result"),
         (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a sound result"),
@@ -450,7 +450,7 @@ anything = st.recursive(
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.sampled_from(sorted(sound_result())), min_size=1, max_size=3), value=anything)
-def test_any_result_is_shown_or_refused(tmp_path: Path, keys: list[str], value: Any) -> None:
+def test_any_result_is_shown_or_an_error(tmp_path: Path, keys: list[str], value: Any) -> None:
     (tmp_path / "r.json").write_text(json.dumps({**sound_result(), **dict.fromkeys(keys, value)}), encoding="utf-8")
     try:
         found = boards(read_results(tmp_path), tmp_path)
@@ -473,7 +473,7 @@ def test_references_of_real_pairs_are_scored(
     assert result["scores"]["all"]["ROUGE-L"] == pytest.approx(100)
 
 
-def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_and_pipes_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said, pipe = tmp_path / "said.json", tmp_path / "pipe"
     said.write_text(json.dumps([{"id": "1", "caption": "a cube moved", "references": ["the cube moved"]}]))
     os.mkfifo(pipe)

@@ -28,8 +28,8 @@ WORDS = ["a", "the", "small", "red", "blue", "cube", "sphere", "moved", "left", 
 def corpus_of(pairs: int, references: int, seed: int) -> tuple[list[list[str]], list[list[list[str]]]]:
     generator = random.Random(seed)
 
-    def sentence(least: int = 0) -> list[str]:
-        return generator.choices(WORDS, k=generator.randint(least, 12))
+    def sentence(min_words: int = 0) -> list[str]:
+        return generator.choices(WORDS, k=generator.randint(min_words, 12))
 
     candidates = [sentence() for _ in range(pairs)]
     expected = [[sentence(1) for _ in range(generator.randint(1, references))] for _ in range(pairs)]
@@ -43,22 +43,22 @@ def oracle(candidates: list[list[str]], references: list[list[list[str]]]) -> di
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
 
-    said = {number: [" ".join(tokens)] for number, tokens in enumerate(candidates)}
+    captions = {number: [" ".join(tokens)] for number, tokens in enumerate(candidates)}
     expected = {number: [" ".join(tokens) for tokens in of_pair] for number, of_pair in enumerate(references)}
     with contextlib.redirect_stdout(io.StringIO()):
         return {
-            "bleu": Bleu(4).compute_score(expected, said),
-            "rouge": Rouge().compute_score(expected, said),
-            "cider": Cider().compute_score(expected, said),
+            "bleu": Bleu(4).compute_score(expected, captions),
+            "rouge": Rouge().compute_score(expected, captions),
+            "cider": Cider().compute_score(expected, captions),
         }
 
 
 def assert_equal_to_oracle(candidates: list[list[str]], references: list[list[list[str]]]) -> None:
     expected = oracle(candidates, references)
     corpus = Corpus(candidates, references)
-    for name, found in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
-        np.testing.assert_allclose(found[0], expected[name][0], atol=1e-9, err_msg=name)
-        np.testing.assert_allclose(found[1], np.array(expected[name][1]), atol=1e-9, err_msg=name)
+    for name, scores in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
+        np.testing.assert_allclose(scores[0], expected[name][0], atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(scores[1], np.array(expected[name][1]), atol=1e-9, err_msg=name)
 
 
 @pytest.mark.parametrize(("pairs", "references"), [(1, 1), (1, 5), (2, 3), (40, 5), (400, 3)])
@@ -79,7 +79,7 @@ sentences = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
 def test_any_small_corpus_equals_pycocoevalcap(pairs: list[tuple[list[str], list[list[str]]]]) -> None:
     # without a single word in all references pycocoevalcap fails
     assume(any(reference for _, of_pair in pairs for reference in of_pair))
-    assert_equal_to_oracle([said for said, _ in pairs], [expected for _, expected in pairs])
+    assert_equal_to_oracle([candidate for candidate, _ in pairs], [expected for _, expected in pairs])
 
 
 def test_real_references_score_equal_end_to_end(shared: object) -> None:
@@ -94,18 +94,18 @@ def test_real_references_score_equal_end_to_end(shared: object) -> None:
     texts = {r["uid"]: r["sents"] for r in records}
     candidates = {id: sents[0] for id, sents in texts.items()}
     references = {id: sents[1:] for id, sents in texts.items()}
-    found = score_captions(candidates, references)
+    scores = score_captions(candidates, references)
     with contextlib.redirect_stderr(io.StringIO()):
-        said = PTBTokenizer().tokenize({id: [{"caption": text}] for id, text in candidates.items()})
+        tokens = PTBTokenizer().tokenize({id: [{"caption": text}] for id, text in candidates.items()})
         expected = PTBTokenizer().tokenize({id: [{"caption": t} for t in ts] for id, ts in references.items()})
-    truth = oracle([said[id][0].split() for id in texts], [[t.split() for t in expected[id]] for id in texts])
-    bleus: Sequence[float] = truth["bleu"][0]  # type: ignore[assignment]
-    assert found.values["BLEU-4"] == pytest.approx(100 * bleus[3], abs=1e-3)
-    assert found.values["ROUGE-L"] == pytest.approx(100 * float(truth["rouge"][0]), abs=1e-3)  # type: ignore[arg-type]
-    assert found.values["CIDEr-D"] == pytest.approx(100 * float(truth["cider"][0]), abs=1e-3)  # type: ignore[arg-type]
+    oracle_scores = oracle([tokens[id][0].split() for id in texts], [[t.split() for t in expected[id]] for id in texts])
+    bleus: Sequence[float] = oracle_scores["bleu"][0]  # type: ignore[assignment]
+    assert scores.values["BLEU-4"] == pytest.approx(100 * bleus[3], abs=1e-3)
+    assert scores.values["ROUGE-L"] == pytest.approx(100 * float(oracle_scores["rouge"][0]), abs=1e-3)  # type: ignore[arg-type]
+    assert scores.values["CIDEr-D"] == pytest.approx(100 * float(oracle_scores["cider"][0]), abs=1e-3)  # type: ignore[arg-type]
 
 
-def test_mismatched_ids_are_named() -> None:
+def test_mismatched_ids_are_reported() -> None:
     with pytest.raises(DataError, match="1 of 2 pairs have no reference: 'b'"):
         score_captions({"a": "x", "b": "y"}, {"a": ["x"]})
     with pytest.raises(DataError, match="1 of 2 pairs have no caption: 'c'"):
@@ -116,7 +116,7 @@ def test_mismatched_ids_are_named() -> None:
         score_captions({}, {})
 
 
-def test_ids_that_come_twice_and_captions_that_are_no_text_are_named() -> None:
+def test_rejects_repeated_ids_and_captions_that_are_not_text() -> None:
     with pytest.raises(DataError, match="pair 'a' has captions twice"):
         score_captions([("a", "x"), ("a", "y")], {"a": ["x"]})
     with pytest.raises(DataError, match="pair 'a' has references twice"):
@@ -135,11 +135,11 @@ def test_prepared_references_serve_many_candidates() -> None:
     for _ in range(3):
         candidates = [generator.choices([*WORDS, "new", "unseen"], k=generator.randint(0, 9)) for _ in expected]
         candidates[3] = ["unseen"] * 6
-        truth = oracle(candidates, expected)
+        oracle_scores = oracle(candidates, expected)
         corpus = Corpus(candidates, counts)
-        for name, found in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
-            np.testing.assert_allclose(found[0], truth[name][0], atol=1e-9, err_msg=name)
-            np.testing.assert_allclose(found[1], np.array(truth[name][1]), atol=1e-9, err_msg=name)
+        for name, scores in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
+            np.testing.assert_allclose(scores[0], oracle_scores[name][0], atol=1e-9, err_msg=name)
+            np.testing.assert_allclose(scores[1], np.array(oracle_scores[name][1]), atol=1e-9, err_msg=name)
 
 
 def test_pairs_come_in_the_order_of_the_references() -> None:

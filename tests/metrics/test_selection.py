@@ -33,13 +33,13 @@ def train(data: TinyPairs, folder: Path, *callbacks: object) -> Trainer:
     return trainer
 
 
-def test_watching_the_test_is_refused(tmp_path: Path) -> None:
+def test_rejects_monitoring_the_test_split(tmp_path: Path) -> None:
     for chooser in (ModelCheckpoint(monitor="test/CIDEr-D"), EarlyStopping("test/loss")):
         with pytest.raises(ConfigError, match=r"is watched to choose the model.*legacy/procap"):
             train(OwnValidation(), tmp_path, chooser, ValidationSelection())
 
 
-def test_a_validation_split_of_test_pairs_is_refused_unless_a_legacy_protocol_is_named(tmp_path: Path) -> None:
+def test_rejects_validation_on_test_pairs_without_a_legacy_protocol(tmp_path: Path) -> None:
     def chooser() -> ModelCheckpoint:
         return ModelCheckpoint(
             tmp_path, monitor="val/CIDEr-D", mode="max", filename="best", enable_version_counter=False

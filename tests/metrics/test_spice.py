@@ -66,7 +66,7 @@ public class SpiceScorer {
 """
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(spice.CORENLP, raising=False)
     assert "no folder with stanford-corenlp-3.6.0.jar" in str(spice_scores(CANDIDATES, REFERENCES))
     (tmp_path / JARS[0]).touch()
@@ -78,7 +78,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert spice_scores(CANDIDATES, REFERENCES, tmp_path) == NotComputed("no Java")
 
 
-def test_an_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'java version \"1.8.0_292\"' >&2\n", encoding="utf-8")
     java.chmod(0o755)
@@ -100,7 +100,7 @@ def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     monkeypatch.setattr(spice.shutil, "which", lambda name: str(java))
 
 
-def test_what_the_program_is_given_and_how_its_answer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_and_output_of_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = tmp_path / "answer.json"
     scores = [{"image_id": n, "scores": {"All": {"f": f}}} for n, f in ((2, 0.5), (0, 1.0), (1, 0.0))]
     answer.write_text(json.dumps(scores))
@@ -132,16 +132,14 @@ cp "$1" "{tmp_path}/pairs.json"; cp "{answer}" "$2"; echo "$3" > "{tmp_path}/thr
         ('while [ $# -gt 3 ]; do shift; done; echo "[]" > "$2"', "SPICE's program failed"),
     ],
 )
-def test_a_program_that_fails_is_told_and_never_a_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
-) -> None:
+def test_failing_program_gives_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str) -> None:
     fake_java(tmp_path, monkeypatch, body)
     outcome = spice_scores(CANDIDATES, REFERENCES, tmp_path)
     assert isinstance(outcome, NotComputed) and told in str(outcome)
 
 
 @pytest.mark.parametrize("body", ["exec sleep 60", 'if [ "$1" = -version ]; then exec sleep 60; fi'])
-def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+def test_hanging_program_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
     fake_java(tmp_path, monkeypatch, body)
     if "-version" in body:
         (tmp_path / "java").write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
@@ -150,7 +148,7 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     assert spice_scores(CANDIDATES, REFERENCES, tmp_path) == NotComputed("SPICE's program did not answer in 0.5 s")
 
 
-def test_the_command_line_says_why_there_is_no_spice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_gives_the_reason_for_missing_spice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captions, references = tmp_path / "said.json", tmp_path / "truth.json"
     captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
     references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))

@@ -47,7 +47,7 @@ def namer() -> ChangeNaming:
     torch.manual_seed(0)
     found = ChangeNaming(classes=[3], backbone="difference")
     optimizer = torch.optim.AdamW(found.parameters(), 3e-3)
-    for step in range(45):
+    for step in range(60):
         loss = naming_loss(*found.logits_and_labels(spots(16, step)))
         optimizer.zero_grad()
         loss.backward()

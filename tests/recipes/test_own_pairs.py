@@ -31,13 +31,13 @@ def result(stage: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     half = ["--trainer.precision", "bf16-mixed"]
     keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40", *half]
     assert main(["run", *keys, "--seeds", "1", "--out", "out"]) == 0
-    capsys.readouterr()
+    capfd.readouterr()
     assert main(["run", *keys, "--seeds", "1,2", "--resume", "out"]) == 0
-    printed = capsys.readouterr().out
+    printed = capfd.readouterr().out
     assert printed.count("already done") == 2, "train and test of the first seed"
     first, second = (result(here / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
     assert (first["seed"], second["seed"]) == (1, 2)

@@ -173,5 +173,5 @@ def test_a_file_in_the_place_of_the_folder_is_named(
     taken = tmp_path / "taken"
     taken.write_text("mine")
     assert main(["export", kind, "--out", str(taken), "--model", str(model)]) == 1
-    assert capsys.readouterr().err.startswith(f"error: {str(taken)!r} is a file; name a folder")
+    assert capsys.readouterr().err.startswith(f"error: --out {str(taken)!r} is a file; name a folder")
     assert taken.read_text() == "mine"

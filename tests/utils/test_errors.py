@@ -62,3 +62,10 @@ def test_the_check_lets_kinds_and_except_clauses_pass() -> None:
         "from lightning_idc.utils.errors import IDCError\ntry:\n    raise DataError('x')\nexcept IDCError:\n    raise"
     )
     assert not list(faults_of(source))
+
+
+def test_the_traceback_of_a_worker_is_no_part_of_a_message() -> None:
+    trace = 'Original Traceback (most recent call last):\n  File "x.py", line 1, in f\n    raise StoreError(x)\n'
+    message = f"Caught StoreError in DataLoader worker process 0.\n{trace}lightning_idc.utils.errors.StoreError: a\nb\n"
+    assert str(errors.StoreError(message)) == "a b"
+    assert str(errors.StoreError("a ValueError: b\nc")) == "a ValueError: b c"

@@ -1,7 +1,7 @@
 """METEOR 1.5 (Denkowski and Lavie 2014), English, as caption scoring uses it (``-l en -norm``).
 
-The default backend is Python: it reads the tables of the installed pycocoevalcap and equals its Java program, which is
-the other backend.
+The default backend is Python. It reads the tables of the installed pycocoevalcap and equals its Java program, which is
+the second backend.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from lightning_idc.utils.errors import ConfigError
 
 Backend = Literal["python", "java"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-BACKEND = "LIGHTNING_IDC_METEOR"
-"""Environment variable that names the backend where no option does."""
+BACKEND_VARIABLE = "LIGHTNING_IDC_METEOR"
+"""Environment variable with the default backend."""
 
 
 def meteor_scores(
     candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], backend: Backend | None = None
 ) -> MeteorScores | NotComputed:
-    """METEOR of a corpus and of every pair; why not, where it is not available.
+    """METEOR of a corpus and of every pair, or the reason why it is not available.
 
     Denkowski and Lavie 2014, sections 2 and 3
 
     Args:
         candidates: one token list per pair.
-        references: token lists of every pair, at least one; the best counts.
-        backend: see :func:`backend_named`.
+        references: token lists of every pair; the best reference counts.
+        backend: backend, as in :func:`backend_named`.
 
     Raises:
         ConfigError: the backend is unknown.
@@ -46,11 +46,11 @@ def meteor_scores(
 
 
 def backend_named(backend: str | None = None) -> Backend:
-    """The backend to use.
+    """The name of the backend to use.
 
     Args:
-        backend: ``python``, or ``java`` for pycocoevalcap's program, which needs Java; None takes the environment
-            variable ``LIGHTNING_IDC_METEOR``, and ``python`` where it is not set.
+        backend: ``python``, or ``java`` for pycocoevalcap's program; None reads the environment variable
+            ``LIGHTNING_IDC_METEOR`` and defaults to ``python``.
 
     Raises:
         ConfigError: the backend is unknown.
@@ -59,9 +59,9 @@ def backend_named(backend: str | None = None) -> Backend:
         >>> backend_named("java")
         'java'
     """
-    name = backend or os.environ.get(BACKEND) or "python"
-    for known in BACKENDS:
-        if name == known:
-            return known
-    source = "" if backend else f" in {BACKEND}"
-    raise ConfigError(f"unknown METEOR backend {name!r}{source}; expected {' or '.join(BACKENDS)}")
+    name = backend or os.environ.get(BACKEND_VARIABLE) or "python"
+    for choice in BACKENDS:
+        if name == choice:
+            return choice
+    origin = "" if backend else f" in {BACKEND_VARIABLE}"
+    raise ConfigError(f"unknown METEOR backend {name!r}{origin}; expected {' or '.join(BACKENDS)}")

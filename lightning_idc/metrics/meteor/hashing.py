@@ -1,4 +1,4 @@
-"""Polynomial hashes of phrases, modulo 2**64, that a phrase's words determine: a phrase is hashed without being built.
+"""Polynomial hashes modulo 2**64, with which a phrase is hashed from its words without building its text.
 
 The hash of bytes b is the sum of ``b[i] * base**i`` (Karp and Rabin 1987).
 """
@@ -23,21 +23,22 @@ def _powers(size: int, base: int = _BASE) -> Hashes:
 
 
 def line_hashes(text: bytes) -> tuple[Hashes, NDArray[np.int64]]:
-    """Hash and number of bytes of every line; the last one ends with a line feed, too."""
-    signs = np.frombuffer(text, dtype=np.uint8)
-    if not len(signs):
+    """Hash and number of bytes of every line; the text ends with a line feed."""
+    characters = np.frombuffer(text, dtype=np.uint8)
+    if not len(characters):
         return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
-    ends = np.flatnonzero(signs == ord("\n"))
+    ends = np.flatnonzero(characters == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    # sizes are rounded up, so that few tables of powers are made
+    # round sizes up, so that few tables of powers are cached
     size = 1 << len(text).bit_length()
     powers = _powers(size)
-    sums = np.add.reduceat(signs.astype(np.uint64) * powers[: len(signs)], starts) - powers[ends] * np.uint64(ord("\n"))
+    terms = characters.astype(np.uint64) * powers[: len(characters)]
+    sums = np.add.reduceat(terms, starts) - powers[ends] * np.uint64(ord("\n"))
     return sums * _powers(size, pow(_BASE, -1, _TWO_64))[starts], ends - starts
 
 
 def appended(phrases: Hashes, lengths: NDArray[np.int64], words: Hashes) -> Hashes:
-    """Hashes of phrases with a space and one more word; lengths are of the phrases, in bytes."""
-    most = int(lengths.max(initial=0))
-    shift = _powers(1 << (most + 1).bit_length())[lengths]
+    """Hashes of phrases extended by a space and a word; ``lengths`` are those of the phrases in bytes."""
+    max_length = int(lengths.max(initial=0))
+    shift = _powers(1 << (max_length + 1).bit_length())[lengths]
     return phrases + shift * (np.uint64(ord(" ")) + np.uint64(_BASE) * words)

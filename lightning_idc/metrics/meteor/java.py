@@ -1,4 +1,4 @@
-"""METEOR 1.5 through pycocoevalcap's Java program, started once and used again: the oracle of the Python backend."""
+"""METEOR 1.5 through pycocoevalcap's Java program, started once per process: the oracle of the Python backend."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import numpy as np
 from lightning_idc.metrics.corpus import Tokens
 from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.meteor.statistics import unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import additive_counts
 
 MEMORY = "-Xmx2G"
 DEADLINE = 300.0
-"""Seconds for any hundred answers, which take a tenth of one; the first come after the program has read its tables."""
+"""Seconds for a hundred answers, which take a tenth of one; the first wait for the program to read its tables."""
 _AT_ONCE = 100
 
 
 class Meteor:
-    """A running METEOR process; safe to use from several threads.
+    """A running METEOR process, safe to use from several threads.
 
     Args:
-        java: path of the program.
+        java: path of the Java executable.
         jar: path of METEOR 1.5.
-        deadline: seconds for any hundred answers.
+        deadline: seconds for a hundred answers.
     """
 
     def __init__(self, java: str, jar: Path, deadline: float = DEADLINE) -> None:
@@ -52,14 +52,14 @@ class Meteor:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the process; in a fork of the process that started it, leave it alone."""
+        """Stop the process, unless this is a fork of the process that started it."""
         atexit.unregister(self.close)
         if os.getpid() != self._owner:
             return
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            # what was not sent when Java ended cannot be sent any more
+            # unsent input cannot be flushed to an ended process
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
@@ -68,7 +68,7 @@ class Meteor:
         """Score a corpus of at least one pair.
 
         Raises:
-            TimeoutError: the program does not answer in time; it is ended.
+            TimeoutError: the program exceeded its time limit and was stopped.
             RuntimeError: the program has ended.
             ValueError: an answer is not a number.
         """
@@ -85,11 +85,11 @@ class Meteor:
                 each = np.array([float(first), *(float(self._answer()) for _ in statistics[1:])])
                 corpus = float(self._answer())
         counts = np.array([[float(number) for number in line.split()] for line in statistics]).T
-        return MeteorScores(corpus, each, unbroken_as_none(counts))
+        return MeteorScores(corpus, each, additive_counts(counts))
 
     @contextlib.contextmanager
     def _limit(self) -> Iterator[None]:
-        """End the process where the block takes too long; whoever waits for it then reads an end of file."""
+        """Stop the process where the block takes too long; readers then see an end of file."""
         timer = threading.Timer(self._deadline, self._expire)
         timer.daemon = True
         timer.start()
@@ -104,7 +104,7 @@ class Meteor:
 
     def _ask(self, line: str) -> str:
         assert self._process.stdin is not None
-        # a program that has ended says so by its code, which the missing answer tells
+        # `_answer` reports the exit code of an ended program
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
@@ -115,7 +115,7 @@ class Meteor:
         line = self._process.stdout.readline()
         if line:
             return line.strip()
-        # a program that has closed its output and goes on is ended at the deadline, too
+        # the deadline also stops a program that closed its output but still runs
         code = self._process.wait()
         if self._expired:
             raise TimeoutError(f"did not answer in {self._deadline:g} s")
@@ -124,7 +124,7 @@ class Meteor:
 
 @cache
 def running() -> Meteor | NotComputed:
-    """The process, started when it is first asked for; why not, where it cannot be started."""
+    """The process, started on first use, or the reason why it cannot be started."""
     java = shutil.which("java")
     if java is None:
         return NotComputed("no Java")
@@ -141,7 +141,7 @@ def running() -> Meteor | NotComputed:
 
 
 def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
-    """METEOR of the corpus and of every pair; why not, where it is not available."""
+    """METEOR of the corpus and of every pair, or the reason why it is not available."""
     meteor = running()
     if isinstance(meteor, NotComputed):
         return meteor
@@ -154,7 +154,7 @@ def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
         _stop(meteor)
         return NotComputed(f"METEOR's program failed ({error})")
     except BaseException:
-        # Ctrl-C between question and answer: the next question would get this answer
+        # after Ctrl-C between question and answer the next question would get this answer
         _stop(meteor)
         raise
 

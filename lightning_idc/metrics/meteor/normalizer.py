@@ -1,8 +1,8 @@
-"""What METEOR 1.5 makes of a line under ``-norm``: spaces around punctuation, then lower case.
+"""METEOR's normalisation of lines (``-norm``): spaces around punctuation, then lower case.
 
-Written from the program's answers to single signs in every context and to random lines. Its letters are those of a few
-scripts; anything else counts as a sign. The rules run in order, each over the line once, so that of two matches that
-share a sign only the first is seen ("a-b-c" becomes "a b-c").
+Written from the program's output for single characters in every context and for random lines. It knows the letters of a
+few scripts; other characters are punctuation. The rules run in order, each over the line once, so that of two matches
+that share a character only the first is found ("a-b-c" becomes "a b-c").
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DIGIT = "0-9"
 _LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017e\u0400-\u0527\u1d00-\u1d7f\ua640-\ua66e\ua67e-\ua697"
 _SIGN = _DIGIT + _LETTER
 _BLANK = r" \t\f\r\n"
-# signs of their own until the last step, which drops them
+# separate characters until the last step, which drops them
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 # Java removes them from the ends of a line
 _CONTROL = "".join(map(chr, range(33)))
 # a sign that is neither a letter nor a figure, or a space that is not between two of them
 _UNUSUAL = re.compile("[^a-z0-9 \\n]|  | (?=\\n)")
-# words, commas after words, and a full stop at the end: most captions that people write
+# words, commas after words, and a full stop at the end: most captions
 _PLAIN = re.compile(r"[A-Za-z0-9]+(?:,? [A-Za-z0-9]+)*(?: ?\.)?")
 _BLANKS = re.compile(f"[{_BLANK}]+")
 _RULES = [
@@ -52,9 +52,9 @@ _RULES = [
         ("'", rf"([{_DIGIT}])'(s)", r"\1 '\2"),
     )
 ]
-"""A sign without which the rule changes nothing, what it looks for, and what takes its place."""
+"""A character without which the rule does not apply, its pattern, and its replacement."""
 _HAS_LETTER = re.compile(f"[{_LETTER}]")
-# a full stop stays at these words; before a number it also stays at those of the second set
+# words that keep their full stop; those of the second set keep it before a number
 _ABBREVIATIONS = frozenset(
     [
         *ascii_uppercase, "Adj", "Adm", "Adv", "Asst", "Bart", "Bldg", "Brig", "Bros", "Capt", "Cmdr", "Col", "Comdr",
@@ -74,16 +74,16 @@ def normalize_all(lines: Sequence[str]) -> list[str]:
         >>> normalize_all(["a red cube", "The dog's red-brown ball, No. 5."])
         ['a red cube', "the dog 's red brown ball , no. 5 ."]
     """
-    # nearly all lines hold nothing but letters and single spaces, which one search over all of them shows
+    # nearly all lines hold only letters and single spaces, which one search over all of them verifies
     text = "".join([f" {line}\n" for line in lines])
     if text.count("\n") > len(lines):
         return normalize_all([line.replace("\n", " ") for line in lines])
     unusual = [match.end() for match in _UNUSUAL.finditer(text)]
     ends = np.cumsum(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)) + 2)
-    found = list(lines)
+    normalized = list(lines)
     for number in np.unique(np.searchsorted(ends, unusual)).tolist():
-        found[number] = " ".join(normalize(lines[number]))
-    return found
+        normalized[number] = " ".join(normalize(lines[number]))
+    return normalized
 
 
 def normalize(line: str) -> list[str]:
@@ -92,7 +92,7 @@ def normalize(line: str) -> list[str]:
 
 
 def _plain(line: str) -> list[str]:
-    """What the rules make of a line of ``_PLAIN``, in a quarter of their time."""
+    """The result of the rules for a line of ``_PLAIN``, in a quarter of their time."""
     body, stop, _ = line.partition(".")
     if stop and body.rpartition(" ")[2] in _ABBREVIATIONS:
         return _by_rules(line)
@@ -116,7 +116,7 @@ def _by_rules(line: str) -> list[str]:
 
 
 def _full_stop(chunk: str, following: str) -> list[str]:
-    """A chunk and the full stop at its end, together, apart, or without any full stop."""
+    """A chunk with its full stop attached, separate or removed."""
     if len(chunk) < 2 or chunk[-1] != "." or not chunk.strip("."):
         return [chunk]
     word = chunk[:-1]

@@ -1,4 +1,4 @@
-"""What METEOR returns: scores, or why there are none."""
+"""Results of METEOR: scores, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_idc.metrics.corpus import Floats
 
 @dataclass(frozen=True)
 class NotComputed:
-    """Why a metric has no value."""
+    """The reason why a metric has no value."""
 
     reason: str
 
@@ -22,9 +22,9 @@ class MeteorScores(NamedTuple):
     """METEOR of a corpus.
 
     Args:
-        corpus: score of the corpus, 0 to 1; it is not a mean over pairs.
+        corpus: score of the corpus, 0 to 1, which is not a mean over pairs.
         per_pair: score of each pair, 0 to 1, ``(P,)``.
-        statistics: counts of each pair, of which sums give the score of any set of pairs, ``(23, P)``: words of the
+        statistics: counts of each pair, whose sums give the score of any set of pairs, ``(23, P)``: words of the
             candidate and of the reference, function words of both; for exact, stem, synonym and paraphrase matches the
             matched content words of both, then function words of both; chunks, matched words of both.
     """

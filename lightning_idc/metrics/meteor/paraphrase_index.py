@@ -16,7 +16,7 @@ from lightning_idc.metrics.meteor.paraphrases import FILTER_BITS, ParaphraseTabl
 from lightning_idc.utils.files import DIGEST_BYTES, atomic_write, digest
 
 VERSION = 1
-"""Raise it when the same file would give another index."""
+"""Number raised when the format or content of the index changes."""
 _PIECE = 1 << 18
 _DIGEST = 2 * DIGEST_BYTES
 _HEADER = _DIGEST + 16
@@ -27,11 +27,11 @@ def load(source: Path, folder: Path) -> ParaphraseTable:
 
     Args:
         source: pycocoevalcap's ``paraphrase-en.gz``.
-        folder: of the cache.
+        folder: cache folder.
 
     Raises:
         ValueError: the file is damaged.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     path = folder / f"paraphrases-{_fingerprint(source)}-v{VERSION}.bin"
     table = _read(path)
@@ -46,14 +46,14 @@ def load(source: Path, folder: Path) -> ParaphraseTable:
 
 
 def _fingerprint(source: Path) -> str:
-    """Check sum and size of a gzip file's contents, which its last eight bytes hold."""
+    """Checksum and size of the contents of a gzip file, from its last eight bytes."""
     with source.open("rb") as file:
         file.seek(-8, os.SEEK_END)
         return file.read(8).hex()
 
 
 def _pieces(source: Path) -> Iterator[bytes]:
-    """Text of a gzip file; the next piece is made in a thread while one is read."""
+    """Text of a gzip file in pieces; a thread decompresses the next piece meanwhile."""
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     with source.open("rb") as file, ThreadPoolExecutor(1) as pool:
 
@@ -66,9 +66,9 @@ def _pieces(source: Path) -> Iterator[bytes]:
                 piece = unpacker.decompress(packed, _PIECE)
             return piece
 
-        coming = pool.submit(unpack)
-        while piece := coming.result():
-            coming = pool.submit(unpack)
+        next_piece = pool.submit(unpack)
+        while piece := next_piece.result():
+            next_piece = pool.submit(unpack)
             yield piece
 
 
@@ -77,13 +77,13 @@ def build(source: Path) -> ParaphraseTable:
 
     Raises:
         ValueError: the file is damaged.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
-    sources, targets, rest, lines = [], [], b"", 0
+    sources, targets, remainder, lines = [], [], b"", 0
     try:
         for piece in _pieces(source):
             end = piece.rfind(b"\n") + 1
-            text, rest = (rest + piece[:end], piece[end:]) if end else (b"", rest + piece)
+            text, remainder = (remainder + piece[:end], piece[end:]) if end else (b"", remainder + piece)
             if text:
                 hashes, _ = line_hashes(text)
                 # lines in threes: a probability, a phrase, a paraphrase of it
@@ -92,7 +92,7 @@ def build(source: Path) -> ParaphraseTable:
                 lines += len(hashes)
     except zlib.error as error:
         raise ValueError(f"{source.name} is damaged: {error}") from error
-    if rest or not lines or lines % 3:
+    if remainder or not lines or lines % 3:
         raise ValueError(f"{source.name} has {lines} complete lines; expected a multiple of three")
     source_of_line, target = np.concatenate(sources), np.concatenate(targets)
     first = np.flatnonzero(np.concatenate([[True], source_of_line[1:] != source_of_line[:-1]]))
@@ -118,7 +118,7 @@ def _write(path: Path, table: ParaphraseTable) -> None:
 
 
 def _read(path: Path) -> ParaphraseTable | None:
-    """A stored table; None where there is none, or a damaged one."""
+    """A stored table; None where it is missing or damaged."""
     try:
         data = memoryview(path.read_bytes())
     except OSError:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from lightning_idc.metrics.corpus import Ints, find
 from lightning_idc.metrics.meteor.hashing import Hashes, appended, line_hashes
 
-LONGEST = 7
-"""Words of the table's longest phrases."""
+MAX_PHRASE = 7
+"""Number of words of the longest phrases of the table."""
 FILTER_BITS = 25
-"""Leading bits of a hash that the table's filter looks at."""
-# longer words are in no phrase of the table
-_LONGEST_WORD = 256
+"""Number of leading bits of a hash in the Bloom filter."""
+# no phrase of the table has longer words
+_MAX_WORD = 256
 
 
 class Phrases(NamedTuple):
@@ -46,7 +46,7 @@ class ParaphraseTable(NamedTuple):
         start: first paraphrase of each, ``(S,)``.
         counts: number of its paraphrases, ``(S,)``.
         targets: hashes of the paraphrases in the order of the file, ``(T,)``.
-        bloom: a bit for each value of the leading bits, set where a phrase of the table has it.
+        bloom: a bit for each value of the leading bits, set where a phrase of the table has this value.
     """
 
     sources: Hashes
@@ -56,7 +56,7 @@ class ParaphraseTable(NamedTuple):
     bloom: NDArray[np.uint8]
 
     def may_hold(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """False only for phrases that the table does not hold."""
+        """Bloom filter: False for phrases that the table does not hold, True for all others and a few more."""
         byte = self.bloom[(hashes >> np.uint64(64 - FILTER_BITS + 3)).astype(np.int64)]
         bit = (hashes >> np.uint64(64 - FILTER_BITS)).astype(np.uint8) & np.uint8(7)
         return (byte >> bit & np.uint8(1)).astype(bool)
@@ -71,69 +71,69 @@ class ParaphraseTable(NamedTuple):
         """
         caption = np.repeat(np.arange(len(lengths)), lengths)
         of_word, width = line_hashes("".join(f"{word}\n" for word in words).encode("utf-8", "surrogatepass"))
-        place, size, hashes = self._longer(of_word[ids], width[ids], caption)
+        position, size, hashes = self._longer(of_word[ids], width[ids], caption)
         distinct = _distinct(np.concatenate([of_word[self.may_hold(of_word)], hashes]))
         source, target = self._related(distinct)
         used = np.zeros(len(distinct), dtype=bool)
         used[source] = used[target] = True
         number = np.cumsum(used) - 1
-        # words are looked up once each, longer phrases wherever they occur
+        # each word is looked up once, each longer phrase at every occurrence
         word_number, is_phrase = find(distinct[used], of_word)
         single = np.flatnonzero(is_phrase[ids])
-        longer_number, there = find(distinct[used], hashes)
-        place = np.concatenate([single, place[there]])
-        size = np.concatenate([np.ones_like(single), size[there]])
-        order = np.argsort(place * (LONGEST + 1) + size)
-        place = place[order]
+        longer_number, has_paraphrase = find(distinct[used], hashes)
+        position = np.concatenate([single, position[has_paraphrase]])
+        size = np.concatenate([np.ones_like(single), size[has_paraphrase]])
+        order = np.argsort(position * (MAX_PHRASE + 1) + size)
+        position = position[order]
         return Phrases(
-            np.searchsorted(caption[place], np.arange(len(lengths) + 1)),
-            place - (np.cumsum(lengths) - lengths)[caption[place]],
+            np.searchsorted(caption[position], np.arange(len(lengths) + 1)),
+            position - (np.cumsum(lengths) - lengths)[caption[position]],
             size[order],
-            np.concatenate([word_number[ids[single]], longer_number[there]])[order],
+            np.concatenate([word_number[ids[single]], longer_number[has_paraphrase]])[order],
             np.searchsorted(number[source], np.arange(used.sum() + 1)),
             number[target],
         )
 
     def _longer(self, word: Hashes, width: Ints, caption: Ints) -> tuple[Ints, Ints, Hashes]:
-        """Place, number of words and hash of every phrase of two words and more that the table may hold."""
-        place = np.flatnonzero(width <= _LONGEST_WORD)
-        phrase, length = word[place], width[place]
-        found = [(place[:0], place[:0], phrase[:0])]
-        for size in range(2, LONGEST + 1):
-            goes_on = place + size <= len(word)
-            place, phrase, length = place[goes_on], phrase[goes_on], length[goes_on]
-            last = place + size - 1
-            goes_on = (caption[last] == caption[place]) & (width[last] <= _LONGEST_WORD)
-            place, phrase, length, last = place[goes_on], phrase[goes_on], length[goes_on], last[goes_on]
+        """Position, number of words and hash of every phrase of two or more words that the table may hold."""
+        position = np.flatnonzero(width <= _MAX_WORD)
+        phrase, length = word[position], width[position]
+        parts = [(position[:0], position[:0], phrase[:0])]
+        for size in range(2, MAX_PHRASE + 1):
+            fits = position + size <= len(word)
+            position, phrase, length = position[fits], phrase[fits], length[fits]
+            last = position + size - 1
+            fits = (caption[last] == caption[position]) & (width[last] <= _MAX_WORD)
+            position, phrase, length, last = position[fits], phrase[fits], length[fits], last[fits]
             phrase, length = appended(phrase, length, word[last]), length + 1 + width[last]
-            maybe = np.flatnonzero(self.may_hold(phrase))
-            found.append((place[maybe], np.full_like(maybe, size), phrase[maybe]))
-        places, sizes, hashes = zip(*found, strict=True)
-        return np.concatenate(places), np.concatenate(sizes), np.concatenate(hashes)
+            candidates = np.flatnonzero(self.may_hold(phrase))
+            parts.append((position[candidates], np.full_like(candidates, size), phrase[candidates]))
+        positions, sizes, hashes = zip(*parts, strict=True)
+        return np.concatenate(positions), np.concatenate(sizes), np.concatenate(hashes)
 
     def _related(self, distinct: Hashes) -> tuple[Ints, Ints]:
         """Pairs of sorted phrases that are source and target, by source, targets in the order of the table."""
-        at = np.minimum(np.searchsorted(self.sources, distinct), len(self.sources) - 1)
-        source = np.flatnonzero(self.sources[at] == distinct)
-        count = self.counts[at[source]]
+        index = np.minimum(np.searchsorted(self.sources, distinct), len(self.sources) - 1)
+        source = np.flatnonzero(self.sources[index] == distinct)
+        count = self.counts[index[source]]
         offset = np.cumsum(count) - count
-        entry = np.arange(count.sum()) + np.repeat(self.start[at[source]] - offset, count)
+        entry = np.arange(count.sum()) + np.repeat(self.start[index[source]] - offset, count)
         targets = self.targets[entry]
-        maybe = np.flatnonzero(_may_be_among(distinct, targets))
-        targets, source = targets[maybe], np.repeat(source, count)[maybe]
+        candidates = np.flatnonzero(_may_be_among(distinct, targets))
+        targets, source = targets[candidates], np.repeat(source, count)[candidates]
         target = np.searchsorted(distinct, targets)
-        there = distinct[np.minimum(target, len(distinct) - 1)] == targets
-        return source[there], target[there]
+        is_target = distinct[np.minimum(target, len(distinct) - 1)] == targets
+        return source[is_target], target[is_target]
 
 
 def _distinct(hashes: Hashes) -> Hashes:
     """Sorted hashes, each once."""
-    found = np.sort(hashes)
-    return found[np.concatenate([[True], found[1:] != found[:-1]])[: len(found)]]
+    ordered = np.sort(hashes)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)]]
 
 
 def _may_be_among(few: Hashes, many: Hashes) -> NDArray[np.bool_]:
-    """False only for hashes that are not among the few."""
+    """Filter by leading bits: False for hashes that are not among the few."""
     shift = np.uint64(64 - 22)
     leading = np.zeros(1 << 22, dtype=bool)
     leading[(few >> shift).astype(np.int64)] = True

@@ -1,4 +1,4 @@
-"""What METEOR's matchers work on: sentences as numbers, relations between words and between phrases, and matches."""
+"""Data of METEOR's matchers: sentences as numbers, relations between words and between phrases, and matches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_idc.metrics.meteor.paraphrases import Phrases
 Masks = NDArray[np.uint64]
 EXACT, STEM, SYNONYM, PARAPHRASE = range(4)
 WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
-"""Of the four kinds, for English."""
+"""Weights of the four kinds of matches for English."""
 
 
 class Relation(NamedTuple):
@@ -21,7 +21,7 @@ class Relation(NamedTuple):
 
     Args:
         key: left side times ``size`` plus right side, sorted, ``(R,)``.
-        rank: place of each in the order in which the relation was given, ``(R,)``.
+        rank: index of each in the original order, ``(R,)``.
         bit: a bit for each number, ``(size,)``.
         bits: the bits of all numbers that a number is related to, ``(size,)``.
     """
@@ -38,7 +38,7 @@ def relate(source: Ints, target: Ints, size: int) -> Relation:
     Args:
         source: left sides, ``(R,)``.
         target: right sides, ``(R,)``.
-        size: how many numbers there are.
+        size: upper bound of the numbers.
     """
     key = source * size + target
     rank = np.argsort(key, kind="stable")
@@ -54,15 +54,15 @@ def same_set(groups: Ints, members: Ints) -> tuple[Ints, Ints]:
     groups, members = groups[order], members[order]
     pairs: list[Ints] = [np.zeros((2, 0), dtype=np.int64)]
     for step in range(1, len(groups)):
-        together = np.flatnonzero(groups[step:] == groups[:-step])
-        if not len(together):
+        shares_group = np.flatnonzero(groups[step:] == groups[:-step])
+        if not len(shares_group):
             break
-        one, two = members[together], members[together + step]
-        pairs += [np.stack([one, two]), np.stack([two, one])]
+        first_member, second_member = members[shares_group], members[shares_group + step]
+        pairs += [np.stack([first_member, second_member]), np.stack([second_member, first_member])]
     joined = np.concatenate(pairs, axis=1)
     joined = joined[:, np.lexsort(joined[::-1])]
-    first = np.concatenate([[True], (joined[:, 1:] != joined[:, :-1]).any(0)])[: joined.shape[1]]
-    return joined[0, first], joined[1, first]
+    is_first = np.concatenate([[True], (joined[:, 1:] != joined[:, :-1]).any(0)])[: joined.shape[1]]
+    return joined[0, is_first], joined[1, is_first]
 
 
 class Sentences(NamedTuple):
@@ -93,20 +93,20 @@ class Sentences(NamedTuple):
 
 
 class Matches(NamedTuple):
-    """Matches of many pairs of sentences, ``(M,)`` each, by pair, place in the reference and preference.
+    """Matches of many pairs of sentences, ``(M,)`` each, by pair, position in the reference and preference.
 
     Args:
-        pair: number of the pair.
-        place: first word in the reference.
-        size: number of words there.
-        other: first word in the candidate.
-        other_size: number of words there.
+        pair: index of the pair.
+        position: first word in the reference.
+        size: number of words in the reference.
+        candidate_position: first word in the candidate.
+        candidate_size: number of words in the candidate.
         kind: EXACT, STEM, SYNONYM or PARAPHRASE.
     """
 
     pair: Ints
-    place: Ints
+    position: Ints
     size: Ints
-    other: Ints
-    other_size: Ints
+    candidate_position: Ints
+    candidate_size: Ints
     kind: Ints

@@ -1,4 +1,4 @@
-"""Where METEOR's tables come from and where what is made of them is kept."""
+"""Location of METEOR's tables."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def pycocoevalcap_folder() -> Path | None:
         import pycocoevalcap
     except ImportError:
         return None
-    # a namespace package: it has no __file__
+    # a namespace package has no __file__
     return next((Path(folder) for folder in pycocoevalcap.__path__ if Path(folder).is_dir()), None)

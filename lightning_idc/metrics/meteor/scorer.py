@@ -17,22 +17,22 @@ from lightning_idc.metrics.meteor.normalizer import normalize_all
 from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
 from lightning_idc.metrics.meteor.relations import Matches, Relation, Sentences, relate, same_set
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.meteor.statistics import count, from_statistics, unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import additive_counts, count, from_statistics
 from lightning_idc.metrics.meteor.wordnet import WordNet
 from lightning_idc.utils.files import default_cache_dir
 
 _WORDS_AT_ONCE = 1 << 19
-"""Words of candidates and references that are in memory as numbers at once; a gigabyte for eight times as many."""
-# of all suffixes that a step of the stemmer removes or changes, the last letters; no step changes another word
+"""Maximum number of words processed at once; eight times as many take a gigabyte."""
+# endings of all suffixes that the stemmer changes; other words are their own stems
 _HAS_SUFFIX = re.compile(r"^'|(?:[seyi']|ed|ing|al|ful|ll|er|ator|ion|ism|ic|[ae]nt)\Z")
 
 
 def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
-    """METEOR of the corpus and of every pair; why not, where it is not available."""
+    """METEOR of the corpus and of every pair, or the reason why it is not available."""
     loaded = _load()
     if isinstance(loaded, NotComputed):
         return loaded
-    statistics = unbroken_as_none(loaded.statistics(candidates, references))
+    statistics = additive_counts(loaded.statistics(candidates, references))
     return MeteorScores(float(from_statistics(statistics.sum(1))), from_statistics(statistics), statistics)
 
 
@@ -51,8 +51,8 @@ def _load() -> Scorer | NotComputed:
 def _stem(word: str) -> str:
     if not _HAS_SUFFIX.search(word):
         return word
-    # it imports the stemmers of all languages, which describing a pair needs none of; the class itself, since
-    # snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
+    # imported late, since it loads the stemmers of all languages; the class itself, since snowballstemmer.stemmer() may
+    # use PyStemmer, whose rules are later than those of METEOR's jar
     from snowballstemmer.english_stemmer import EnglishStemmer
 
     return str(EnglishStemmer().stemWord(word))
@@ -63,7 +63,7 @@ class Scorer:
 
     Args:
         folder: ``meteor`` in the installed pycocoevalcap.
-        cache_folder: where the index of paraphrases is kept.
+        cache_folder: folder of the paraphrase index.
 
     Raises:
         OSError: a file cannot be read.
@@ -93,14 +93,14 @@ class Scorer:
         sentences = self._sentences([*candidates, *(tokens for of_pair in references for tokens in of_pair)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
         counts = _align(sentences, candidate, len(per_pair) + np.arange(len(candidate)))
-        scores = from_statistics(unbroken_as_none(counts))
+        scores = from_statistics(additive_counts(counts))
         order = np.lexsort((-scores, candidate))
         return counts[:, order[np.cumsum(per_pair) - per_pair]]
 
     def _sentences(self, texts: Sequence[Tokens]) -> Sentences:
-        # the program separates sentences by this sign
+        # the program separates sentences by |||
         lines = normalize_all([line.replace("|||", "") if "|" in line else line for line in map(" ".join, texts)])
-        # words may hold spaces of other scripts, so they are split at the one that was put between them
+        # words may hold spaces of other scripts, so split at the ASCII space only
         row = " ".join(filter(None, lines)).split(" ") if any(lines) else []
         numbers = {word: number for number, word in enumerate(dict.fromkeys(row))}
         words = np.fromiter(map(numbers.__getitem__, row), dtype=np.int64, count=len(row))
@@ -129,7 +129,7 @@ class Scorer:
 
 def _align(sentences: Sentences, candidates: Ints, references: Ints) -> Floats:
     """Counts of the alignments of pairs of sentences, ``(23, B)``."""
-    # compiled: numba takes half a second to import
+    # imported late: numba takes half a second to import
     from lightning_idc.metrics.meteor.matching import find_matches
     from lightning_idc.metrics.meteor.search import choose
 

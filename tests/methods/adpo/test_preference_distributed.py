@@ -43,19 +43,25 @@ def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
     return {key: twin for key, twin in twins.items() if twin in weights}
 
 
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Folder of one process and what came out."""
+    folder = tmp_path_factory.mktemp("one")
+    return folder, outcome("one", folder)
+
+
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    first = tmp_path_factory.mktemp("one")
-    expected, _, said = outcome("one", first)
+def test_two_processes(kind: str, one: tuple[Path, Any], tmp_path: Path) -> None:
+    first, (expected, _, said) = one
     shutil.copy(first / "sft.ckpt", tmp_path)
     found, replicas, control = outcome(kind, tmp_path)
-    for name, one in expected.items():
-        two, pairs = found[name], pairs_of(name, one)
-        assert two.keys() == one.keys()
-        for key, value in one.items():
+    for name, weights in expected.items():
+        two, pairs = found[name], pairs_of(name, weights)
+        assert two.keys() == weights.keys()
+        for key, value in weights.items():
             torch.testing.assert_close(two[key], value, rtol=1e-4, atol=5e-6, msg=f"{name}: {key}")
-        moved = max(float((one[key] - one[reference]).abs().max()) for key, reference in pairs.items())
+        moved = max(float((weights[key] - weights[reference]).abs().max()) for key, reference in pairs.items())
         assert moved > 1e-2, f"{name}: the policy left the reference"
     assert len(replicas) == 2 and replicas[0] == replicas[1]
     assert len(said) == 7 and control == said, "every pair is asked, whichever process has it"

@@ -111,7 +111,7 @@ def saved(model: TokenizerTraining, path: Path) -> Path:
     """A checkpoint as the Trainer writes it."""
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.strategy.connect(model)
-    trainer.save_checkpoint(path, weights_only=True)
+    trainer.save_checkpoint(path)
     return path
 
 

@@ -1,6 +1,6 @@
 """Build the wheel ``idc-metrics``: lightning_idc/metrics and the utilities it imports; its only dependency is numpy.
 
-    python packaging/idc_metrics/build.py --out dist
+    python .ci/idc_metrics/build.py --out dist
 
 The modules are copied under other names (``idc_metrics``, ``idc_metrics._utils``), so that the wheel and lightning_idc
 can be installed side by side.

@@ -1,0 +1,264 @@
+"""Alignment: what differs between two images as a whole, by the camera and by the light, before anything local does.
+
+1. :func:`estimate_motion` finds the shift by phase correlation and refines it to an affine motion by least squares.
+2. :func:`warp` lays the before image onto the after image.
+3. :func:`match_brightness` gives the before image the light of the after image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import fft, ndimage
+
+from lightning_idc.rules.windows import gradients, pooled
+
+ACTIVE = 6.0
+"""Gradient in grey levels a pixel from which on a pixel tells where the image lies."""
+SAME = 2.0
+"""Grey levels below which two pixels are equal."""
+MIN_GAIN = 0.25
+"""Fraction of the difference that a motion must explain to be accepted."""
+MAX_SHIFT = 0.25
+"""Largest shift, of a side."""
+STILL = 0.05
+"""Pixels below which a step of the least squares ends them."""
+EDGE = 2
+"""Pixels along the borders of a warped image that are not compared."""
+SAMPLES = 8_000
+"""Pixels that the least squares look at."""
+CUT = 30.0
+"""Grey levels at which a difference counts as a change and not as motion."""
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """Where each pixel of the after image lies in the before image: ``matrix @ (x - cx, y - cy, 1) + (x, y)``.
+
+    Args:
+        matrix: Offset by x, y and 1 from the centre, ``(2, 3)``, in pixels.
+        centre: x and y.
+    """
+
+    matrix: np.ndarray
+    centre: tuple[float, float]
+
+    @property
+    def shift(self) -> tuple[float, float]:
+        """How far the content moved from before to after, in pixels to the right and down."""
+        return -float(self.matrix[0, 2]), -float(self.matrix[1, 2])
+
+    @property
+    def is_translation(self) -> bool:
+        """Whether every pixel moves by the same whole number of pixels, to a tenth."""
+        corners = np.abs(self.matrix[:, :2]) @ np.array(self.centre)
+        fraction = self.matrix[:, 2] - np.rint(self.matrix[:, 2])
+        return bool((corners + np.abs(fraction) < 0.12).all())
+
+    def offsets(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Offset of pixels of the after image."""
+        u, v = x - self.centre[0], y - self.centre[1]
+        rows = [row[0] * u + row[1] * v + row[2] for row in self.matrix]
+        return rows[0], rows[1]
+
+
+def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
+    """Motion of the camera between two grey images ``(H, W)``, float32; None where they lie on each other.
+
+    Args:
+        before: Grey image.
+        after: Grey image of the same size.
+    """
+    height, width = after.shape
+    if min(height, width) < 16:
+        return None
+    x_slope, y_slope = gradients(after)
+    active = np.abs(x_slope) + np.abs(y_slope) > ACTIVE
+    if active.sum() < 50 or float((np.abs(after - before)[active] <= SAME).mean()) > 0.5:
+        return None
+    points = _points(active)
+    centre = ((width - 1) / 2, (height - 1) / 2)
+    best, still = None, _unexplained(before, after, points, Motion(np.zeros((2, 3)), centre))
+    least = still
+    for dx, dy in _candidates(before, after):
+        motion = Motion(np.array([[0, 0, -dx], [0, 0, -dy]], float), centre)
+        rest = _unexplained(before, after, points, motion)
+        if rest < least:
+            best, least = motion, rest
+    start = best or Motion(np.zeros((2, 3)), centre)
+    refined, rest = _refine(before, after, points, start, least)
+    if rest < 0.9 * least:
+        best, least = refined, rest
+    return best if least < (1 - MIN_GAIN) * still else None
+
+
+def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
+    """The before image as the after image's camera sees it, and which of its pixels are known.
+
+    Args:
+        image: Float32 ``(C, H, W)``.
+        motion: Motion of the camera.
+    """
+    height, width = image.shape[-2:]
+    known = np.zeros((height, width), bool)
+    if motion.is_translation:
+        dx, dy = (round(value) for value in motion.matrix[:, 2])
+        result = np.zeros_like(image)
+        x, y = slice(max(0, -dx), min(width, width - dx)), slice(max(0, -dy), min(height, height - dy))
+        from_x, from_y = slice(x.start + dx, x.stop + dx), slice(y.start + dy, y.stop + dy)
+        result[..., y, x] = image[..., from_y, from_x]
+        known[y, x] = True
+        return result, known
+    (a, b, c), (d, e, f) = motion.matrix
+    cx, cy = motion.centre
+    matrix = np.array([[1 + e, d], [b, 1 + a]])
+    offset = (f - d * cx - e * cy, c - a * cx - b * cy)
+    warped = [ndimage.affine_transform(band, matrix, offset, order=1, mode="nearest") for band in image]
+    y, x = np.mgrid[:height, :width].astype(np.float32)
+    along_x, along_y = motion.offsets(x, y)
+    x, y = x + along_x, y + along_y
+    known = (x >= EDGE) & (x <= width - 1 - EDGE) & (y >= EDGE) & (y <= height - 1 - EDGE)
+    return np.stack(warped), known
+
+
+def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, float]:
+    """Give the before image the light of the after image, and say by which factor that changed it.
+
+    A gain that varies smoothly over the image and an offset are fitted to pixels that differ little. They are applied
+    only where they explain most of the difference.
+
+    Args:
+        before: Float32 ``(C, H, W)``.
+        after: The same.
+        known: Pixels that both images show.
+
+    Returns:
+        The before image in the new light, and the ratio of mean brightnesses, 1 where the light is the same.
+    """
+    side = max(1, round(np.sqrt(known.size / SAMPLES)))
+    sample = np.abs(after[:, ::side, ::side] - before[:, ::side, ::side])
+    if float(np.median(sample)) < 1:
+        return before, 1.0
+    first, second = pooled(before, side), pooled(after, side)
+    usable = (pooled(known.astype(np.float32), side) == 1) & (second.max(0) < 250) & (first.max(0) > 4)
+    if usable.sum() < 100:
+        return before, 1.0
+    rows, columns = np.nonzero(usable)
+    height, width = usable.shape
+    smooth = _smooth(columns / max(width - 1, 1) * 2 - 1, rows / max(height - 1, 1) * 2 - 1)
+    x = np.linspace(-1, 1, before.shape[2], dtype=np.float32)[None]
+    y = np.linspace(-1, 1, before.shape[1], dtype=np.float32)[:, None]
+    gains, fits, rests = [], [], []
+    for a, b in zip(first[:, usable], second[:, usable], strict=True):
+        features = np.column_stack([smooth * a[:, None], np.ones_like(a)])
+        weights, rest = _trimmed_fit(features, b - a)
+        fits.append(weights)
+        rests.append(rest)
+        gains.append(float(np.mean(a + features @ weights) / max(np.mean(a), 1.0)))
+    if not all(rest < 0.7 * still for rest, still in rests) or not all(0.5 < gain < 2 for gain in gains):
+        return before, 1.0
+    result = np.empty_like(before)
+    for band, (values, weights) in enumerate(zip(before, fits, strict=True)):
+        factor = sum(w * part for w, part in zip(weights[:-1], _parts(x, y), strict=True))
+        result[band] = np.clip(values * (1 + factor) + weights[-1], 0, 255)
+    return result, float(np.mean(gains))
+
+
+def _trimmed_fit(features: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """Weights fitted to the values that differ least, and the median of what is left with and without them."""
+    still = float(np.median(np.abs(target)))
+    if still < 1:
+        return np.zeros(features.shape[1]), (0.0 if still == 0 else still, still + 1e-9)
+    rest = np.abs(target - np.median(target))
+    weights = np.zeros(features.shape[1])
+    for _ in range(5):
+        inside = rest <= max(3 * float(np.median(rest)), 1.0)
+        matrix = features[inside]
+        strength = np.diag(1e-3 * (matrix**2).sum(0) + 1e-6)
+        strength[0, 0] = strength[-1, -1] = 1e-6
+        weights = np.linalg.solve(matrix.T @ matrix + strength, matrix.T @ target[inside])
+        rest = np.abs(target - features @ weights)
+    return weights, (float(np.median(rest)), still)
+
+
+def _parts(x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    one = np.ones(np.broadcast_shapes(x.shape, y.shape), np.float32)
+    return [one, x * one, y * one, x * y, x * x * one, y * y * one]
+
+
+def _smooth(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.column_stack(_parts(x.astype(np.float32), y.astype(np.float32)))
+
+
+def _points(active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of active pixels, evenly thinned out."""
+    rows, columns = np.nonzero(active)
+    step = max(1, len(rows) // SAMPLES)
+    return rows[::step], columns[::step]
+
+
+def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
+    """The shifts of the highest peaks of the phase correlation, in pixels to the right and down."""
+    height, width = after.shape
+    window = np.outer(np.hanning(height), np.hanning(width)).astype(np.float32)
+    first, second = (fft.rfft2((image - image.mean()) * window) for image in (before, after))
+    cross = second * first.conj()
+    cross /= np.abs(cross) + 1e-3 * float(np.abs(cross).mean()) + 1e-9
+    surface = fft.irfft2(cross, s=(height, width))
+    surface += ndimage.uniform_filter(surface, 3, mode="wrap")  # a shift by half a pixel has a broad peak
+    peaks: list[tuple[int, int]] = []
+    for _ in range(4):
+        row, column = divmod(int(surface.argmax()), width)
+        surface[np.ix_(np.arange(row - 2, row + 3) % height, np.arange(column - 2, column + 3) % width)] = -np.inf
+        dy, dx = row - height * (row > height // 2), column - width * (column > width // 2)
+        if (dx or dy) and abs(dx) <= MAX_SHIFT * width and abs(dy) <= MAX_SHIFT * height:
+            peaks.append((dx, dy))
+    return peaks
+
+
+def _sampled(image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> tuple[np.ndarray, np.ndarray]:
+    """Values of the before image where pixels of the after image come from, and which of these lie inside."""
+    rows, columns = points
+    along_x, along_y = motion.offsets(columns, rows)
+    x, y = columns + along_x, rows + along_y
+    inside = (x >= 0) & (x <= image.shape[1] - 1) & (y >= 0) & (y <= image.shape[0] - 1)
+    return ndimage.map_coordinates(image, [y, x], order=1, mode="nearest"), inside
+
+
+def _unexplained(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> float:
+    """Mean difference that a motion leaves, cut off where it is a change."""
+    values, inside = _sampled(before, points, motion)
+    if inside.sum() < 50:
+        return CUT
+    difference = np.abs(after[points] - values)[inside]
+    return float(np.minimum(difference, CUT).mean())
+
+
+def _refine(
+    before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion, rest: float
+) -> tuple[Motion, float]:
+    """Gauss-Newton steps of an affine motion, over pixels that differ little (Lucas and Kanade)."""
+    rows, columns = points
+    slopes = gradients(before)
+    u, v = columns - motion.centre[0], rows - motion.centre[1]
+    best, least = motion, rest
+    for _ in range(4):
+        values, inside = _sampled(before, points, motion)
+        along_x, along_y = motion.offsets(columns, rows)
+        place = (np.rint(rows + along_y).astype(int), np.rint(columns + along_x).astype(int))
+        clipped = tuple(np.clip(index, 0, side - 1) for index, side in zip(place, before.shape, strict=True))
+        x_slope, y_slope = (slope[clipped] for slope in slopes)
+        left = after[points] - values
+        weight = inside / (1 + (left / 12) ** 2)
+        matrix = np.column_stack([x_slope * u, x_slope * v, x_slope, y_slope * u, y_slope * v, y_slope])
+        normal = matrix.T @ (matrix * weight[:, None])
+        strength = 1e-4 * np.diag(np.diag(normal)) + 1e-6 * np.eye(6)
+        step = np.linalg.solve(normal + strength, matrix.T @ (left * weight))
+        motion = Motion(motion.matrix + step.reshape(2, 3), motion.centre)
+        if float(np.abs(step.reshape(2, 3) @ (*motion.centre, 1.0)).max()) < STILL:
+            break
+        rest = _unexplained(before, after, points, motion)
+        if rest < least:
+            best, least = motion, rest
+    return best, least

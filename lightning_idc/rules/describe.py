@@ -1,0 +1,146 @@
+"""describe_changes: what changed between two images, by rules and without a network.
+
+1. The before image is laid onto the after image and given its light (:mod:`~lightning_idc.rules.alignment`).
+2. Regions that differ by more than the noise of the pair are found (:mod:`~lightning_idc.rules.detection`).
+3. Each is measured and named (:mod:`~lightning_idc.rules.kinds`), and objects that moved are put together again
+   (:mod:`~lightning_idc.rules.movement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.rules.alignment import estimate_motion, match_brightness, warp
+from lightning_idc.rules.description import Description, Region
+from lightning_idc.rules.detection import Component, compare_pair, regions_of
+from lightning_idc.rules.kinds import Kind, Traits, kind_of, measure
+from lightning_idc.rules.movement import refine_shift, same_content, shift_within
+from lightning_idc.rules.parallax import camera_moved, realign
+from lightning_idc.rules.reading import read_pair
+
+MAX_REGIONS = 12
+"""Regions that are measured, the largest first; smaller ones count as changed content."""
+SAME_CONTENT = 0.4
+"""Common part of two colour histograms from which on one object left the first region and entered the second one."""
+
+
+def describe_changes(before: Any, after: Any, options: ImageOptions | None = None, resize: bool = False) -> Description:
+    """Say what changed between two images, by rules and without a network.
+
+    Args:
+        before: Path, contents of a file, Pillow image or uint8 ``(C, H, W)`` array or tensor.
+        after: The same.
+        options: Value range, bands and page. None maps the common range of both images to 8 bits where a file stores
+            more than 8.
+        resize: Whether the after image is scaled to the size of the before image.
+
+    Raises:
+        DataError: An image cannot be read, or the two differ in size.
+
+    Example:
+        >>> before = np.full((3, 90, 90), 200, np.uint8)
+        >>> after = before.copy()
+        >>> after[:, 8:24, 60:80] = np.array([220, 20, 20])[:, None, None]
+        >>> describe_changes(before, after).sentence
+        'A red object was added in the upper right.'
+    """
+    first, second = read_pair(before, after, options, resize)
+    size = (first.shape[2], first.shape[1])
+    if np.array_equal(first, second):
+        return Description((), size)
+    one, two = first.astype(np.float32), second.astype(np.float32)
+    known = np.ones(one.shape[1:], bool)
+    motion = estimate_motion(one.mean(0), two.mean(0))
+    if motion is not None:
+        one, known = warp(one, motion)
+    one, brightness = match_brightness(one, two, known)
+    values, threshold, radius = compare_pair(one, two, known)
+    components = regions_of(values, threshold, radius)
+    if radius and camera_moved(values, threshold, two):
+        measured = []
+        for component in components[:MAX_REGIONS]:
+            shifted, rest = realign(one, two, component, threshold, radius)
+            measured += [] if rest is None else [(rest, measure(shifted, two, rest))]
+        regions = _named(one, two, measured, exact=False, overlapping=False)
+    else:
+        measured = [(component, measure(one, two, component)) for component in components[:MAX_REGIONS]]
+        regions = _named(one, two, measured, exact=not radius, overlapping=True)
+        regions += [_region(component, None, "texture", None) for component in components[MAX_REGIONS:]]
+    shift = None if motion is None else motion.shift
+    regions.sort(key=lambda region: -region.area)
+    return Description(tuple(_moved_back(regions, shift, size)), size, shift, brightness)
+
+
+def _named(
+    before: np.ndarray, after: np.ndarray, measured: list[tuple[Component, Traits]], exact: bool, overlapping: bool
+) -> list[Region]:
+    """Regions with their kinds, without shadows.
+
+    Args:
+        before: Float32 ``(3, H, W)``, aligned.
+        after: The same.
+        measured: Changed regions with their measurements.
+        exact: Whether the pair has no noise.
+        overlapping: Whether one region may hold the old and the new place of an object.
+    """
+    kinds = [kind_of(traits, exact) for _, traits in measured]
+    regions, paired = _moved(before, after, measured, kinds)
+    for index, ((component, traits), kind) in enumerate(zip(measured, kinds, strict=True)):
+        if index in paired or kind == "light":
+            continue
+        shift = shift_within(before, after, component) if overlapping and kind != "recoloured" else None
+        regions.append(_region(component, traits, "moved" if shift else kind, shift))
+    return regions
+
+
+def _moved(
+    before: np.ndarray, after: np.ndarray, measured: list[tuple[Component, Traits]], kinds: list[Kind]
+) -> tuple[list[Region], set[int]]:
+    """Objects that left one region and entered another one, and the indices of both."""
+    candidates = []
+    for start, (left, traits) in enumerate(measured):
+        for end, (entered, others) in enumerate(measured):
+            if kinds[start] == "removed" and kinds[end] == "added":
+                score = same_content(traits, others, (left.area, entered.area))
+                if score >= SAME_CONTENT:
+                    candidates.append((score, start, end))
+    regions: list[Region] = []
+    paired: set[int] = set()
+    for _, start, end in sorted(candidates, reverse=True):
+        if paired & {start, end}:
+            continue
+        (left, traits), (entered, _) = measured[start], measured[end]
+        guess = tuple(round(b - a) for a, b in zip(_centre(left), _centre(entered), strict=True))
+        shift, _ = refine_shift(before, after, left, (guess[0], guess[1]))
+        regions.append(_region(left, traits, "moved", shift))
+        paired |= {start, end}
+    return regions, paired
+
+
+def _region(component: Component, traits: Traits | None, kind: Kind, shift: tuple[int, int] | None) -> Region:
+    colours = (None, None) if traits is None else traits.colours
+    return Region(_box(component), kind, component.score, shift, colours, component.area)
+
+
+def _box(component: Component) -> tuple[int, int, int, int]:
+    return component.columns.start, component.rows.start, component.columns.stop, component.rows.stop
+
+
+def _centre(component: Component) -> tuple[float, float]:
+    left, top, right, bottom = _box(component)
+    return (left + right) / 2, (top + bottom) / 2
+
+
+def _moved_back(
+    regions: Iterable[Region], shift: tuple[float, float] | None, size: tuple[int, int]
+) -> Iterable[Region]:
+    """Regions of the after image's view in pixels of the before image."""
+    dx, dy = (0, 0) if shift is None else (round(value) for value in shift)
+    for region in regions:
+        left, top, right, bottom = region.box
+        box = (max(0, left - dx), max(0, top - dy), min(size[0], right - dx), min(size[1], bottom - dy))
+        yield Region(box, region.kind, region.score, region.shift, region.colours, region.area)

@@ -1,0 +1,162 @@
+"""Description: the regions of a pair that changed, what differs as a whole, and one English sentence about both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_idc.rules.kinds import Kind
+
+NOTHING = "Nothing changed."
+MAX_NAMED = 3
+"""Regions that a sentence names; the others are counted."""
+Box = tuple[int, int, int, int]
+"""x1 y1 x2 y2 in pixels, the last two exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One place of the images that changed.
+
+    Args:
+        box: Place in the before image.
+        kind: What happened there.
+        score: Certainty that anything changed there, from 0 to 1.
+        shift: Pixels by which an object moved to the right and down; None of other kinds.
+        colours: Names of the dominant colour before and after; None where there is no dominant colour.
+        area: Number of changed pixels.
+    """
+
+    box: Box
+    kind: Kind
+    score: float
+    shift: tuple[int, int] | None = None
+    colours: tuple[str | None, str | None] = (None, None)
+    area: int = 0
+
+    @property
+    def box_after(self) -> Box:
+        """Place in the after image, apart from a shift of the whole view."""
+        dx, dy = self.shift or (0, 0)
+        left, top, right, bottom = self.box
+        return left + dx, top + dy, right + dx, bottom + dy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "kind": self.kind,
+            "box": list(self.box),
+            "box_after": list(self.box_after),
+            "score": round(self.score, 3),
+            "shift": None if self.shift is None else list(self.shift),
+            "colours": list(self.colours),
+            "area": self.area,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What changed between two images.
+
+    Args:
+        regions: Changed places, the largest first.
+        size: Width and height of the before image.
+        shift: Pixels by which the whole view moved to the right and down; None where it did not move.
+        brightness: Ratio of the brightness of the unchanged parts, after to before; 1 where it is the same.
+    """
+
+    regions: tuple[Region, ...]
+    size: tuple[int, int]
+    shift: tuple[float, float] | None = None
+    brightness: float = 1.0
+
+    @property
+    def changed(self) -> bool:
+        """Whether a place changed; a shift of the view or another brightness alone is not a change."""
+        return bool(self.regions)
+
+    @property
+    def sentence(self) -> str:
+        """The changes in plain English, followed by what differs as a whole."""
+        parts = [_local(self.regions, self.size), _view(self.shift), _light(self.brightness)]
+        return " ".join(part for part in parts if part)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as JSON holds them."""
+        return {
+            "sentence": self.sentence,
+            "changed": self.changed,
+            "regions": [region.to_dict() for region in self.regions],
+            "shift": None if self.shift is None else [round(value, 2) for value in self.shift],
+            "brightness": round(self.brightness, 3),
+            "size": list(self.size),
+        }
+
+
+def _local(regions: Sequence[Region], size: tuple[int, int]) -> str:
+    if not regions:
+        return NOTHING
+    named = [_phrase(region, size) for region in regions[:MAX_NAMED]]
+    more = len(regions) - len(named)
+    if more:
+        named.append("another region changed" if more == 1 else f"{more} other regions changed")
+    text = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _phrase(region: Region, size: tuple[int, int]) -> str:
+    before, after = region.colours
+    place = _place(region.box, size)
+    if region.kind == "added":
+        return f"{_object(after)} was added {place}"
+    if region.kind == "removed":
+        return f"{_object(before)} was removed {place.replace('in the', 'from the').replace('over', 'from')}"
+    if region.kind == "moved" and region.shift is not None:
+        return f"{_object(before or after)} {place} moved by {_distance(region.shift)}"
+    if region.kind == "recoloured":
+        named = before and after and before != after
+        return f"the region {place} changed colour" + (f" from {before} to {after}" if named else "")
+    if region.kind == "text":
+        return f"the text {place} changed"
+    return f"the content {place} changed"
+
+
+def _object(colour: str | None) -> str:
+    if colour is None:
+        return "an object"
+    return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} object"
+
+
+def _place(box: Box, size: tuple[int, int]) -> str:
+    """Where a box lies, on a grid of three by three."""
+    left, top, right, bottom = box
+    if (right - left) * (bottom - top) > 0.6 * size[0] * size[1]:
+        return "over most of the image"
+    column, row = (min(2, int(3 * (low + high) / 2 / side)) for low, high, side in
+                   ((left, right, size[0]), (top, bottom, size[1])))  # fmt: skip
+    if row == column == 1:
+        return "in the centre"
+    words = [("upper", "", "lower")[row], ("left", "", "right")[column]]
+    if not words[0]:
+        return f"in the {words[1]} part"
+    return f"in the {words[0]} {words[1] or 'part'}"
+
+
+def _distance(shift: tuple[float, float]) -> str:
+    parts = []
+    for value, names in zip(shift, (("to the right", "to the left"), ("down", "up")), strict=True):
+        if amount := abs(round(value)):
+            parts.append(f"{amount} pixel{'s' * (amount > 1)} {names[value < 0]}")
+    return " and ".join(parts) or "less than a pixel"
+
+
+def _view(shift: tuple[float, float] | None) -> str:
+    return "" if shift is None else f"The view shifted by {_distance(shift)}."
+
+
+def _light(brightness: float) -> str:
+    percent = round(100 * (brightness - 1))
+    if abs(percent) < 2:
+        return ""
+    return f"The light is about {abs(percent)} % {'stronger' if percent > 0 else 'weaker'}."

@@ -1,0 +1,164 @@
+"""Kinds: what happened within one changed region, read off its boundary, its colours and its gradients.
+
+An object has edges along the boundary of the region and colours that its surroundings lack; where it is not, there is
+neither. So a region whose boundary and colours stand out in the after image only was added, in the before image only
+removed. A region that kept its gradients changed its colour. Everything else changed its content.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy import ndimage
+
+from lightning_idc.rules.colours import colour_of, histogram
+from lightning_idc.rules.detection import Component
+from lightning_idc.rules.windows import gradients, window_max, window_min
+
+Kind = Literal["added", "removed", "moved", "recoloured", "text", "texture", "light"]
+"""What happened within a region. Regions of the kind ``light`` are shadows and reflections; they are not reported."""
+MARGIN = 10
+"""Pixels around a region that its surroundings are read from."""
+DECIDED = 0.25
+"""How far a region must stand out more in one image than in the other to be an object that came or went."""
+SAME_GRADIENTS = 0.5
+"""Correlation of the gradients from which on a region kept its structure."""
+SOFT = 0.16
+"""Steepest part of the difference, as a fraction of its height a pixel, below which it is a shadow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Measurements of one region.
+
+    Args:
+        presence: How much more the region stands out in the after image than in the before image; negative for less.
+        structure: Correlation of the gradients of both images, from -1 to 1.
+        tint: Greatest difference of the mean colours after their brightness is taken out, in grey levels.
+        level: Greatest difference of the mean colours, in grey levels.
+        softness: Steepest part of the difference, as a fraction of its height.
+        before: Colour histogram of the region in the before image.
+        after: Colour histogram of the region in the after image.
+        colours: Names of the colours of the region before and after; None where no colour dominates.
+        is_text: Whether both images show thin strokes on the colour of the surroundings.
+    """
+
+    presence: float
+    structure: float
+    tint: float
+    level: float
+    softness: float
+    before: np.ndarray
+    after: np.ndarray
+    colours: tuple[str | None, str | None]
+    is_text: bool
+
+
+def window_of(component: Component, size: tuple[int, int], margin: int) -> tuple[slice, slice]:
+    """Rows and columns of a region with a margin, within an image."""
+    rows = slice(max(0, component.rows.start - margin), min(size[0], component.rows.stop + margin))
+    return rows, slice(max(0, component.columns.start - margin), min(size[1], component.columns.stop + margin))
+
+
+def mask_within(component: Component, window: tuple[slice, slice]) -> np.ndarray:
+    """Mask of a region within a larger window."""
+    mask = np.zeros([part.stop - part.start for part in window], bool)
+    row, column = component.rows.start - window[0].start, component.columns.start - window[1].start
+    mask[row : row + component.mask.shape[0], column : column + component.mask.shape[1]] = component.mask
+    return mask
+
+
+def measure(before: np.ndarray, after: np.ndarray, component: Component) -> Traits:
+    """Measure one region.
+
+    Args:
+        before: Float32 ``(3, H, W)``, aligned.
+        after: The same.
+        component: Changed region.
+    """
+    window = window_of(component, before.shape[1:], MARGIN)
+    one, two = before[:, window[0], window[1]], after[:, window[0], window[1]]
+    mask = mask_within(component, window)
+    filled = ndimage.binary_fill_holes(_eroded(_dilated(mask, 2), 2) | mask)
+    wide, inner = _dilated(filled, 1), _eroded(filled, 1)
+    inner = inner if inner.sum() >= 16 else filled
+    ring = _dilated(wide, 6) & ~_dilated(wide, 1)
+    ring = ring if ring.sum() >= 10 else ~wide
+    ring = ring if ring.any() else np.ones_like(ring)
+    slopes = [gradients(image.mean(0)) for image in (one, two)]
+    steep = [np.hypot(*slope) for slope in slopes]
+    boundary = wide & ~_eroded(filled, 1)
+    boundary = boundary if boundary.any() else wide  # a region that fills the image
+    edges = [float(slope[boundary].mean()) for slope in steep]
+    product = sum(float((first[wide] * second[wide]).sum()) for first, second in zip(*slopes, strict=True))
+    energy = [float((slope[wide] ** 2).sum()) for slope in steep]
+    inside, around = ([image[:, part] for image in (one, two)] for part in (inner, ring))
+    histograms = [histogram(pixels) for pixels in inside]
+    contrasts = [
+        1 - float(np.minimum(colours, histogram(pixels)).sum())
+        for colours, pixels in zip(histograms, around, strict=True)
+    ]
+    means = [pixels.mean(1) for pixels in inside]
+    change = means[1] - means[0]
+    return Traits(
+        presence=float(np.log((edges[1] + 2) / (edges[0] + 2))) + 1.5 * (contrasts[1] - contrasts[0]),
+        structure=product / (np.sqrt(energy[0] * energy[1]) + 1e-6),
+        tint=float(np.abs(change - change.mean()).max()),
+        level=float(np.abs(change).max()),
+        softness=_softness(two - one, wide),
+        before=histograms[0],
+        after=histograms[1],
+        colours=(colour_of(inside[0]), colour_of(inside[1])),
+        is_text=_is_text(one, two, wide, ring, steep),
+    )
+
+
+def kind_of(traits: Traits, exact: bool) -> Kind:
+    """Kind of a region by its measurements, without motion.
+
+    Args:
+        traits: Measurements.
+        exact: Whether the pair has no noise, in which case no shadow is expected.
+    """
+    if not exact and traits.softness < SOFT and traits.structure > 0.2 and traits.tint < 0.35 * traits.level:
+        return "light"
+    if traits.structure >= SAME_GRADIENTS:
+        renamed = traits.colours[0] != traits.colours[1]
+        return "recoloured" if traits.tint > 10 or (renamed and traits.level > 30) else "texture"
+    if traits.is_text and abs(traits.presence) < 2 * DECIDED:
+        return "text"
+    if abs(traits.presence) >= DECIDED:
+        return "added" if traits.presence > 0 else "removed"
+    before, after = traits.colours
+    return "recoloured" if before and after and before != after and traits.level > 40 else "texture"
+
+
+def _softness(change: np.ndarray, mask: np.ndarray) -> float:
+    grey = change.mean(0)
+    height = float(np.quantile(np.abs(grey[mask]), 0.9))
+    steep = np.hypot(*gradients(ndimage.uniform_filter(grey, 3)))[mask]
+    return float(np.quantile(steep, 0.97)) / max(height, 1e-6)
+
+
+def _is_text(
+    before: np.ndarray, after: np.ndarray, mask: np.ndarray, ring: np.ndarray, steep: list[np.ndarray]
+) -> bool:
+    """Whether both images show strokes of at most a few pixels on one ground, the colour of the surroundings."""
+    for image, slope in zip((before, after), steep, strict=True):
+        ground = np.median(image[:, ring], 1)
+        ink = (np.abs(image - ground[:, None, None]).max(0) > 40) & mask
+        share = float(ink.sum()) / max(int(mask.sum()), 1)
+        thick = _eroded(ink, 4).sum()
+        if not 0.05 < share < 0.75 or thick > 0.02 * ink.sum() or float(slope[mask].mean()) < 8:
+            return False
+    return True
+
+
+def _dilated(mask: np.ndarray, radius: int) -> np.ndarray:
+    return window_max(mask.view(np.uint8), radius).view(bool)
+
+
+def _eroded(mask: np.ndarray, radius: int) -> np.ndarray:
+    return window_min(mask.view(np.uint8), radius).view(bool)

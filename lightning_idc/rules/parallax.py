@@ -1,0 +1,82 @@
+"""Parallax: objects that a moving camera sees at other distances from each other; they did not change.
+
+No single motion lays such a pair onto itself. Each region is therefore aligned by a motion of its own, and stays a
+region only as far as the content still differs there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from scipy import fft
+
+from lightning_idc.rules.detection import BLOCK, Component, difference
+from lightning_idc.rules.kinds import window_of
+from lightning_idc.rules.windows import gradients, pooled, smoothed
+
+REACH = 0.07
+"""Largest parallax, of a side."""
+MOVING = 0.5
+"""Fraction of the blocks with edges that differ where the camera moved."""
+REST = 0.3
+"""Fraction of a region that must still differ after it was aligned."""
+MARGIN = 16
+"""Pixels around a region by which it is aligned."""
+
+
+def camera_moved(values: np.ndarray, threshold: np.ndarray, after: np.ndarray) -> bool:
+    """Whether edges differ nearly everywhere, as they do if the camera moved.
+
+    Args:
+        values: Difference ``(H, W)``.
+        threshold: Threshold ``(H, W)``.
+        after: Float32 ``(3, H, W)``.
+    """
+    steep = np.abs(gradients(after.mean(0))).max(0)
+    edges = pooled((steep > 6).astype(np.float32), BLOCK) > 0.03
+    if edges.sum() < 6:
+        return False
+    return float((pooled((values > threshold).astype(np.float32), BLOCK)[edges] > 0.02).mean()) > MOVING
+
+
+def realign(
+    before: np.ndarray, after: np.ndarray, component: Component, threshold: np.ndarray, radius: int
+) -> tuple[np.ndarray, Component | None]:
+    """Align one region by itself.
+
+    Args:
+        before: Float32 ``(3, H, W)``, aligned as a whole.
+        after: The same.
+        component: Region that differs.
+        threshold: Threshold ``(H, W)``.
+        radius: Radius of the window that pixels are compared with.
+
+    Returns:
+        The before image shifted so that the region fits best, and the region as far as it still differs; None where it
+        does not.
+    """
+    size = before.shape[1:]
+    window = window_of(component, size, MARGIN)
+    dx, dy = _local_shift(before, after, window)
+    shifted = np.roll(before, (dy, dx), (1, 2))
+    one, two = (smoothed(image[:, window[0], window[1]]) for image in (shifted, after))
+    values = difference(one, two, radius)
+    row, column = component.rows.start - window[0].start, component.columns.start - window[1].start
+    inner = (slice(row, row + component.mask.shape[0]), slice(column, column + component.mask.shape[1]))
+    rest = component.mask & (values[inner] > threshold[component.rows, component.columns])
+    remains = float(rest.sum()) > REST * component.area
+    return shifted, replace(component, mask=rest) if remains else None
+
+
+def _local_shift(before: np.ndarray, after: np.ndarray, window: tuple[slice, slice]) -> tuple[int, int]:
+    """Shift at which the gradients of both images correlate best within a window."""
+    one, two = (np.stack(gradients(image[:, window[0], window[1]].mean(0))) for image in (before, after))
+    shape = [fft.next_fast_len(2 * side, real=True) for side in one.shape[1:]]
+    spectra = [fft.rfft2(slopes, s=shape) for slopes in (one, two)]
+    surface = fft.irfft2((spectra[0].conj() * spectra[1]).sum(0), s=shape)
+    reach = [max(2, round(REACH * max(before.shape[1:])))] * 2
+    rows, columns = (np.arange(-limit, limit + 1) for limit in reach)
+    near = surface[np.ix_(rows % shape[0], columns % shape[1])]
+    row, column = divmod(int(near.argmax()), len(columns))
+    return int(columns[column]), int(rows[row])
