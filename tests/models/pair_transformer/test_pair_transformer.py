@@ -272,7 +272,7 @@ def test_labels_of_no_class_are_named(kind: type[Any], label: int) -> None:
 
 def test_labels_of_another_grid_are_refused() -> None:
     batch = (torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, 4, 4, 4, dtype=torch.long))
-    with pytest.raises(DataError, match="4 attributes on a 4x4 grid; ObjectNaming predicts 4 on 8x8 for images of 64x64"):
+    with pytest.raises(DataError, match="4 attributes on a 4x4 grid; ObjectNaming predicts 4 on 8x8 for images of 64"):
         ObjectNaming().training_step(batch, 0)
 
 
