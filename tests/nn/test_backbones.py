@@ -87,7 +87,7 @@ def test_weights_that_cannot_be_had_say_what_to_do(monkeypatch: pytest.MonkeyPat
         raise OSError("no connection")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(CheckpointError, match=r"cannot be had \(no connection\).*pretrained_backbone to false"):
+    with pytest.raises(CheckpointError, match=r"are not available \(no connection\).*pretrained_backbone to false"):
         build_backbone("test_resnet", pretrained=True)
 
 

@@ -88,7 +88,7 @@ def test_steps_equal_the_whole_even_after_reordering_rows() -> None:
 
 def test_captions_longer_than_the_decoder_are_refused() -> None:
     decoder = make_decoder()
-    with pytest.raises(DataError, match="10 tokens does not fit a decoder of 9"):
+    with pytest.raises(DataError, match="10 tokens is longer than the decoder's 9"):
         decoder(torch.randn(1, 5, 16), None, torch.zeros(1, 1, 10, dtype=torch.long))
     state = decoder.start(torch.randn(1, 5, 16), None)
     for _ in range(9):

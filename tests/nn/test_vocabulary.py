@@ -72,7 +72,7 @@ def test_words_survive_a_checkpoint() -> None:
 def test_bad_word_lists_are_refused() -> None:
     with pytest.raises(ConfigError, match="starts with"):
         Vocabulary(["a", "b"])
-    with pytest.raises(ConfigError, match="stand twice in the vocabulary: a"):
+    with pytest.raises(ConfigError, match="words are repeated in the vocabulary: a"):
         Vocabulary([*SPECIALS, "a", "b", "a"])
 
 

@@ -315,7 +315,7 @@ def test_choices_of_another_name_are_refused(tmp_path: Path) -> None:
     ("options", "match"),
     [
         ({"blend": "cloned"}, "blend is 'cloned'; expected one of paste, clone"),
-        ({"size": 6}, "size is 6; expected at least 5 pixels more than the 2 of the largest thing"),
+        ({"size": 6}, "size is 6; expected at least 5 pixels more than the 2 of the largest object"),
         ({"size": 0}, "size is 0"),
         ({"noise": math.nan}, "noise is nan; expected at least 0"),
     ],
@@ -331,7 +331,7 @@ def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
         cut[..., 3] = 0
         cut[4:16, 4:16, 3] = 255
         Image.fromarray(cut).save(tmp_path / f"{name}.png")
-    with pytest.raises(ConfigError, match=r"2 cut-outs.*needs 3.*things"):
+    with pytest.raises(ConfigError, match=r"2 cut-outs.*needs 3.*num_objects"):
         PasteEdits(size=96, library=str(tmp_path), num_objects=(1, 2)).setup("predict")
     store = run(PasteEdits(size=96, library=str(tmp_path), num_objects=(1, 1)), SamplePhotos(copies=2), tmp_path / "a")
     assert store.counts()[0] > 0

@@ -126,8 +126,8 @@ def of_recipe(name: str, kind: str) -> dict[str, Any]:
 
     def search(value: Any) -> Any:
         if isinstance(value, dict):
-            if str(value.get("class_path", "")).rpartition(".")[2] == kind:
-                return value.get("init_args") or {}
+            if str(value.get("class", "")).rpartition(".")[2] == kind:
+                return {argument: setting for argument, setting in value.items() if argument != "class"}
             value = list(value.values())
         found = (search(item) for item in value) if isinstance(value, list) else ()
         return next((item for item in found if item is not None), None)

@@ -446,7 +446,7 @@ def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path
     torch.manual_seed(0)
     naming = PairNaming(TINY, 1, stem=True, classes=[3], optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3))
     trainer = Trainer(max_epochs=16, **QUIET)
-    with pytest.raises(DataError, match="2 attributes on a 4x4 grid; PairNaming names 2 on 2x2"):
+    with pytest.raises(DataError, match="2 attributes on a 4x4 grid; PairNaming predicts 2 on 2x2"):
         naming.training_step((images[:2], torch.zeros(2, 2, 1, 4, 4, dtype=torch.long)), 0)
     loaders = [DataLoader(TensorDataset(images[part], cells[part]), 16) for part in (slice(96), slice(96, 128))]
     trainer.fit(naming, *loaders)

@@ -81,6 +81,6 @@ def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
     options: dict[str, Any] = dict(max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
     Trainer(callbacks=callbacks, limit_val_batches=1, **options).fit(PairTransformer(width=32, heads=2), data)
     assert Image.open(tmp_path / "relevance" / "step-00000002.png").height > 500
-    with pytest.raises(ConfigError, match="list NoiseMasking among the callbacks"):
+    with pytest.raises(ConfigError, match="add NoiseMasking to the callbacks"):
         trainer = Trainer(callbacks=[LogRelevance()], limit_val_batches=1, **options)
         trainer.fit(PairTransformer(width=32, heads=2), data)

@@ -272,13 +272,13 @@ def test_labels_of_no_class_are_named(kind: type[Any], label: int) -> None:
 
 def test_labels_of_another_grid_are_refused() -> None:
     batch = (torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, 4, 4, 4, dtype=torch.long))
-    with pytest.raises(DataError, match="4 attributes on a 4x4 grid; ObjectNaming names 4 on 8x8 for images of 64x64"):
+    with pytest.raises(DataError, match="4 attributes on a 4x4 grid; ObjectNaming predicts 4 on 8x8 for images of 64"):
         ObjectNaming().training_step(batch, 0)
 
 
 def test_labels_with_another_number_of_attributes_are_refused() -> None:
     batch = (torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, 3, 8, 8, dtype=torch.long))
-    with pytest.raises(DataError, match="3 attributes on a 8x8 grid; ObjectNaming names 4 on 8x8"):
+    with pytest.raises(DataError, match="3 attributes on a 8x8 grid; ObjectNaming predicts 4 on 8x8"):
         ObjectNaming().training_step(batch, 0)
 
 
