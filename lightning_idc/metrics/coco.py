@@ -221,7 +221,9 @@ class COCOEvalCap:
         corpus_scores, image_scores = Bleu(4).compute_score(gts, res)
         for n, (score, scores) in enumerate(zip(corpus_scores, image_scores, strict=True), 1):
             self._store(f"Bleu_{n}", score, gts, scores)
-        for name, scorer in (("METEOR", Meteor()), ("ROUGE_L", Rouge()), ("CIDEr", Cider()), ("SPICE", Spice())):
+        # scores of images are a list or an array, and dicts for SPICE
+        scorers: dict[str, Any] = {"METEOR": Meteor(), "ROUGE_L": Rouge(), "CIDEr": Cider(), "SPICE": Spice()}
+        for name, scorer in scorers.items():
             try:
                 score, scores = scorer.compute_score(gts, res)
             except ConfigError as error:
