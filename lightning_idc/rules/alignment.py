@@ -155,7 +155,7 @@ def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -
         weights, rest = _trimmed_fit(features, b - a)
         fits.append(weights)
         rests.append(rest)
-        gains.append(float(np.mean(a + features @ weights) / max(np.mean(a), 1.0)))
+        gains.append(float(np.mean(a + features @ weights)) / max(float(np.mean(a)), 1.0))
     if not all(rest < 0.7 * still for rest, still in rests) or not all(0.5 < gain < 2 for gain in gains):
         return before, 1.0
     result = np.empty_like(before)
