@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -72,7 +72,16 @@ def check_weights(module: nn.Module) -> None:
 
 def _first_nonfinite(module: nn.Module) -> str | None:
     for name, parameter in module.named_parameters():
-        values = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            return name
+        for values in _plain_tensors(parameter.data):
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                return name
     return None
+
+
+def _plain_tensors(values: Tensor) -> Iterator[Tensor]:
+    """Tensors that a weight is stored in: its shard of this process, or quantized values with their scales."""
+    if not is_traceable_wrapper_subclass(values):
+        yield values
+        return
+    for name in values.__tensor_flatten__()[0]:
+        yield from _plain_tensors(getattr(values, name))
