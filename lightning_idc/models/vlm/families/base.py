@@ -132,6 +132,18 @@ class Family:
         found = self.inputs(processor, [""] * len(images), images)
         return {name: value for name, value in found.items() if name in accepted}
 
+    def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the tower works out from the sizes of images, made once in the data loader instead.
+
+        Args:
+            model: the model.
+            pixels: of :meth:`pixels`, on the CPU.
+
+        Returns:
+            Further arguments of ``get_image_features``, and those, or replacements of pixels, that stay on the CPU.
+        """
+        return {}, {}
+
     # ---- what comes out of the tower, and goes on to the words ------------------------------------------
 
     def image_features(
