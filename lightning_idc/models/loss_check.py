@@ -20,6 +20,7 @@ class LossCheck:
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Sequence[str]] | None = None
+        self._answer: _IsFinite | None = None
 
     def update(self, loss: Tensor, ids: Sequence[str]) -> None:
         """Take over the loss of a step.
@@ -34,6 +35,11 @@ class LossCheck:
         previous, self._last = self._last, (loss.detach(), ids)
         if loss.device.type == "cpu":
             self.check()
+        elif loss.device.type == "cuda":
+            # asked of the device now and read a step later, when it has long been answered
+            answer, self._answer = self._answer, _IsFinite(loss.detach())
+            if previous is not None and answer is not None and not answer.read():
+                _check_finite(*previous)
         elif previous is not None:
             _check_finite(*previous)
 
@@ -45,6 +51,19 @@ class LossCheck:
         """
         if self._last is not None:
             _check_finite(*self._last)
+
+
+class _IsFinite:
+    """Whether a number on a GPU is finite, copied to the host without waiting."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._answer = torch.isfinite(value).to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def read(self) -> bool:
+        self._copied.synchronize()
+        return bool(self._answer)
 
 
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:

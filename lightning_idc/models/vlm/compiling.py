@@ -21,7 +21,9 @@ def compile_layers(net: VisionLanguageModel) -> None:
     # the first layer is then like the others, whose inputs have gradients
     net.model.get_input_embeddings().register_forward_hook(_require_gradient)
     for layer in net.units():
-        layer.compile(fullgraph=True, dynamic=True)
+        # hooks, such as MDP's on the tower, would become part of the graph with all that they remember
+        if not layer._forward_hooks and not layer._forward_pre_hooks:
+            layer.compile(fullgraph=True, dynamic=True)
     net.is_compiled = True
 
 

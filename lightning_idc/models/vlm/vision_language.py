@@ -102,8 +102,10 @@ class VisionLanguageModel(nn.Module):
         if "grid" in extras:
             # which `arguments` may have on the CPU
             extras["grid"] = pixels["image_grid_thw"].view(len(images), -1, 3)
-        features = PairFeatures(memory, mask, extras, sizes)
-        return self.with_prompt(features, prompt_ids, prompt_mask, token_types, positions)
+        encoded = PairFeatures(memory, mask, extras)
+        features = self.with_prompt(encoded, prompt_ids, prompt_mask, token_types, positions)
+        features.sizes = sizes
+        return features
 
     def with_prompt(
         self,
@@ -126,7 +128,8 @@ class VisionLanguageModel(nn.Module):
             positions = self.family.positions(self.model, prompt_ids, prompt_mask, features.extras)
         image_extras = {name: value for name, value in features.extras.items() if name not in TOKEN_TYPES}
         prompt = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "positions": positions, **(token_types or {})}
-        return PairFeatures(features.memory, features.mask, {**image_extras, **prompt}, features.sizes)
+        # without sizes, which are those of the prompts that the pairs were collated with
+        return PairFeatures(features.memory, features.mask, {**image_extras, **prompt})
 
     @property
     def _tower_dtype(self) -> torch.dtype:
