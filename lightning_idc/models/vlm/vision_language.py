@@ -12,9 +12,8 @@ Shapes: B pairs, P prompt tokens, N rows of S tokens, D channels, V vocabulary.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -178,18 +177,31 @@ class VisionLanguageModel(nn.Module):
             "use_cache": cache is not None,
             **(token_types or {}),
         }
-        if features is not None:
+        if features is not None and self.family.only_embeds:
+            arguments |= {"input_ids": None, "inputs_embeds": self._embeddings(ids, features, repeats)}
+        elif features is not None:
             arguments |= self.family.feature_arguments(features.memory, features.mask, features.extras, repeats)
-        is_checked = features is not None and bool(features.sizes)
         # a cache grows with every token, and has a place for each layer: a graph for all of them would not hold
         is_eager = self.is_compiled and cache is not None
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
-        with self.precision(), _counts_are_checked() if is_checked else nullcontext(), stance:
+        with self.precision(), stance:
             if self.has_plain_head:
                 return self.model.model(**arguments).last_hidden_state[:, -logits_to_keep:]
             if "logits_to_keep" in self._forward_arguments:
                 arguments["logits_to_keep"] = logits_to_keep
             return self.model(**arguments).logits[:, -logits_to_keep:]
+
+    def _embeddings(self, ids: Tensor, features: PairFeatures, repeats: int) -> Tensor:
+        """Embeddings ``(N, S, D)`` of ids, with the features of images in place of those of their placeholders."""
+        memory, mask = features.memory, features.mask
+        if mask is None:
+            rows = memory.repeat_interleave(repeats, 0).flatten(0, 1)
+        else:
+            pairs = [pair[is_valid] for pair, is_valid in zip(memory, mask, strict=True)]
+            rows = torch.cat([pair for pair in pairs for _ in range(repeats)])
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
+        is_image = (ids == image_token(self.model.config))[..., None]
+        return embeddings.masked_scatter(is_image, rows.to(embeddings.dtype))
 
     def lm_logits(self, states: Tensor) -> Tensor:
         """Logits of :meth:`hidden_states`."""
@@ -278,19 +290,3 @@ class VisionLanguageModel(nn.Module):
 def prompt_mask_of(features: PairFeatures) -> Tensor | None:
     """Mask of the prompts; None where no prompt is known to be padded, and the model need not look for padding."""
     return features.extras["prompt_mask"] if features.sizes.get("is_padded", True) else None
-
-
-@contextmanager
-def _counts_are_checked() -> Iterator[None]:
-    """Within, transformers does not compare the numbers of features and placeholders, for which it would wait for the
-    device; :func:`~lightning_idc.models.vlm.families.base.by_pair` has done so."""
-    name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -52,13 +52,13 @@ class Reads(Callback):
                     isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1]
                 )
                 if name.startswith(READS) or is_masked:
-                    reads.append(f"{name} in {_caller()}")
+                    _note(reads, name)
                 return func(*args, **(kwargs or {}))
 
         class Methods(TorchFunctionMode):
             def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                if func in METHODS and "get_image_features" not in _caller():
-                    reads.append(f"{func.__name__} in {_caller()}")
+                if func in METHODS:
+                    _note(reads, func.__name__)
                 return func(*args, **(kwargs or {}))
 
         self.modes = [Operators(), Methods()]
@@ -70,11 +70,14 @@ class Reads(Callback):
             mode.__exit__(None, None, None)
 
 
-def _caller() -> str:
+def _note(reads: list[str], name: str) -> None:
     frame = sys._getframe(2)
     while frame.f_back and ("/torch/" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+    path, function = frame.f_code.co_filename, frame.f_code.co_name
+    # methods draw captions on the host
+    if function != "get_image_features" and "/lightning_idc/methods/" not in path:
+        reads.append(f"{name} in {Path(path).name}:{frame.f_lineno} {function}")
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])

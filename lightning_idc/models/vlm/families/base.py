@@ -54,6 +54,9 @@ class Family:
     """Whether the tower takes images and gives their places row by row, perhaps behind a class token."""
     image_options: ClassVar[dict[str, Any]] = {}
     """Options of the image processor that keep each image one grid."""
+    only_embeds: bool = False
+    """Whether the language model reads features of images at its first layer alone, in place of embeddings; they are
+    then put there without the model's own look at the device."""
     listed: bool | None = None
     """Whether the model gives its image features as a list; known after the first images."""
 

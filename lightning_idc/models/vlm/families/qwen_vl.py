@@ -17,6 +17,7 @@ class QwenVL(Family):
     blocks = "model.visual.blocks"
     gate = "model.visual.merger"
     rows_of_places = False
+    only_embeds = True
     image_text = "<|vision_start|><|image_pad|><|vision_end|>"
     special_tokens: ClassVar = {
         "image_token": "<|image_pad|>",
@@ -79,6 +80,8 @@ class QwenVL(Family):
 
 class Qwen3VL(QwenVL):
     """Qwen3-VL hands features of earlier layers to the first layers of the language model, too (DeepStack)."""
+
+    only_embeds = False
 
     def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         from transformers import vision_utils
