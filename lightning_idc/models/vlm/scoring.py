@@ -91,8 +91,9 @@ def plain(
         valid: bool ``(B, K, T)``; answers without a valid token are left out.
         longest: not read.
     """
-    if valid is not None and not bool(valid[..., 0].all()):
-        present = valid[..., 0]
+    present = None if valid is None else valid[..., 0]
+    # where all are absent they are computed, since other processes may wait for sharded weights
+    if present is not None and bool(present.any()) and not bool(present.all()):
         rows = present.nonzero()[:, 0]
         states = plain(net, _rows_of(features, rows), tokens[present][:, None])
         return _scatter(states[:, 0], present)
