@@ -75,7 +75,7 @@ def test_what_cannot_be_folded_is_left_as_it_is(options: dict[str, Any]) -> None
 def test_a_tied_head_is_not_folded() -> None:
     model = captioner("qwen2_5_vl")
     model.built_net.lm_head.weight = model.built_net.model.get_input_embeddings().weight
-    LoraAdapter(rank=2, alpha=4, freeze=["lm_head"]).install(model.built_net)
+    LoraAdapter(rank=2, alpha=4, targets="lm_head", freeze=["lm_head"]).install(model.built_net)
     head: Any = model.built_net.model.lm_head
     with folded(model.built_net):
         assert not head.disable_adapters
