@@ -85,7 +85,9 @@ class VisionLanguageModel(nn.Module):
             pixels = self.family.pixels(self.model, self.processor, list(images))
         device = prompt_ids.device
         pixels = {
-            name: value.to(device, self._tower_dtype if name.startswith("pixel") else None)
+            name: value.to(
+                device, self._tower_dtype if name.startswith("pixel") and value.is_floating_point() else None
+            )
             for name, value in pixels.items()
         }
         arguments = pixels | sizes.pop("tower", {})
