@@ -60,7 +60,7 @@ def test_compiled_layers_give_the_same_losses_with_few_graphs(model_type: str, m
     compiled = tuned(model_type)
     compile_layers(compiled.built_net)
     scores, gradients = steps(compiled)
-    assert 0 < counters["stats"]["unique_graphs"] <= 7
+    assert 0 < counters["stats"]["unique_graphs"] <= 6
     assert not counters["graph_break"]
     for score, other in zip(scores, expected, strict=True):
         torch.testing.assert_close(score, other, rtol=1e-2, atol=1e-2)
