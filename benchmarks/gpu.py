@@ -1,11 +1,12 @@
 """Everything that is measured on a GPU, in parts of under nine minutes; or the same on a CPU with tiny networks.
 
-    make bench-gpu BENCH_PART=1  # tests marked gpu, decoding and scoring of a vision-language model, small captioners
-    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed
+    make bench-gpu BENCH_PART=1  # tests marked gpu, scoring of a vision-language model, small captioners
+    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed, and decoding
     python -m benchmarks.gpu --part 1 --tiny --out FOLDER  # on a CPU, to see that it works
 
 Needs the repository and its packages alone, no network. Each result is a file of ``benchmarks/results/gpu`` with the
-hardware and versions. A benchmark that fails stops no other; the exit status says that one did.
+hardware and versions, written anew after each of its rows. A benchmark that fails stops no other; the exit status says
+that one did.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 QWEN = ["--size", "qwen2_5_vl_3b"]
-OURS = ["sft", "sft x4", "dpo", "adpo", "adpo, CLIP", "grpo"]
 
 
 def gpu_tests() -> list[str]:
@@ -46,20 +46,23 @@ def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
         reading = ["--columns", "namc", "--batches", "1", "--tokens", "2", "--runs", "1"] if tiny else []
         return [
             ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *gpu_tests()],
-            script("vlm_decode", *vlm, *device, *writing),
             script("vlm_scoring", *vlm, *device, *scoring),
             script("captioner_training", *device, *small),
             script("namc_inference", *device, *(reading or ["--batches", "8", "64"])),
         ]
-    rows = [row for own in OURS for row in ((f"trl {own}", own) if own in ("sft", "sft x4", "dpo") else (own,))]
-    if tiny:
-        rows = ["sft x4", "adpo, CLIP", "grpo"]
-    elif find_spec("trl") is None:
-        rows = OURS
+    from benchmarks.vlm_training import ROWS
+
+    rows = ["sft, compiled", "adpo, CLIP, compiled", "grpo"] if tiny else list(ROWS)
+    if not tiny and find_spec("trl") is None:
+        rows = [row for row in rows if not row.startswith("trl")]
     sizes = (
-        ["--size", "small_qwen", "--batch", "2", "--steps", "2"] if tiny else [*QWEN, "--batch", "4", "--steps", "8"]
+        ["--size", "small_qwen", "--batch", "2", "--steps", "2"]
+        if tiny
+        else [*QWEN, "--batch", "8", "--steps", "15", "--seconds", "420"]
     )
-    return [script("vlm_training", *sizes, "--rows", *rows)]
+    vlm = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4"]
+    writing = ["--length", "4", "--runs", "1"] if tiny else ["--length", "64"]
+    return [script("vlm_training", *sizes, "--rows", *rows), script("vlm_decode", *vlm, *device, *writing)]
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
-import vlm_scoring  # noqa: E402
 
+from benchmarks import vlm_scoring  # noqa: E402
 from benchmarks.harness import give_back, measure_apart, report  # noqa: E402
 from benchmarks.steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, now, peak, time_steps  # noqa: E402
 
@@ -216,6 +216,8 @@ def trl_options(folder: Path, size: Size, steps: int, batch: int) -> dict[str, A
         "learning_rate": 1e-6,
         "disable_tqdm": True,
         "model_init_kwargs": {"dtype": size.dtype},
+        "optim": "adamw_torch_fused",
+        "max_grad_norm": 1.0,
     }
 
 

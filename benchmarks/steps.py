@@ -81,10 +81,14 @@ class Stopwatch:
     Operations are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them. They
     are counted in the second step, as the first also makes the optimizer's state and checks how a model is scored, and
     again after `recount`.
+
+    Args:
+        clock: gives seconds.
+        counts: whether operations are counted, which compiled code does not allow.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(self, clock: Callable[[], float], counts: bool = True) -> None:
+        self.clock, self.counts = clock, counts
         self.seconds: list[float] = []
         self._count(1)
 
@@ -96,22 +100,24 @@ class Stopwatch:
         self.counted, self.counter = step, FlopCounterMode(display=False)
 
     def begin(self) -> None:
-        if len(self.seconds) == self.counted:
+        if self.counts and len(self.seconds) == self.counted:
             self.counter.__enter__()
         self.began = self.clock()
 
     def end(self) -> None:
         self.seconds.append(self.clock() - self.began)
-        if len(self.seconds) == self.counted + 1:
+        if self.counts and len(self.seconds) == self.counted + 1:
             self.counter.__exit__(None, None, None)
 
     def found(self) -> dict[str, Any]:
         """Seconds of all steps, the median of those after the counted one (or of it), and the operations of a step."""
-        typical = self.seconds[self.counted + 1 :] or self.seconds[self.counted :]
+        typical = sorted(self.seconds[self.counted + 1 :] or self.seconds[self.counted :])
+        tenth = len(typical) // 10
         return {
             "seconds": self.seconds,
             "seconds_per_step": statistics.median(typical),
-            "flops": self.counter.get_total_flops(),
+            "spread": [typical[tenth], typical[-1 - tenth]],
+            "flops": self.counter.get_total_flops() if self.counts else None,
         }
 
 
@@ -122,18 +128,21 @@ class Clock(Callback):
     steps are others.
     """
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self.watch = watch
+    def __init__(self, watch: Stopwatch, recounts: bool = True) -> None:
+        self.watch, self.recounts = watch, recounts
+        self.losses: list[torch.Tensor] = []
 
     def on_train_epoch_start(self, trainer: Trainer, *unused: Any) -> None:
-        if trainer.current_epoch == 1:
+        if self.recounts and trainer.current_epoch == 1:
             self.watch.recount()
 
     def on_train_batch_start(self, *unused: Any) -> None:
         self.watch.begin()
 
-    def on_train_batch_end(self, *unused: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *unused: Any) -> None:
         self.watch.end()
+        if not self.losses and isinstance(outputs, Mapping):
+            self.losses.append(outputs["loss"].detach())
 
 
 def matrix_rate(clock: Callable[[], float] = time.process_time) -> float:
@@ -167,6 +176,9 @@ def time_steps(
     precision: str,
     callbacks: Sequence[Callback],
     folder: Path,
+    counts: bool = True,
+    recounts: bool = True,
+    **options: Any,
 ) -> dict[str, Any]:
     """Seconds of training steps in a Trainer, and the memory that they took.
 
@@ -178,8 +190,11 @@ def time_steps(
         precision: of the Trainer.
         callbacks: that train, too.
         folder: for what the Trainer writes.
+        counts: whether operations are counted.
+        recounts: whether they are counted anew in the second epoch.
+        options: of the Trainer.
     """
-    clock = Clock(Stopwatch(partial(now, device)))
+    clock = Clock(Stopwatch(partial(now, device), counts), recounts)
     trainer = quiet_trainer(
         accelerator=device,
         devices=1,
@@ -189,10 +204,12 @@ def time_steps(
         limit_val_batches=0,
         callbacks=[*callbacks, clock],
         default_root_dir=folder,
+        **options,
     )
     before = forget_peak(device)
     trainer.fit(captioner, data)
-    return {"bytes": peak(device), "growth": peak(device) - before, **clock.watch.found()}
+    losses = {"first_loss": float(clock.losses[0])} if clock.losses else {}
+    return {"bytes": peak(device), "growth": peak(device) - before, **losses, **clock.watch.found()}
 
 
 def steps_of(seconds: Sequence[float]) -> dict[str, Any]:

@@ -1,24 +1,32 @@
 """How fast do SFT, DPO, ADPO and GRPO train a two-image vision-language model, how near to the limit, beside TRL?
 
     python -m benchmarks.vlm_training --size small_qwen --steps 3  # tries the script on a CPU
-    python -m benchmarks.vlm_training --size qwen2_5_vl_3b --batch 4 --steps 8 # needs a GPU of 80 GB
+    python -m benchmarks.vlm_training --size qwen2_5_vl_3b --batch 8 --steps 12 --seconds 440  # a GPU of 80 GB
     python -m benchmarks.vlm_training --rows "trl sft" sft [--out FILE]
 
 Random weights in bf16, two images a pair (448 pixels at full shapes), answers of 48 words, LoRA of rank 16 on the
-language model, whose absence is the reference of DPO; nothing is recomputed. ``trl sft`` and ``trl dpo`` are TRL's
-trainers on the same model, pairs and settings; with four captions a pair it gets four rows of each. ``limit`` measures
-what the device does at best: products of large matrices and copies. ``of_limit`` is the share of that rate of products
-that a step reaches, by the operations that ``lightning-idc plan`` counts; ``planned`` its bytes beside the measured.
-GRPO draws four captions a pair by sampling, and that is in its step. Each row is a process of its own.
+language model, whose absence is the reference of DPO; nothing is recomputed, gradients are clipped, AdamW is fused.
+``trl sft`` and ``trl dpo`` are TRL's trainers on the same model, pairs and settings; with four captions a pair it gets
+four rows of each. TRL's vision tower attends to all windows at once, as ours does, in all rows but ``stock``, where
+transformers calls attention once per window. ``compiled`` is ``compile: layers`` of ours and ``torch_compile`` of
+TRL's. All rows run in one process, one after the other; a row that begins after ``--seconds`` is left out.
+
+``limit`` measures the machine first: products of large matrices, copies, and how long the host takes to launch a
+kernel. ``of_limit`` is the share of that rate of products that a step reaches, by the operations that torch counts in
+a step. ``seconds_per_step`` is the median of the steps after the third, ``spread`` the 10th and 90th percentile; the
+making of batches is not in it, but in ``with_loading``. ``first_loss`` is the loss of the first step, the same batch
+on both sides. GRPO draws four captions a pair by sampling, and that is in its step.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,9 +36,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
+from lightning.pytorch import Callback  # noqa: E402
 
 from benchmarks.captioner_training import CLIP_SMALL  # noqa: E402
-from benchmarks.harness import RowFailed, give_back, measure_apart, report  # noqa: E402
+from benchmarks.harness import report  # noqa: E402
 from benchmarks.preference_trl import (  # noqa: E402
     LANGUAGE,
     PROMPT,
@@ -39,7 +48,6 @@ from benchmarks.preference_trl import (  # noqa: E402
     answers,
     asked,
     make,
-    of_trl,
     said,
     trl_clock,
     trl_options,
@@ -72,9 +80,17 @@ def limits(device: str) -> dict[str, Any]:
             found.append(now(device) - began)
         return steps_of(found[2:])["seconds_per_step"]
 
+    small = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        for _ in range(10_000):
+            small.add_(1)
+
     return {
         "products_tflop_s": 2 * side**3 / median(lambda: left @ right) / 1e12,
         "copies_tb_s": 2 * big.nbytes / median(lambda: into.copy_(big)) / 1e12,
+        "launch_us": median(launch) / 10_000 * 1e6,
+        "cores": len(os.sched_getaffinity(0)),
     }
 
 
@@ -107,7 +123,7 @@ def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
 
     if row == "grpo":
         return [GroupRelative(LengthReward(8, 64), samples=4)]
-    if not row.endswith("dpo") and not row.startswith("adpo"):
+    if row.startswith("sft"):
         return []
     found: list[Any] = [PreferenceOptimization(reference=AdaptersOff())]
     if row == "adpo":
@@ -118,130 +134,228 @@ def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
 
 
 def of_ours(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """A row of this library, with its operations and planned bytes."""
+    """A row of this library: seconds, memory, operations and, without compiling, planned bytes."""
     from lightning_idc.models.vlm.module import VLMCaptioner
-    from lightning_idc.models.vlm.plan import Images, plan_of
 
+    row, compiled, _ = row.partition(", compiled")
+    loading = row == "sft with loading"
     count = 4 if row == "sft x4" else 1
-    data = MadeUpPairs(size.side, captions_of(max(16, 2 * batch), count), batch_size=batch)
+    pairs = 8 * batch if loading else batch
+    data = MadeUpPairs(size.side, captions_of(pairs, count), batch_size=batch, num_workers=8 if loading else 0)
     captioner = VLMCaptioner(
         model=str(folder),
         prompt=PROMPT,
         captions_per_pair=count,
         max_length=LONGEST,
         dtype=size.dtype,
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-6),
+        compile="layers" if compiled or loading else None,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-6, weight_decay=0.0, fused=size.device == "cuda"),
     )
-    callbacks = callbacks_of(row, folder, size.device)
-    found = time_steps(captioner, data, steps, size.device, "bf16-mixed", [lora(), *callbacks], folder)
-    scored = {"sft": 1, "sft x4": 4, "grpo": 4}.get(row, 2)
-    adapter = lora()
-    images = Images((size.side, size.side), PROMPT, scored, PLANNED, batch)
-    plan = plan_of(str(folder), {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
-    assert plan.cost is not None
-    forward = sum(plan.cost.flops.values())
-    # the reference of DPO reads the prompt and both answers once more; the tower's features are shared
-    more = forward - plan.cost.flops["tower"] if scored == 2 else 0.0
-    found["tflop_per_step"] = batch * (plan.cost.step + more) / 1e12
-    found["planned"] = {"states": plan.states, "activations": plan.activations}
+    callbacks = [lora(), *callbacks_of(row, folder, size.device)]
+    options: dict[str, Any] = {"gradient_clip_val": 1.0, "counts": not (compiled or loading), "recounts": False}
+    clock = Pace(size.device)
+    found = time_steps(captioner, data, steps, size.device, "bf16-mixed", [*callbacks, clock], folder, **options)
+    if loading:
+        found["with_loading"] = clock.seconds_per_step
+    if row in SCORED and not compiled:
+        found["planned"] = planned(str(folder), size.side, SCORED[row], batch)
     return found
 
 
-def of_trl_sft(folder: Path, size: Size, steps: int, batch: int, count: int) -> dict[str, Any]:
-    """TRL's supervised trainer; ``count`` rows for each pair."""
+SCORED = {"sft": 1, "sft x4": 4, "dpo": 2, "grpo": 4}
+"""Captions of a pair that a step scores."""
+
+
+class Pace(Callback):
+    """Seconds from step to step, the loading of batches included, over the second half of a training."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.times: list[float] = []
+
+    def on_train_batch_end(self, *unused: Any) -> None:
+        now(self.device)
+        self.times.append(time.perf_counter())
+
+    @property
+    def seconds_per_step(self) -> float:
+        times = self.times[len(self.times) // 2 :]
+        return (times[-1] - times[0]) / max(1, len(times) - 1)
+
+
+def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, int]:
+    """Bytes that ``lightning-idc plan`` expects."""
+    from lightning_idc.models.vlm.plan import Images, plan_of
+
+    adapter = lora()
+    images = Images((side, side), PROMPT, scored, PLANNED, batch)
+    plan = plan_of(folder, {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
+    return {"states": plan.states, "activations": plan.activations}
+
+
+def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
+    """A row of TRL's supervised trainer or its DPO."""
     from datasets import Dataset
     from peft import LoraConfig
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    texts = captions_of(2 * batch, count)
-    rows = [
-        {"completion": said(text), **asked(pair)}
-        for pair, own in zip(MadeUp(size.side, texts).images, texts, strict=True)
-        for text in own
-    ]
-    watch = Stopwatch(partial(now, size.device))
-    config = SFTConfig(**trl_options(folder, size, steps, batch * count), bf16=True)
-    trainer = SFTTrainer(
-        str(folder),
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        callbacks=[trl_clock(watch)],
-        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE),
-    )
+    from lightning_idc.models.vlm.windows import attend_segments_at_once
+
+    preferences, compiled = row.startswith("trl dpo"), row.endswith("compiled")
+    count = 4 if row.startswith("trl sft x4") else 1
+    texts = captions_of(batch, 2 if preferences else count)
+    images = MadeUp(size.side, texts).images
+    if preferences:
+        rows = [
+            {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
+            for pair, (chosen, rejected) in zip(images, texts, strict=True)
+        ]
+    else:
+        rows = [
+            {"completion": said(text), **asked(pair)}
+            for pair, captions in zip(images, texts, strict=True)
+            for text in captions
+        ]
+    # compiled code does not allow that operations are counted
+    watch = Stopwatch(partial(now, size.device), counts=not compiled)
+    options = {**trl_options(folder, size, steps, batch * count), "bf16": True, "torch_compile": compiled}
+    options |= {"logging_strategy": "steps", "logging_steps": 10**6, "logging_first_step": True}
+    common: dict[str, Any] = {
+        "train_dataset": Dataset.from_list(rows),
+        "callbacks": [trl_clock(watch)],
+        "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE),
+    }
+    if preferences:
+        trainer = DPOTrainer(str(folder), args=DPOConfig(**options), **common)
+    else:
+        trainer = SFTTrainer(str(folder), args=SFTConfig(**options), **common)
+    if not row.endswith("stock"):
+        assert attend_segments_at_once(trainer.model) > 0
     before = forget_peak(size.device)
     trainer.train()
-    return {**watch.found(), "bytes": peak(size.device), "growth": peak(size.device) - before}
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        **watch.found(),
+        "bytes": peak(size.device),
+        "growth": peak(size.device) - before,
+        "first_loss": losses[0] if losses else None,
+    }
 
 
-ROWS: dict[str, Callable[[Path, Size, int, int], dict[str, Any]]] = {
-    "trl sft": lambda *common: of_trl_sft(*common, count=1),
-    "trl sft x4": lambda *common: of_trl_sft(*common, count=4),
-    "trl dpo": of_trl,
-    **{
-        row: lambda *common, row=row: of_ours(row, *common)  # type: ignore[misc]
-        for row in ("sft", "sft x4", "dpo", "adpo", "adpo, CLIP", "grpo")
-    },
-}
+ROWS = (
+    "sft",
+    "trl sft",
+    "sft, compiled",
+    "dpo, compiled",
+    "trl dpo",
+    "dpo",
+    "sft x4, compiled",
+    "trl sft x4",
+    "adpo, compiled",
+    "grpo",
+    "trl sft, stock",
+    "trl dpo, stock",
+    "sft x4",
+    "trl sft x4, stock",
+    "trl sft, compiled",
+    "adpo",
+    "adpo, CLIP, compiled",
+    "sft with loading",
+)
+"""In order of importance, as the last ones may be left out for want of time."""
 
 
-def summary(found: dict[str, dict[str, Any]], limit: dict[str, Any]) -> dict[str, Any]:
-    """Ratios within this run."""
+def summary(found: dict[str, dict[str, Any]], limit: dict[str, Any], batch: int) -> dict[str, Any]:
+    """Ratios within this run; fills in what follows from other rows."""
     ratios: dict[str, Any] = {}
     for row, own in found.items():
-        if "tflop_per_step" in own:
-            own["of_limit"] = own["tflop_per_step"] / own["seconds_per_step"] / limit["products_tflop_s"]
-        other = found.get(f"trl {row}")
-        if other is not None:
-            ratios[f"{row} beside trl"] = {
-                "times_faster": other["seconds_per_step"] / own["seconds_per_step"],
-                "memory": own["bytes"] / other["bytes"],
+        eager = found.get(row.removesuffix(", compiled").removesuffix(", stock"), {})
+        flops = own.get("flops") or eager.get("flops")
+        own["pairs_per_s"] = own.get("batch", batch) / own["seconds_per_step"]
+        if flops:
+            own["tflop_per_step"] = flops / 1e12
+            own["of_limit"] = flops / 1e12 / own["seconds_per_step"] / limit["products_tflop_s"]
+        if row.startswith("trl"):
+            continue
+        name, compiled, _ = row.partition(", compiled")
+        for kind in ("", ", stock", ", compiled"):
+            other = found.get(f"trl {name}{kind}")
+            if other is not None:
+                ratios[f"{row} beside trl {name}{kind}"] = {
+                    "times_faster": other["seconds_per_step"] / own["seconds_per_step"],
+                    "memory": own["bytes"] / other["bytes"],
+                    "losses_apart": losses_apart(own, other),
+                }
+        plain = found.get(f"dpo{compiled}")
+        if name.startswith("adpo") and plain is not None:
+            ratios[f"{row} over dpo{compiled}"] = {
+                "time": own["seconds_per_step"] / plain["seconds_per_step"],
+                "memory": own["bytes"] / plain["bytes"],
             }
-    for row in ("adpo", "adpo, CLIP"):
-        if row in found and "dpo" in found:
-            ratios[f"{row} over dpo"] = {
-                "time": found[row]["seconds_per_step"] / found["dpo"]["seconds_per_step"],
-                "memory": found[row]["bytes"] / found["dpo"]["bytes"],
+        if compiled and name in found:
+            ratios[f"{row} over eager"] = {
+                "times_faster": found[name]["seconds_per_step"] / own["seconds_per_step"],
+                "losses_apart": losses_apart(own, found[name]),
             }
     return ratios
+
+
+def losses_apart(row: dict[str, Any], other: dict[str, Any]) -> float | None:
+    """Relative difference of the losses of the first step."""
+    first, second = row.get("first_loss"), other.get("first_loss")
+    if first is None or second is None:
+        return None
+    return abs(first - second) / max(abs(second), 1e-9)
+
+
+def measured(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
+    """A row, with an empty device before it."""
+    gc.collect()
+    if size.device == "cuda":
+        torch.cuda.empty_cache()
+    torch.manual_seed(0)
+    began = time.perf_counter()
+    found = (of_trl if row.startswith("trl") else of_ours)(row, folder, size, steps, batch)
+    return {"batch": batch, **found, "seconds_in_all": time.perf_counter() - began}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="small_qwen")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no row begins after so many seconds")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    began = time.perf_counter()
     size = SIZES[given.size]
-    if given.row:
-        give_back(ROWS[given.row](given.folder, size, given.steps, given.batch))
-        return
     found: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
+    left_out: list[str] = []
     settings = {name: getattr(given, name) for name in ("size", "steps", "batch")}
     limit = limits(size.device)
-    print(f"limit: {limit['products_tflop_s']:.2f} TFLOP/s of products, {limit['copies_tb_s']:.2f} TB/s of copies")
+    print(json.dumps(limit), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        began = time.perf_counter()
         make(Path(name), size)
-        torch.cuda.empty_cache()
         print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
         for row in given.rows:
-            common = ("--folder", name, "--size", given.size, "--steps", given.steps, "--batch", given.batch)
-            try:
-                found[row] = measure_apart("--row", row, *common)
-            except RowFailed as error:
-                failed[row] = error.line
-                print(f"{row:<24} failed: {str(error)[-1500:]}", flush=True)
+            if time.perf_counter() - began > given.seconds:
+                left_out.append(row)
                 continue
-            print(line(row, found[row], given.batch), flush=True)
-            ratios = summary(found, limit)
+            try:
+                found[row] = measured(row, Path(name), size, given.steps, given.batch)
+            except Exception as error:  # one row is not worth the others
+                failed[row] = f"{type(error).__name__}: {error}"[:500]
+                print(f"{row:<24} failed: {traceback.format_exc()[-3000:]}", flush=True)
+                continue
+            ratios = summary(found, limit, given.batch)
+            print(line(row, found[row], given.batch), f"{found[row]['seconds_in_all']:.0f} s in all", flush=True)
             result = {"settings": settings, "limit": limit, "rows": found, "failed": failed, "ratios": ratios}
-            report(result, given.out, "lightning", "transformers", "peft", "trl", seeds=[0, 1], quiet=True)
-    print(json.dumps(summary(found, limit), indent=1))
+            packages = ("lightning", "transformers", "peft", "trl", "triton")
+            report(result, given.out, *packages, seeds=[0, 1], quiet=True)
+    print(json.dumps(summary(found, limit, given.batch), indent=1))
+    print(f"left out for want of time: {', '.join(left_out) or 'nothing'}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

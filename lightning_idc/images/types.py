@@ -118,6 +118,8 @@ class PairBatch:
         pixels: what a processor made of all images in the loader's workers, of any shape; read it by
             :attr:`prepared`.
         pixels_of: the images that ``pixels`` were made of.
+        sizes: what a step needs to know of the batch without reading it from the device, such as numbers of tokens;
+            stays where it is.
         noise: masks of an add-on that looks for noise; None without one.
         prompts: ``prompt`` of each sample.
     """
@@ -133,6 +135,7 @@ class PairBatch:
     meta: list[dict[str, Any]] = field(default_factory=list)
     pixels: dict[str, Tensor] = field(default_factory=dict)
     pixels_of: Tensor | None = field(default=None, repr=False)
+    sizes: dict[str, Any] = field(default_factory=dict)
     noise: NoiseMask | None = None
     prompts: list[str | None] = field(default_factory=list)
 
@@ -182,11 +185,13 @@ class PairFeatures:
         memory: tokens that a decoder attends to, ``(B, N, D)``.
         mask: bool ``(B, N)``, True where ``memory`` counts; None when all of it does.
         extras: named intermediate tensors, batched along dimension 0, for add-ons.
+        sizes: what is known of the batch without reading it from the device; empty where nothing is.
     """
 
     memory: Tensor
     mask: Tensor | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.memory.shape[0]

@@ -60,7 +60,8 @@ def check_captions(batch: PairBatch) -> None:
     Raises:
         DataError: a pair has none.
     """
-    has_caption = batch.caption_mask.flatten(1).any(-1).tolist()
+    # the texts are on the host, where the mask is not
+    has_caption = [bool(texts) for texts in batch.chosen] or batch.caption_mask.flatten(1).any(-1).tolist()
     empty = [name for name, present in zip(batch.ids, has_caption, strict=True) if not present]
     if empty:
         raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -20,6 +20,7 @@ class LossCheck:
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Sequence[str]] | None = None
+        self._answer: _IsFinite | None = None
 
     def update(self, loss: Tensor, ids: Sequence[str]) -> None:
         """Check the loss of a step, on an accelerator that of the step before.
@@ -34,6 +35,11 @@ class LossCheck:
         previous, self._last = self._last, (loss.detach(), ids)
         if loss.device.type == "cpu":
             self.check()
+        elif loss.device.type == "cuda":
+            # asked of the device now and read a step later, when it has long been answered
+            answer, self._answer = self._answer, _IsFinite(loss.detach())
+            if previous is not None and answer is not None and not answer.read():
+                _check_finite(*previous)
         elif previous is not None:
             _check_finite(*previous)
 
@@ -45,6 +51,19 @@ class LossCheck:
         """
         if self._last is not None:
             _check_finite(*self._last)
+
+
+class _IsFinite:
+    """Whether a number on a GPU is finite, copied to the host without waiting."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._answer = torch.isfinite(value).to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event()
+        self._copied.record()
+
+    def read(self) -> bool:
+        self._copied.synchronize()
+        return bool(self._answer)
 
 
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
@@ -72,7 +91,16 @@ def check_weights(module: nn.Module) -> None:
 
 def _first_nonfinite(module: nn.Module) -> str | None:
     for name, parameter in module.named_parameters():
-        values = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        if values.is_floating_point() and not torch.isfinite(values).all():
-            return name
+        for values in _plain_tensors(parameter.data):
+            if values.is_floating_point() and not torch.isfinite(values).all():
+                return name
     return None
+
+
+def _plain_tensors(values: Tensor) -> Iterator[Tensor]:
+    """Tensors that a weight is stored in: its shard of this process, or quantized values with their scales."""
+    if not is_traceable_wrapper_subclass(values):
+        yield values
+        return
+    for name in values.__tensor_flatten__()[0]:
+        yield from _plain_tensors(getattr(values, name))

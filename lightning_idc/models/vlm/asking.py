@@ -61,7 +61,7 @@ class QuestionAnswerer:
             inputs = captioner.prompt_inputs([question], [(sample.before.shape[1], sample.before.shape[2])])
             asked = {name: value.to(captioner.device) for name, value in inputs.items()}
             types = {name: asked[name] for name in TOKEN_TYPES if name in asked}
-            behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types)
+            behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types, asked["positions"])
             answers.append(captioner.generate(behind, max_length=self.max_tokens)[0].text)
         return answers
 

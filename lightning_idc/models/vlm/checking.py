@@ -110,7 +110,7 @@ def _difference(
     net: VisionLanguageModel, method: str, features: PairFeatures, tokens: Tensor, expected: Tensor
 ) -> float:
     try:
-        logits = net.lm_logits(SCORING_METHODS[method](net, features, tokens[..., :-1], None))
+        logits = net.lm_logits(SCORING_METHODS[method](net, features, tokens[..., :-1], None, None))
     except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
         return float("inf")  # a model may refuse a mask or a cache in any of these words
     log_probs = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]

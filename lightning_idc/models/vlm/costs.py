@@ -78,17 +78,17 @@ def cost_of_pair(
     if adapter_flops := sum(operations for operations, _ in adapter_costs):
         flops["adapters"] = adapter_flops
     adapter_bytes = sum(size for _, size in adapter_costs)
-    trains = {name: [w.requires_grad for w in weights] for name, weights in parts.items()} | {"adapters": [True]}
+    trained = {name: _trained_share(weights) for name, weights in parts.items()} | {"adapters": 1.0}
     step, below = 0.0, False
     for name in ("tower", "adapters", "projector", "language", "head"):
         if name in flops:
-            own = sum(trains[name]) / max(len(trains[name]), 1)
+            own = trained[name]
             below = below or own > 0
             # forward; gradients of what goes in, where anything before learns; gradients of weights; again
             again = recomputes and below and name in ("tower", "language", "adapters")
             step += flops[name] * (1 + below + own + again)
     layers, largest = 0, adapter_bytes
-    tower = any(trains["tower"])
+    tower = trained["tower"] > 0
     for path, unit in net.model.named_modules():
         if type(unit).__name__ in (net.model._no_split_modules or ()):
             seen = path.startswith(net.family.vision)
@@ -104,6 +104,11 @@ def cost_of_pair(
     vocabulary = net.lm_head.weight.shape[0]
     logits = 2 * 4 * vocabulary * min(answers, ROWS)
     return PairCost(places, features, len(ids), answers, flops, step, kept, logits)
+
+
+def _trained_share(weights: list[nn.Parameter]) -> float:
+    """Share of the operations of products with ``weights`` that those which train have."""
+    return sum(w.numel() for w in weights if w.requires_grad) / max(1, sum(w.numel() for w in weights))
 
 
 def _places(net: VLMNet, images: Tensor) -> int:

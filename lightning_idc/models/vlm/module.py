@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
 from lightning_idc.models.vlm.base_weights import FinetunedCaptioner
+from lightning_idc.models.vlm.compiling import compile_layers
 from lightning_idc.models.vlm.families import family_of
-from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, media_tokens
+from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
+from lightning_idc.models.vlm.folding import VLMDecoder
 from lightning_idc.models.vlm.loading import (
     load_language_model,
     make_model,
@@ -22,7 +24,7 @@ from lightning_idc.models.vlm.loading import (
     text_config_of,
     train_tokenizer,
 )
-from lightning_idc.models.vlm.net import VLMNet
+from lightning_idc.models.vlm.net import CaptionSizes, VLMNet
 from lightning_idc.models.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
 from lightning_idc.models.vlm.prompting import PROMPT, padded_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
@@ -33,6 +35,7 @@ from lightning_idc.models.vlm.published import (
     load_skeleton,
     save_skeleton,
 )
+from lightning_idc.models.vlm.scoring import up_to_last
 from lightning_idc.models.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.models.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
@@ -56,6 +59,8 @@ class VLMCaptioner(FinetunedCaptioner):
         scoring: how several answers are scored: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto`` takes
             the first of them that gives what the stock model gives, found by a check when it is first needed.
         activation_checkpointing: compute activations twice instead of keeping them.
+        compile: ``layers`` to compile the layers of the language model and of the tower with torch.compile when
+            training begins; worth it for long trainings on a GPU.
         dtype: of the frozen weights of ``model``, for example ``bfloat16``; those that train are float32. ``auto``
             takes that of the Trainer's mixed precision, that of the files on a GPU, float32 otherwise.
         revision: branch, tag or commit of ``model`` on the hub.
@@ -92,6 +97,7 @@ class VLMCaptioner(FinetunedCaptioner):
         prompts: dict[str, str] | None = None,
         scoring: Literal["auto", "packed", "cached", "plain"] = "auto",
         activation_checkpointing: bool = False,
+        compile: Literal["layers"] | None = None,
         dtype: str = "auto",
         revision: str | None = None,
         device: str | None = None,
@@ -216,6 +222,8 @@ class VLMCaptioner(FinetunedCaptioner):
             take_precision_of_first(self.built_net)
         if self.net is not None and self.hparams["model"] is not None:
             set_precision(self.built_net, self._low_precision())
+        if self.hparams["compile"] and self.net is not None and self.trainer.training:
+            compile_layers(self.built_net)
         if self.device_mesh is not None and self.net is not None:
             whole = {name: p.detach() for name, p in self.net.state_dict().items()} if dealt and is_rank_zero() else {}
             shard_net(self.built_net, self.device_mesh, autocast_of(str(self.trainer.precision)))
@@ -230,10 +238,21 @@ class VLMCaptioner(FinetunedCaptioner):
 
     # ---- seeing and saying ------------------------------------------------------------------------------
 
+    @property
+    def decoder(self) -> VLMDecoder:
+        return VLMDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
+
     def encode(self, batch: PairBatch) -> PairFeatures:
-        inputs, images = batch.model_inputs, self._unpadded(batch)
+        inputs, images, sizes = batch.model_inputs, self._unpadded(batch), dict(batch.sizes)
         types = {name: inputs[name] for name in TOKEN_TYPES if name in inputs}
-        return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared)
+        if batch.prepared is None:
+            sizes.pop("tower", None)
+        features = self.built_net.encode(
+            images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared, inputs.get("positions"), sizes
+        )
+        if sizes:
+            features.sizes["captions"] = CaptionSizes(batch.tokens, batch.caption_mask, sizes["captions"])
+        return features
 
     @staticmethod
     def _unpadded(batch: PairBatch) -> Tensor | list[Tensor]:
@@ -290,7 +309,16 @@ class VLMCaptioner(FinetunedCaptioner):
             batch.model_inputs[SIZES] = torch.tensor(sizes)
             images = [torch.stack([sample.before, sample.after]) for sample in shown]
         net = self.built_net
-        batch.pixels, batch.pixels_of = net.family.pixels(net.model, net.processor, images), batch.images
+        pixels = net.family.pixels(net.model, net.processor, images)
+        moved, stays = net.family.tower_arguments(net.model, pixels)
+        batch.pixels, batch.pixels_of = {**pixels, **moved}, batch.images
+        prompt_ids = batch.model_inputs["prompt_ids"]
+        batch.sizes = {
+            "features": int((prompt_ids[0] == image_token(net.model.config)).sum()),
+            "is_padded": not bool(batch.model_inputs["prompt_mask"].all()),
+            "captions": int(up_to_last(batch.caption_mask[..., 1:]).flatten(1).sum(-1).max()),
+            "tower": stays,
+        }
         return batch
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:

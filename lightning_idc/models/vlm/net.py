@@ -11,6 +11,7 @@ Shapes: B pairs, K answers per pair, P prompt tokens, T answer tokens, D channel
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,23 @@ from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.checking import pick_scoring
 from lightning_idc.models.vlm.chunked import chunked_log_probs
 from lightning_idc.models.vlm.families.base import Family
-from lightning_idc.models.vlm.scoring import SCORING_METHODS, plain, up_to_last
-from lightning_idc.models.vlm.vision_language import VisionLanguageModel
+from lightning_idc.models.vlm.scoring import SCORING_METHODS, plain, up_to_last, valid_first
+from lightning_idc.models.vlm.vision_language import VisionLanguageModel, prompt_mask_of
+
+
+@dataclass(frozen=True)
+class CaptionSizes:
+    """How long the captions of a batch are, known without reading their mask from the device.
+
+    Args:
+        tokens: of the batch, ``(B, K, T)``.
+        mask: of the batch.
+        longest: most tokens that the captions of a pair have together, up to the last token of each.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    longest: int
 
 
 @dataclass
@@ -31,14 +47,14 @@ class PromptState:
 
     Args:
         cache: keys and values of the prompt and of the generated tokens.
-        mask: bool ``(N, P + generated)``, False at padding.
+        mask: bool ``(N, P + generated)``, False at padding; None where no prompt is padded.
         last_position: position of the prompt's last token, ``(N, 1)`` or ``(N, 3, 1)``.
         first_logits: logits after the prompt, ``(N, V)``.
         num_generated: tokens generated so far, the begin token included.
     """
 
     cache: Any
-    mask: Tensor
+    mask: Tensor | None
     last_position: Tensor
     first_logits: Tensor
     num_generated: int = 0
@@ -46,9 +62,8 @@ class PromptState:
     def select(self, rows: Tensor) -> PromptState:
         """The hypotheses ``rows``, in that order."""
         self.cache.reorder_cache(rows)
-        return PromptState(
-            self.cache, self.mask[rows], self.last_position[rows], self.first_logits[rows], self.num_generated
-        )
+        mask = None if self.mask is None else self.mask[rows]
+        return PromptState(self.cache, mask, self.last_position[rows], self.first_logits[rows], self.num_generated)
 
 
 class VLMNet(VisionLanguageModel):
@@ -78,37 +93,55 @@ class VLMNet(VisionLanguageModel):
                 which costs nothing and gets 0. All of them when None.
         """
         targets = tokens[..., 1:]
-        # run the model even where nothing is asked for: other processes may wait for its sharded weights
-        if mask is None or not mask.any() or bool(mask[..., 1:].all()):
+        if mask is None or tokens.shape[1] == 1:
             states = self.answer_states(features, tokens[..., :-1])
-            return self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
+            log_probs = self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
+            return log_probs if mask is None else log_probs.masked_fill(~up_to_last(mask[..., 1:]), 0.0)
         valid = up_to_last(mask[..., 1:])
-        max_answers = int(valid[..., 0].any(0).nonzero().max()) + 1
-        states = self.answer_states(features, tokens[:, :max_answers, :-1], valid[:, :max_answers])
-        log_probs = self._log_probs(states[valid[:, :max_answers]], targets[valid])
-        return log_probs.new_zeros(targets.shape).masked_scatter(valid, log_probs)
+        longest = self._longest(features, tokens, mask, valid)
+        states = self.answer_states(features, tokens[..., :-1], valid, longest)
+        indices = valid_first(valid, longest)
+        chosen = states.flatten(1, 2).gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))
+        log_probs = self._log_probs(chosen.flatten(0, 1), targets.flatten(1).gather(1, indices).flatten())
+        flat = log_probs.new_zeros(len(tokens), valid[0].numel()).scatter(1, indices, log_probs.view(indices.shape))
+        return flat.view(targets.shape).masked_fill(~valid, 0.0)
+
+    @staticmethod
+    def _longest(features: PairFeatures, tokens: Tensor, mask: Tensor, valid: Tensor) -> int:
+        """Most tokens that the answers of a pair have together, or more where only the device knows."""
+        captions: CaptionSizes | None = features.sizes.get("captions")
+        if captions is None:
+            # at least one, as other processes may wait for sharded weights
+            return max(1, int(valid.flatten(1).sum(-1).max()))
+        is_batch = tokens is captions.tokens and mask is captions.mask
+        return max(1, captions.longest) if is_batch else valid[0].numel()
 
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
         return self.lm_logits(self.answer_states(features, tokens))
 
-    def answer_states(self, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    def answer_states(
+        self, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None, longest: int | None = None
+    ) -> Tensor:
         """Hidden states ``(B, K, T, D)`` after each of ``tokens (B, K, T)``.
 
         Args:
             features: B pairs.
             tokens: K answers each, or fewer, the rest of which is padding.
             valid: bool ``(B, K, T)``, a prefix of each answer; the states of other tokens are 0. All when None.
+            longest: most tokens that the answers of a pair have together, or more; K * T when None.
         """
         # one answer shares nothing with others, and its two-dimensional mask leaves the choice of attention free
         score = plain if tokens.shape[1] == 1 else SCORING_METHODS[self.scoring_method]
-        return score(self, features, tokens, valid)
+        return score(self, features, tokens, valid, longest)
 
     @property
     def scoring_method(self) -> str:
         """How several answers are scored; decides ``auto``."""
         if self.scoring == "auto":
-            self.scoring = pick_scoring(self)
+            # the stock model runs with a cache, and once
+            with torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext():
+                self.scoring = pick_scoring(self)
         return self.scoring
 
     def _log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
@@ -122,14 +155,16 @@ class VLMNet(VisionLanguageModel):
     def start(self, features: PairFeatures) -> PromptState:
         """State behind the prompt."""
         cache, states = self.prefill(features)
-        extras = features.extras
-        return PromptState(cache, extras["prompt_mask"], extras["positions"][..., -1:], self.lm_logits(states)[:, -1])
+        return PromptState(
+            cache, prompt_mask_of(features), features.extras["positions"][..., -1:], self.lm_logits(states)[:, -1]
+        )
 
     def step(self, state: PromptState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state. The first tokens stand for the prompt."""
         num_generated, state.num_generated = state.num_generated, state.num_generated + 1
         if num_generated == 0:
             return state.first_logits
-        state.mask = torch.cat([state.mask, state.mask.new_ones(len(tokens), 1)], 1)
+        if state.mask is not None:
+            state.mask = torch.cat([state.mask, state.mask.new_ones(len(tokens), 1)], 1)
         positions = state.last_position + num_generated
         return self.lm_logits(self.hidden_states(tokens[:, None], state.mask, positions, cache=state.cache))[:, -1]

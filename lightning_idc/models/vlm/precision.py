@@ -52,6 +52,10 @@ def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
         frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trains)
         parameter.data = parameter.data.to(low if frozen else torch.float32)
     net.autocast_dtype = low
+    for part in net.modules():
+        # PEFT would write a float32 copy of each input of a LoRA, of which autocast makes one of 16 bits again
+        if hasattr(part, "_cast_input_dtype"):
+            part.cast_input_dtype_enabled = False  # type: ignore[assignment]
 
 
 def _part(name: str) -> str:

@@ -68,7 +68,12 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
             f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of {answer} that "
             f"is more than the {room} of the model. Set `max_pixels`, or a smaller max_length"
         )
-    return {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
+    inputs = {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
+    ids, grid = found["input_ids"], found.get("image_grid_thw")
+    extras = {} if grid is None else {"grid": grid[None]}
+    positions = net.family.positions(net.model, ids, torch.ones_like(ids, dtype=torch.bool), extras)
+    # tokens first, as they are padded
+    return {**inputs, "positions": positions[0].movedim(-1, 0)}
 
 
 def refuse_placeholders(net: VLMNet, prompt: str) -> None:
@@ -106,4 +111,5 @@ def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[
         for name in asked[0]
     }
     longest = int(lengths.max())
+    found["positions"] = found["positions"].movedim(1, -1)
     return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}

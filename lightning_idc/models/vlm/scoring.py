@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lightning_idc.images.types import PairFeatures
-from lightning_idc.models.vlm.vision_language import VisionLanguageModel
+from lightning_idc.models.vlm.vision_language import VisionLanguageModel, prompt_mask_of
 
-Scoring = Callable[[VisionLanguageModel, PairFeatures, Tensor, Tensor | None], Tensor]
-"""Network, features, tokens ``(B, K, T)``, which of them are valid ``(B, K, T)`` -> hidden states ``(B, K, T, D)``."""
+Scoring = Callable[[VisionLanguageModel, PairFeatures, Tensor, Tensor | None, int | None], Tensor]
+"""Network, features, tokens ``(B, K, T)``, which of them are valid ``(B, K, T)``, most valid tokens of a pair -> hidden
+states ``(B, K, T, D)``."""
 
 
 def up_to_last(mask: Tensor) -> Tensor:
@@ -26,6 +27,16 @@ def up_to_last(mask: Tensor) -> Tensor:
         [True, True, False]
     """
     return mask.flip(-1).cummax(-1).values.flip(-1)
+
+
+def valid_first(valid: Tensor, longest: int) -> Tensor:
+    """Indices of the tokens of each pair, valid ones first and in their order, ``(B, longest)``.
+
+    Args:
+        valid: bool ``(B, K, T)``.
+        longest: number of the indices, at least that of the valid tokens of a pair.
+    """
+    return valid.flatten(1).int().argsort(dim=-1, descending=True, stable=True)[:, :longest]
 
 
 def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
@@ -61,7 +72,13 @@ def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tenso
     return prompt_positions[..., -1:] + torch.arange(start, start + length, device=prompt_positions.device)
 
 
-def plain(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+def plain(
+    net: VisionLanguageModel,
+    features: PairFeatures,
+    tokens: Tensor,
+    valid: Tensor | None = None,
+    longest: int | None = None,
+) -> Tensor:
     """States ``(B, K, T, D)`` from one sequence per answer, of prompt and answer; only the images are shared.
 
     Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
@@ -72,19 +89,23 @@ def plain(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, vali
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
         valid: bool ``(B, K, T)``; answers without a valid token are left out.
+        longest: not read.
     """
-    if valid is not None and not bool(valid[..., 0].all()):
-        present = valid[..., 0]
+    present = None if valid is None else valid[..., 0]
+    # where all are absent they are computed, since other processes may wait for sharded weights
+    if present is not None and bool(present.any()) and not bool(present.all()):
         rows = present.nonzero()[:, 0]
         states = plain(net, _rows_of(features, rows), tokens[present][:, None])
         return _scatter(states[:, 0], present)
-    prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
+    prompt_ids, prompt_mask = features.extras["prompt_ids"], prompt_mask_of(features)
     positions = features.extras["positions"]
     _, count, length = tokens.shape
     answers = tokens[..., 1:].flatten(0, 1)
     positions = torch.cat([positions, answer_positions(positions, length - 1, 1)], -1)
     ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
-    mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
+    mask = None
+    if prompt_mask is not None:
+        mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
     types = net.token_types(features, length - 1, count)
     states = net.hidden_states(
         ids, mask, positions.repeat_interleave(count, 0), features, count, logits_to_keep=length, token_types=types
@@ -92,7 +113,13 @@ def plain(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, vali
     return states.unflatten(0, (-1, count))
 
 
-def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+def packed(
+    net: VisionLanguageModel,
+    features: PairFeatures,
+    tokens: Tensor,
+    valid: Tensor | None = None,
+    longest: int | None = None,
+) -> Tensor:
     """States ``(B, K, T, D)`` from one sequence: the prompt, then all answers end to end, under :func:`packed_mask`.
 
     The sequence is as long as the answers of a pair together, however many and long those of others are. Goes with
@@ -104,6 +131,7 @@ def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, val
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
         valid: bool ``(B, K, T)``, a prefix of each answer; the other tokens are left out.
+        longest: most valid tokens of a pair, or more, which are then padding; K * T when None.
     """
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
@@ -111,9 +139,8 @@ def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, val
     _, count, length = tokens.shape
     ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)
     flat = valid.flatten(1)
-    max_tokens = int(flat.sum(-1).max())
-    # the indices of a pair's tokens, valid ones first and in their order
-    indices = flat.int().argsort(dim=-1, descending=True, stable=True)[:, :max_tokens]
+    max_tokens = flat.shape[1] if longest is None else longest
+    indices = valid_first(valid, max_tokens)
     owner, step = indices // length + 1, indices % length
     # padding at the end of a row belongs to no answer
     owner = owner.masked_fill(torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
@@ -128,10 +155,18 @@ def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, val
         logits_to_keep=max_tokens,
         token_types=types,
     )
-    return _scatter(states[owner <= count], valid)
+    by_token = states.new_zeros(len(flat), flat.shape[1], states.shape[-1])
+    by_token = by_token.scatter(1, indices[..., None].expand(-1, -1, states.shape[-1]), states)
+    return by_token.unflatten(1, (count, length)).masked_fill(~valid[..., None], 0.0)
 
 
-def cached(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+def cached(
+    net: VisionLanguageModel,
+    features: PairFeatures,
+    tokens: Tensor,
+    valid: Tensor | None = None,
+    longest: int | None = None,
+) -> Tensor:
     """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values all answers then share.
 
     Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
@@ -141,6 +176,7 @@ def cached(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, val
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
         valid: bool ``(B, K, T)``; answers without a valid token are left out.
+        longest: not read.
     """
     prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
     length = tokens.shape[-1]

@@ -24,6 +24,7 @@ from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
 from lightning_idc.models.vlm.feature_rewrite import FeatureRewrite, FeatureRewriter
 from lightning_idc.models.vlm.tying import untie_differing
+from lightning_idc.models.vlm.windows import attend_segments_at_once
 
 LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Settings by which a model transforms its logits after the head; the model itself must then compute them."""
@@ -48,10 +49,13 @@ class VisionLanguageModel(nn.Module):
         self.media_tokens = frozenset(media_tokens(model.config))
         """Ids of the placeholders of images, videos and sound."""
         self.feature_rewriter: FeatureRewriter | None = None
+        self.is_compiled = False
+        """Whether :func:`~lightning_idc.models.vlm.compiling.compile_layers` has compiled the layers."""
         self._forward_arguments = frozenset(signature(model.forward).parameters)
         text_config = model.config.get_text_config().to_dict()
         self._scales_logits = any(text_config.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
         self.register_load_state_dict_pre_hook(untie_differing)
+        attend_segments_at_once(model)
 
     # ---- images -----------------------------------------------------------------------------------------
 
@@ -62,6 +66,8 @@ class VisionLanguageModel(nn.Module):
         prompt_mask: Tensor,
         token_types: Mapping[str, Tensor] | None = None,
         pixels: Mapping[str, Tensor] | None = None,
+        positions: Tensor | None = None,
+        sizes: Mapping[str, Any] | None = None,
     ) -> PairFeatures:
         """Run the vision tower, once per pair.
 
@@ -71,23 +77,36 @@ class VisionLanguageModel(nn.Module):
             prompt_mask: bool ``(B, P)``, False at padding.
             token_types: other inputs of the processor that go with the prompt's tokens, ``(B, P)`` each.
             pixels: the family's image inputs, where the data loader has prepared them.
+            positions: of the prompt's tokens, as of the family; computed when None.
+            sizes: what ``collate`` knows of the batch; read from the device when None.
         """
+        sizes = dict(sizes or {})
         if pixels is None:
             pixels = self.family.pixels(self.model, self.processor, list(images))
         device = prompt_ids.device
         pixels = {
-            name: value.to(device, self._tower_dtype if value.is_floating_point() else None)
+            name: value.to(
+                device, self._tower_dtype if name.startswith("pixel") and value.is_floating_point() else None
+            )
             for name, value in pixels.items()
         }
-        placeholders = prompt_ids == image_token(self.model.config)
-        if isinstance(images, Tensor):
-            # images of one size have equally many placeholders: one sync with the device instead of B
-            num_features = [int(placeholders[0].sum())] * len(images)
+        arguments = pixels | sizes.pop("tower", {})
+        if not isinstance(images, Tensor):
+            num_features = (prompt_ids == image_token(self.model.config)).sum(-1).tolist()
+        elif "features" in sizes:
+            num_features = [sizes["features"]] * len(images)
         else:
-            num_features = placeholders.sum(-1).tolist()
-        with self._rewriting(pixels, len(images)), self.precision():
-            memory, mask, extras = self.family.image_features(self.model, pixels, num_features)
-        return self.with_prompt(PairFeatures(memory, mask, extras), prompt_ids, prompt_mask, token_types)
+            # images of one size have equally many placeholders: one sync with the device instead of B
+            num_features = [int((prompt_ids[0] == image_token(self.model.config)).sum())] * len(images)
+        with self._rewriting(arguments, len(images)), self.precision():
+            memory, mask, extras = self.family.image_features(self.model, arguments, num_features)
+        if "grid" in extras:
+            # which `arguments` may have on the CPU
+            extras["grid"] = pixels["image_grid_thw"].view(len(images), -1, 3)
+        encoded = PairFeatures(memory, mask, extras)
+        features = self.with_prompt(encoded, prompt_ids, prompt_mask, token_types, positions)
+        features.sizes = sizes
+        return features
 
     def with_prompt(
         self,
@@ -95,6 +114,7 @@ class VisionLanguageModel(nn.Module):
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         token_types: Mapping[str, Tensor] | None = None,
+        positions: Tensor | None = None,
     ) -> PairFeatures:
         """Features of encoded pairs behind other prompts.
 
@@ -103,10 +123,13 @@ class VisionLanguageModel(nn.Module):
             prompt_ids: as of :meth:`encode`.
             prompt_mask: as of :meth:`encode`.
             token_types: as of :meth:`encode`.
+            positions: as of :meth:`encode`.
         """
-        positions = self.family.positions(self.model, prompt_ids, prompt_mask, features.extras)
+        if positions is None:
+            positions = self.family.positions(self.model, prompt_ids, prompt_mask, features.extras)
         image_extras = {name: value for name, value in features.extras.items() if name not in TOKEN_TYPES}
         prompt = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "positions": positions, **(token_types or {})}
+        # without sizes, which are those of the prompts that the pairs were collated with
         return PairFeatures(features.memory, features.mask, {**image_extras, **prompt})
 
     @property
@@ -126,7 +149,7 @@ class VisionLanguageModel(nn.Module):
     def hidden_states(
         self,
         ids: Tensor,
-        mask: Tensor,
+        mask: Tensor | None,
         positions: Tensor,
         features: PairFeatures | None = None,
         repeats: int = 1,
@@ -140,7 +163,7 @@ class VisionLanguageModel(nn.Module):
 
         Args:
             ids: ``(N, S)``.
-            mask: bool ``(N, past + S)``, or additive ``(N, 1, S, S)``.
+            mask: bool ``(N, past + S)``, or additive ``(N, 1, S, S)``; None where nothing is padding.
             positions: ``(N, S)`` or ``(N, 3, S)``.
             features: of the images whose placeholders are among the ids; None where there are none.
             repeats: consecutive rows of ids that each pair's features go with.
@@ -156,14 +179,31 @@ class VisionLanguageModel(nn.Module):
             "use_cache": cache is not None,
             **(token_types or {}),
         }
-        if features is not None:
+        if features is not None and self.family.only_embeds:
+            arguments |= {"input_ids": None, "inputs_embeds": self._embeddings(ids, features, repeats)}
+        elif features is not None:
             arguments |= self.family.feature_arguments(features.memory, features.mask, features.extras, repeats)
-        with self.precision():
+        # a cache grows with every token, and has a place for each layer: a graph for all of them would not hold
+        is_eager = self.is_compiled and cache is not None
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
+        with self.precision(), stance:
             if self.has_plain_head:
                 return self.model.model(**arguments).last_hidden_state[:, -logits_to_keep:]
             if "logits_to_keep" in self._forward_arguments:
                 arguments["logits_to_keep"] = logits_to_keep
             return self.model(**arguments).logits[:, -logits_to_keep:]
+
+    def _embeddings(self, ids: Tensor, features: PairFeatures, repeats: int) -> Tensor:
+        """Embeddings ``(N, S, D)`` of ids, with the features of images in place of those of their placeholders."""
+        memory, mask = features.memory, features.mask
+        if mask is None:
+            rows = memory.repeat_interleave(repeats, 0).flatten(0, 1)
+        else:
+            pairs = [pair[is_valid] for pair, is_valid in zip(memory, mask, strict=True)]
+            rows = torch.cat([pair for pair in pairs for _ in range(repeats)])
+        embeddings: Tensor = self.model.get_input_embeddings()(ids)
+        is_image = (ids == image_token(self.model.config))[..., None]
+        return embeddings.masked_scatter(is_image, rows.to(embeddings.dtype))
 
     def lm_logits(self, states: Tensor) -> Tensor:
         """Logits of :meth:`hidden_states`."""
@@ -207,8 +247,8 @@ class VisionLanguageModel(nn.Module):
         from transformers import DynamicCache
 
         cache = DynamicCache(config=self.model.config.get_text_config())
-        ids, mask, positions = (features.extras[name] for name in ("prompt_ids", "prompt_mask", "positions"))
-        types = self.token_types(features, 0)
+        ids, positions = features.extras["prompt_ids"], features.extras["positions"]
+        mask, types = prompt_mask_of(features), self.token_types(features, 0)
         return cache, self.hidden_states(ids, mask, positions, features, cache=cache, token_types=types)
 
     # ---- adapters and strategies ------------------------------------------------------------------------
@@ -247,3 +287,8 @@ class VisionLanguageModel(nn.Module):
     def units(self) -> list[nn.Module]:
         """Layers that a strategy may shard one by one."""
         return [part for part in self.model.modules() if type(part).__name__ in (self.model._no_split_modules or ())]
+
+
+def prompt_mask_of(features: PairFeatures) -> Tensor | None:
+    """Mask of the prompts; None where no prompt is known to be padded, and the model need not look for padding."""
+    return features.extras["prompt_mask"] if features.sizes.get("is_padded", True) else None

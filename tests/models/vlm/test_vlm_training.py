@@ -256,7 +256,7 @@ def test_parts_of_a_mixture_have_prompts_of_their_own() -> None:
     asked.meta["part"] = "long"
     tokenizer = model.net.processor.tokenizer  # type: ignore[union-attr]
     inputs = model.collate([plain, asked]).model_inputs
-    texts = [tokenizer.decode(row[mask]) for row, mask in zip(*inputs.values(), strict=True)]
+    texts = [tokenizer.decode(row[mask]) for row, mask in zip(inputs["prompt_ids"], inputs["prompt_mask"], strict=True)]
     assert "what changed?" in texts[0] and "how do the two pictures differ" in texts[1]
 
 

@@ -54,6 +54,9 @@ class Family:
     """Whether the tower takes images and gives their places row by row, perhaps behind a class token."""
     image_options: ClassVar[dict[str, Any]] = {}
     """Options of the image processor that keep each image one grid."""
+    only_embeds: bool = False
+    """Whether the language model reads features of images at its first layer alone, in place of embeddings; they are
+    then put there without the model's own look at the device."""
     listed: bool | None = None
     """Whether the model gives its image features as a list; known after the first images."""
 
@@ -131,6 +134,18 @@ class Family:
         accepted = signature(model.model.get_image_features).parameters
         found = self.inputs(processor, [""] * len(images), images)
         return {name: value for name, value in found.items() if name in accepted}
+
+    def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """What the tower works out from the sizes of images, made once in the data loader instead.
+
+        Args:
+            model: the model.
+            pixels: of :meth:`pixels`, on the CPU.
+
+        Returns:
+            Further arguments of ``get_image_features``, and those, or replacements of pixels, that stay on the CPU.
+        """
+        return {}, {}
 
     # ---- what comes out of the tower, and goes on to the words ------------------------------------------
 

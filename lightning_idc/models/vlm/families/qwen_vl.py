@@ -17,6 +17,7 @@ class QwenVL(Family):
     blocks = "model.visual.blocks"
     gate = "model.visual.merger"
     rows_of_places = False
+    only_embeds = True
     image_text = "<|vision_start|><|image_pad|><|vision_end|>"
     special_tokens: ClassVar = {
         "image_token": "<|image_pad|>",
@@ -54,6 +55,25 @@ class QwenVL(Family):
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(processor.image_processor([image for pair in images for image in pair], return_tensors="pt"))
 
+    def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        from transformers import vision_utils
+
+        tower, grid = model.model.visual, pixels["image_grid_thw"]
+        config = tower.config
+        bounds = vision_utils.get_vision_cu_seqlens(grid)
+        moved = {
+            "image_position_ids": vision_utils.get_vision_position_ids(grid, config.spatial_merge_size),
+            "image_cu_seqlens": bounds,
+        }
+        stays: dict[str, Any] = {"image_grid_thw": grid, "image_max_seqlen": longest_segment(bounds)}
+        if hasattr(config, "fullatt_block_indexes"):
+            index, windows = vision_utils.get_vision_window_index(
+                grid, config.spatial_merge_size, config.window_size, config.patch_size
+            )
+            moved |= {"image_window_index": index, "image_cu_window_seqlens": windows}
+            stays["image_max_window_seqlen"] = longest_segment(windows)
+        return moved, stays
+
     def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
         return pixels["image_grid_thw"].prod(-1).view(-1, 2).sum(-1).tolist()
 
@@ -61,8 +81,29 @@ class QwenVL(Family):
 class Qwen3VL(QwenVL):
     """Qwen3-VL hands features of earlier layers to the first layers of the language model, too (DeepStack)."""
 
+    only_embeds = False
+
+    def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        from transformers import vision_utils
+
+        moved, stays = super().tower_arguments(model, pixels)
+        tower = model.model.visual
+        indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
+            pixels["image_grid_thw"],
+            num_grid_per_side=tower.num_grid_per_side,
+            mode=tower.interpolation_mode,
+            align_corners=tower.interpolation_align_corners,
+            spatial_merge_size=tower.config.spatial_merge_size,
+        )
+        return {**moved, "image_interp_indices": indices, "image_interp_weights": weights}, stays
+
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
         self._name_tokens(config, tokenizer)
         return Qwen3VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen3VLVideoProcessor())
+
+
+def longest_segment(bounds: Tensor) -> int:
+    """Length of the longest of segments that begin and end at ``bounds``."""
+    return int((bounds[1:] - bounds[:-1]).max())
