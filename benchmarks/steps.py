@@ -20,6 +20,9 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.captioner import PairCaptioner
 
+COUNTS_GROUPED_ATTENTION = torch.__version__ >= "2.12"
+"""Whether torch's counter knows attention in which several queries share a key; that of 2.11 raises there."""
+
 
 def now(device: str) -> float:
     """Seconds: of the processor on a CPU, of the clock, with the queue of the device empty, elsewhere."""
@@ -88,7 +91,7 @@ class Stopwatch:
     """
 
     def __init__(self, clock: Callable[[], float], counts: bool = True) -> None:
-        self.clock, self.counts = clock, counts
+        self.clock, self.counts = clock, counts and COUNTS_GROUPED_ATTENTION
         self.seconds: list[float] = []
         self._count(1)
 

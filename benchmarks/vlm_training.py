@@ -183,14 +183,15 @@ class Pace(Callback):
         return (times[-1] - times[0]) / max(1, len(times) - 1)
 
 
-def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, int]:
-    """Bytes that ``lightning-idc plan`` expects."""
+def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, float]:
+    """Bytes and operations that ``lightning-idc plan`` expects."""
     from lightning_idc.models.vlm.plan import Images, plan_of
 
     adapter = lora()
     images = Images((side, side), PROMPT, scored, PLANNED, batch)
     plan = plan_of(folder, {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
-    return {"states": plan.states, "activations": plan.activations}
+    flops = 0.0 if plan.cost is None else plan.cost.step * batch
+    return {"states": plan.states, "activations": plan.activations, "flops": flops}
 
 
 def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
@@ -270,7 +271,8 @@ def summary(found: dict[str, dict[str, Any]], limit: dict[str, Any], batch: int)
     ratios: dict[str, Any] = {}
     for row, own in found.items():
         eager = found.get(row.removesuffix(", compiled").removesuffix(", stock"), {})
-        flops = own.get("flops") or eager.get("flops")
+        planned_flops = eager.get("planned", {}).get("flops") if row in ("sft", "sft x4", "sft, compiled") else None
+        flops = own.get("flops") or eager.get("flops") or planned_flops
         own["pairs_per_s"] = own.get("batch", batch) / own["seconds_per_step"]
         if flops:
             own["tflop_per_step"] = flops / 1e12
@@ -348,6 +350,9 @@ def main() -> None:
             except Exception as error:  # one row is not worth the others
                 failed[row] = f"{type(error).__name__}: {error}"[:500]
                 print(f"{row:<24} failed: {traceback.format_exc()[-3000:]}", flush=True)
+                error.__traceback__ = None  # it holds the tensors of the row
+                gc.collect()
+                torch.cuda.empty_cache()
                 continue
             ratios = summary(found, limit, given.batch)
             print(line(row, found[row], given.batch), f"{found[row]['seconds_in_all']:.0f} s in all", flush=True)

@@ -1,4 +1,4 @@
-"""A pair as one picture: before, after, boxes, type of change and captions."""
+"""A pair as one image: labelled panels before and after, boxes, type of change and captions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from lightning_idc.images.types import PairSample
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_PAPER, _INK, _BOX = (255, 255, 255), (28, 28, 30), (230, 110, 20)
+_PAPER, _INK, _QUIET, _BOX = (255, 255, 255), (28, 28, 30), (110, 110, 118), (230, 110, 20)
 _GAP, _MARGIN, _TEXT = 8, 8, 14
+_LINE = _TEXT + 4
+_PANELS = ("before", "after", "where")
 
 
 def as_rgb(image: Tensor) -> Tensor:
@@ -29,38 +31,46 @@ def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tens
     """Draw a pair.
 
     Args:
-        sample: with its images, and perhaps boxes, which are drawn on both.
-        side: the images are enlarged or made smaller so that their longer side has so many pixels.
-        captions: most captions that are shown.
-        heat: ``(rows, columns)`` from 0 to 1, drawn over the second image in a third picture.
+        sample: images of the pair; its boxes are drawn on both.
+        side: pixels of the longer side of each panel.
+        captions: maximal number of captions.
+        heat: ``(rows, columns)`` from 0 to 1, drawn over the second image in a third panel.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     height, width = sample.before.shape[1:]
     scale = side / max(height, width)
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    shown = [as_rgb(sample.before), as_rgb(sample.after)]
+    panels = [as_rgb(sample.before), as_rgb(sample.after)]
     if heat is not None:
-        shown.append(_heated(shown[1], heat))
-    total = len(shown) * size[0] + (len(shown) - 1) * _GAP + 2 * _MARGIN
-    lines = [f"{sample.id}" + (f"   {sample.change_type}" if sample.change_type else "")]
+        panels.append(_heated(panels[1], heat))
+    total = len(panels) * size[0] + (len(panels) - 1) * _GAP + 2 * _MARGIN
+    lines = []
     for caption in sample.captions[:captions]:
-        lines += textwrap.wrap(f"- {caption}", max(10, total // (_TEXT // 2)), subsequent_indent="  ")
-    sheet = Image.new("RGB", (total, size[1] + 3 * _MARGIN + (_TEXT + 4) * len(lines)), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for column, image in enumerate(shown):
+        text = caption if len(sample.captions) == 1 else f"- {caption}"
+        lines += textwrap.wrap(text, max(10, total // (_TEXT // 2)), subsequent_indent="  ")
+    # an answer about two files has no other name than "pair"
+    about = "   ".join(part for part in (sample.id if sample.id != "pair" else "", sample.change_type or "") if part)
+    top = _MARGIN + _LINE
+    rows = len(lines) + bool(about)
+    sheet = Image.new("RGB", (total, top + size[1] + 2 * _MARGIN + _LINE * rows), _PAPER)
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(_TEXT)
+    for column, image in enumerate(panels):
         left = _MARGIN + column * (size[0] + _GAP)
-        picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-        sheet.paste(picture.resize(size, Image.Resampling.BICUBIC), (left, _MARGIN))
+        draw.text((left, _MARGIN - 2), _PANELS[column], _QUIET, font)
+        panel = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        sheet.paste(panel.resize(size, Image.Resampling.BICUBIC), (left, top))
         for box in [] if sample.boxes is None or column > 1 else sample.boxes[:, column].tolist():
             if all(value == value for value in box):  # NaN: the change has no extent on this side
                 corners = [value * scale for value in box]
                 draw.rectangle(
-                    (left + corners[0], _MARGIN + corners[1], left + corners[2], _MARGIN + corners[3]), None, _BOX, 2
+                    (left + corners[0], top + corners[1], left + corners[2], top + corners[3]), None, _BOX, 2
                 )
-    font = ImageFont.load_default(_TEXT)
+    bottom = top + size[1] + _MARGIN
     for number, line in enumerate(lines):
-        draw.text((_MARGIN, size[1] + 2 * _MARGIN + number * (_TEXT + 4)), line, _INK, font)
+        draw.text((_MARGIN, bottom + number * _LINE), line, _INK, font)
+    if about:
+        draw.text((_MARGIN, bottom + len(lines) * _LINE), about, _QUIET, font)
     return sheet
 
 

@@ -75,14 +75,14 @@ def test_an_index_is_a_draw_of_the_first_epoch(tmp_path: Path) -> None:
 def test_a_pair_is_drawn_with_its_boxes(spot: Path) -> None:
     dataset = SpotTheDiff.split(spot, "test", official=False)
     plain = dataset.plot(1)
-    assert plain.size[0] > 2 * 320 and plain.getpixel((20, 20)) == (10, 10, 10)
-    assert plain.getpixel((plain.size[0] - 20, 20)) == (12, 12, 12)
+    assert plain.size[0] > 2 * 320 and plain.getpixel((20, 40)) == (10, 10, 10)
+    assert plain.getpixel((plain.size[0] - 20, 40)) == (12, 12, 12)
     sample = dataset[1]
     sample.boxes = torch.tensor([[[10.0, 10.0, 20.0, 20.0], [float("nan")] * 4]])
-    drawn = np.asarray(plot_pair(sample))[:248].astype(int)
-    changed = (drawn != np.asarray(plain)[:248]).any(-1)
+    drawn = np.asarray(plot_pair(sample))[:266].astype(int)
+    changed = (drawn != np.asarray(plain)[:266]).any(-1)
     rows, columns = np.nonzero(changed)
-    assert columns.max() < 8 + 320 and abs(columns.min() - (8 + 80)) <= 2 and abs(rows.min() - (8 + 80)) <= 2
+    assert columns.max() < 8 + 320 and abs(columns.min() - (8 + 80)) <= 2 and abs(rows.min() - (8 + 18 + 80)) <= 2
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])

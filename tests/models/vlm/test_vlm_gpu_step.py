@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,21 @@ from lightning_idc.models.vlm.windows import SEGMENTS
 
 
 class Waits(Callback):
-    """Raises where a step waits for the device before the optimizer, from the second step on."""
+    """Raises where a forward pass waits for the device, from the second step on; the backward pass does wait."""
 
     def on_train_batch_start(self, trainer: Any, *unused: Any) -> None:
         if trainer.global_step:
             torch.cuda.set_sync_debug_mode("error")
 
-    def on_before_optimizer_step(self, *unused: Any) -> None:
+    def on_before_backward(self, *unused: Any) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture(autouse=True)
+def without_debug_mode() -> Iterator[None]:
+    """A test that fails must not leave the mode to the next ones."""
+    yield
+    if torch.cuda.is_available():
         torch.cuda.set_sync_debug_mode("default")
 
 
