@@ -64,6 +64,20 @@ def read_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
     return state
 
 
+def read_folder(folder: Path) -> dict[str, Any]:
+    """The content of a folder of ``save_pretrained`` under the keys of a checkpoint file.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the folder holds a model of transformers.
+    """
+    config = read_config(folder)
+    return {
+        "class_path": config.get("class_path"),
+        "hyper_parameters": config.get("init_args") or {},
+        "state_dict": read_weights(folder, config),
+    }
+
+
 def _file_of(folder: Path, name: str) -> Path:
     if not (folder / name).is_file():
         raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")

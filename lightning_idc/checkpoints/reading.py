@@ -28,10 +28,13 @@ PIECES = ".metadata"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint file, refusing anything but tensors and plain types.
+    """Load a checkpoint file, or a folder of ``save_pretrained``, as tensors and plain types; nothing else is accepted.
+
+    Returns:
+        ``state_dict``, ``hyper_parameters`` and ``class_path``, and whatever else a file holds.
 
     Raises:
-        CheckpointError: the file is missing, damaged, in pieces, or would run code when loaded.
+        CheckpointError: the file is missing, damaged, sharded, or would run code when loaded.
     """
     if Path(path, PIECES).is_file():
         # its list of pieces is a pickle, which might run code
@@ -41,10 +44,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
     if "://" in str(path):
         raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
+    if Path(path).is_dir():
+        from lightning_idc.checkpoints.folders import read_folder
+
+        return read_folder(Path(path))
     if not Path(path).is_file():
-        raise CheckpointError(
-            f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)"
-        )
+        raise CheckpointError(f"there is no checkpoint {str(path)!r}")
     try:
         # mapped, so that an optimizer's state, two thirds of the file, is not read where only weights are asked for;
         # files of torch's format before 1.6 cannot be mapped

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ class BLEU(CorpusMetric):
     """BLEU as COCO's evaluation computes it, 0 to 100.
 
     Args:
-        n_gram: longest n-gram, 1 to 4.
+        n_gram: length of the longest n-gram.
         options: keyword arguments of ``torchmetrics.Metric``.
 
     Raises:
@@ -136,7 +136,7 @@ class BLEU(CorpusMetric):
 
     metric = "BLEU"
 
-    def __init__(self, n_gram: int = 4, **options: Any) -> None:
+    def __init__(self, n_gram: Literal[1, 2, 3, 4] = 4, **options: Any) -> None:
         super().__init__(**options)
         if not 1 <= n_gram <= MAX_ORDER:
             raise ConfigError(f"n_gram is {n_gram!r}; expected 1 to {MAX_ORDER}")

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_idc.checkpoints.checkpoint_io import write_checkpoint
 from lightning_idc.checkpoints.reading import PIECES, class_named, plain_hparams, read_checkpoint
+from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.models.addon import AUX
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.utils.arguments import accepted_arguments
@@ -42,12 +43,16 @@ def load_module(kind: type[M], path: str | Path) -> M:
 
 @reads_file("path")
 def load_captioner(path: str | Path) -> PairCaptioner:
-    """Captioner of this library from a ``.ckpt`` file or a folder of ``save_pretrained``, ready to describe pairs.
+    """Captioner of this library, ready to describe pairs.
+
+    Args:
+        path: ``.ckpt`` file, folder of ``save_pretrained``, name of a captioner that comes with the library, or hub id.
 
     Raises:
         CheckpointError: there is nothing to load, or it names a class outside this library.
     """
-    if Path(path).is_dir() and not Path(path, PIECES).is_file():
+    path = resolve(path)
+    if path.is_dir() and not (path / PIECES).is_file():
         return PairCaptioner.from_pretrained(path)
     class_path = read_checkpoint(path).get("class_path")
     if class_path is None:

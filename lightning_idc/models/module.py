@@ -32,6 +32,7 @@ from lightning_idc.checkpoints.reading import (
     refuse_other_computation,
     refuse_unreadable,
 )
+from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
 from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
@@ -63,7 +64,8 @@ class PairModule(LightningModule):
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
             ``adapters.<name>``, ``addons.<name>``.
         adapters: record (``class_path``, ``init_args``) of each adapter by name; set by callbacks and checkpoints.
-        init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
+        init_from: weights that training starts from, with their vocabulary and adapters: a checkpoint, a folder of
+            ``save_pretrained``, the name of a captioner that comes with the library (``pcb``), or a hub id.
         merge_adapters: make the adapters of ``init_from`` part of the network, so that disabling later adapters
             gives back the weights that training started from.
         optimizer: creates the optimizer from parameter groups.
@@ -200,7 +202,7 @@ class PairModule(LightningModule):
         """
         if self.init_from is None:
             return None
-        checkpoint = read_checkpoint(self.init_from)
+        checkpoint = read_checkpoint(resolve(self.init_from))
         with reading(self.init_from):
             hparams = plain_hparams(checkpoint, self.init_from)
             self.refuse_other_computation(hparams, self.init_from)

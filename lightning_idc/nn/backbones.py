@@ -164,12 +164,18 @@ def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     """Load the weights under ``net.backbone.`` of a checkpoint into a backbone, strictly.
 
+    Args:
+        backbone: backbone of the same architecture.
+        checkpoint: checkpoint, folder of ``save_pretrained``, name of a captioner that comes with the library, or hub
+            id.
+
     Raises:
         CheckpointError: the checkpoint is missing or holds another backbone.
     """
     from lightning_idc.checkpoints.reading import read_checkpoint
+    from lightning_idc.checkpoints.resolve import resolve
 
-    state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
+    state: Mapping[str, Tensor] = read_checkpoint(resolve(checkpoint))["state_dict"]
     prefix = "net.backbone."
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not weights:

@@ -85,16 +85,17 @@ class CellCounts(nn.Module):
         nn.init.normal_(self.kind, std=0.2)  # with zeros all kinds would start equal
 
     def load_head(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the classifier of cells from the weights of a pre-training.
+        """Load the classifier of cells from the weights of a pre-training, or of a captioner that counts.
 
         Args:
-            state: weights by name.
+            state: weights of a ChangeNaming or of a PairTransformer, by name.
             source: path of the weights, for messages.
 
         Raises:
             CheckpointError: the classifier is missing or has other classes.
         """
-        weights = {name: state[f"net.head.{name}"] for name in ("weight", "bias") if f"net.head.{name}" in state}
+        prefix = "net.counts.head." if "net.counts.head.weight" in state else "net.head."
+        weights = {name: state[f"{prefix}{name}"] for name in ("weight", "bias") if f"{prefix}{name}" in state}
         shapes = {name: tuple(value.shape) for name, value in self.head.state_dict().items()}
         if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
             kinds = len(weights["bias"]) if "bias" in weights else "no"

@@ -56,8 +56,9 @@ def is_reference_of_other(references: Sequence[Sequence[str]], captions: Sequenc
         captions: one caption of each pair.
 
     Example:
-        >>> is_reference_of_other([["same"], ["a cube moved"], ["same", "no change"]], ["same", "a cube moved", "no
-        change"]) tensor([[False, False, False],
+        >>> references = [["same"], ["a cube moved"], ["same", "no change"]]
+        >>> is_reference_of_other(references, ["same", "a cube moved", "no change"])
+        tensor([[False, False, False],
                 [False, False, False],
                 [ True, False, False]])
     """

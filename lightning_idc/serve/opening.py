@@ -5,8 +5,6 @@ What imports torch is imported when a captioner is opened, since the help of a v
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 MODELS = Path(__file__).parent / "models"
 SAMPLES = Path(__file__).parent / "samples"
 DEFAULT = "clevr"
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def shipped() -> dict[str, Path]:
@@ -146,13 +143,16 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         ConfigError: there is no model of this name.
         CheckpointError: a file or folder cannot be read.
     """
+    from lightning_idc.checkpoints.resolve import is_captioner_folder, is_captioner_on_hub, is_hub_id, resolve
     from lightning_idc.models.vlm.opening import open_captioner
 
     known = shipped()
     path = known[name] if name in known else Path(name)
-    if path.is_file() or path.suffix == ".ckpt" or _is_ours(path):
+    if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)
-    if path.is_dir() or _HUB_ID.fullmatch(name):
+    if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
+        return open_captioner(checkpoint=resolve(name, options.pop("revision", None)), **options)
+    if path.is_dir() or is_hub_id(name):
         return open_captioner(model=name, **options)
     raise ConfigError(
         f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
@@ -175,17 +175,6 @@ def load(model: str | Path, device: str = "auto", **options: Any) -> PairCaption
         CheckpointError: a file or folder cannot be read.
     """
     return ModelOptions(str(model), device, **options).open()
-
-
-def _is_ours(folder: Path) -> bool:
-    """Whether ``save_pretrained`` wrote a folder; one of transformers has a configuration of another kind."""
-    config = folder / "config.json"
-    if not config.is_file():
-        return (folder / ".metadata").is_file()  # a checkpoint in pieces, whose reader says what to do
-    try:
-        return "class_path" in json.loads(config.read_text(encoding="utf-8"))
-    except ValueError:
-        return True  # its reader says what is wrong
 
 
 def _image_options(given: Sequence[str]) -> dict[str, Any]:

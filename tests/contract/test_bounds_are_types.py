@@ -23,11 +23,11 @@ NO_BOUND = {
     "NAMC": {"stage"},
     "NearestPrototype": {"min_similarity"},  # a cosine
     "PairDataModule": {"fill_nan"},
-    "RewardMined": {"best"},
+    "RewardMined": {"max_reward"},
     "SimilarPairs": {"gamma", "alpha", "beta"},
     "TimmGrid": {"stage"},
     "WeightedRewards": {"weights"},  # one below 0 is a penalty
-    "EraseObjects": {"alike", "confidence", "overlap"},  # of a model, whose scale they have
+    "EraseObjects": {"max_similarity", "confidence", "overlap"},  # of a model, whose scale they have
     "RemovedObjects": {"present", "absent"},
     "SamSegmenter": {"confidence", "stability"},
     "GridBackbone": {"mean", "std"},

@@ -32,7 +32,7 @@ def check_row(item: str, how: str) -> None:
         assert not axis or any(fnmatch(name, entry) for name in found[axis]), f"{recipe} has no {axis}={entry}"
     scripts = re.findall(r"`(benchmarks/[\w/]+\.py)`", how)
     assert all((ROOT / script).is_file() for script in scripts)
-    verbs = re.findall(r"`lightning-idc ([\w-]+)`", how)
+    verbs = re.findall(r"`lightning-idc ([\w-]+)[^`]*`", how)
     assert all(verb in VERBS for verb in verbs)
     callbacks = re.findall(r"callback `(\w+)`", how)
     assert all(name in dir(lightning_idc.callbacks) for name in callbacks)

@@ -358,7 +358,7 @@ def test_judge_tokens_are_part_of_the_judge_name(
         assert found["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
         hashes.add(found["protocol"]["hash"])
     assert len(hashes) == 2
-    assert main([*given, "--judge_tokens", "0"]) == 1 and "--judge_tokens is 0" in capsys.readouterr().err
+    assert main([*given, "--judge_tokens", "0"]) == 2 and "--judge_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

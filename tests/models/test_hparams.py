@@ -87,7 +87,7 @@ def test_a_prompt_needs_a_captioner_that_reads_it() -> None:
     [
         ("PreferenceOptimization", "reference", "beta"),
         ("NoiseMasking", "encoder", "fill_masked"),
-        ("MaskedReconstruction", "tokenizer", "share"),
+        ("MaskedReconstruction", "tokenizer", "mask_ratio"),
         ("MDPAdapter", "layers", "stacked"),
         ("LoRA", "name", "rank"),
     ],

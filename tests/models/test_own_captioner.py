@@ -55,7 +55,7 @@ def test_readmes_captioner_trains_searches_and_is_described_by_the_command(
         Image.new("RGB", (8, 8), (120, 130, 140)).save(f"{side}.png")
     from importlib import import_module
 
-    path = trained(import_module("mine_of_readme").Mine, tmp_path)
+    path = trained(import_module("mine_of_readme").MyCaptioner, tmp_path)
     assert main(["describe", "before.png", "after.png", "--model", str(path), "--import", "mine_of_readme"]) == 0
     assert capsys.readouterr().out.strip()
 
@@ -63,9 +63,9 @@ def test_readmes_captioner_trains_searches_and_is_described_by_the_command(
 def test_a_class_of_a_notebook_is_loaded_again_also_after_its_cell_ran_twice(tmp_path: Path) -> None:
     cell: dict[str, Any] = {"__name__": "__main__"}
     exec(block(), cell)
-    path = trained(cell["Mine"], tmp_path)
+    path = trained(cell["MyCaptioner"], tmp_path)
     exec(block(), cell)
-    assert type(load_captioner(path)) is cell["Mine"]
+    assert type(load_captioner(path)) is cell["MyCaptioner"]
 
 
 @dataclass

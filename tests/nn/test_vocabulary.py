@@ -151,7 +151,7 @@ def test_berts_words_are_made_of_pieces_and_come_back(bert: Path) -> None:
 
 
 def test_a_file_that_is_not_berts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"vocab\.txt.*is not there"):
+    with pytest.raises(CheckpointError, match=r"vocab\.txt.*does not exist"):
         load_vocabulary(str(tmp_path))
     (tmp_path / "vocab.txt").write_text("[PAD]\nred\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"missing: \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):

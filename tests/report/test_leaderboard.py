@@ -133,7 +133,7 @@ def test_what_is_no_result_is_not_read_and_what_is_damaged_is_named(
     assert "a/run.json cannot be read" in capsys.readouterr().err
     (tmp_path / "runs" / "b" / "metrics.json").write_text("", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path / "runs")]) == 1
-    assert "metrics.json cannot be read as JSON" in capsys.readouterr().err
+    assert "metrics.json: not JSON" in capsys.readouterr().err
 
 
 def test_what_cannot_be_opened_is_named_and_a_folder_is_no_file(
@@ -154,7 +154,7 @@ def test_what_cannot_be_opened_is_named_and_a_folder_is_no_file(
     damaged = tmp_path / "b" / "test" / "metrics.json"
     damaged.write_text("{", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path)]) == 1
-    assert f"{damaged} cannot be read" in capsys.readouterr().err, "every run has a file of this name"
+    assert f"{damaged}: not JSON" in capsys.readouterr().err, "every run has a file of this name"
 
 
 def test_the_order_of_captions_changes_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

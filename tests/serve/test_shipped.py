@@ -35,16 +35,31 @@ def test_readmes_python_block_runs_as_typed(capsys: pytest.CaptureFixture[str]) 
     assert "Caption(text=" in capsys.readouterr().out
 
 
-def test_without_a_model_the_first_one_answers_and_says_what_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
-    before, after = map(str, lightning_idc.sample_pair())
+def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A captioner of rendered scenes knows nothing of photographs, and it answered about them."""
+    image = Image.new("RGB", (120, 80), (200, 200, 200))
+    image.save(tmp_path / "before.png")
+    image.paste((220, 20, 20), (80, 8, 104, 28))
+    image.save(tmp_path / "after.png")
+    before, after = str(tmp_path / "before.png"), str(tmp_path / "after.png")
     assert main(["describe", before, after, "--json"]) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert found["changed"] and found["boxes"] and found["size"] == [384, 256]
-    assert f"described by the captioner {DEFAULT!r}" in said.err and "rendered scenes" in said.err
-    same = [before, before]
-    assert main(["describe", *same, "--json"]) == 0
-    assert not json.loads(capsys.readouterr().out)["boxes"]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["caption"] == "A red object was added in the upper right." and answer["changed"]
+    assert answer["boxes"] == [[80, 8, 104, 28]] and answer["regions"][0]["kind"] == "added"
+    assert main(["describe", before, after, "--out", str(tmp_path / "answer.png")]) == 0
+    assert "A red object was added" in capsys.readouterr().out and (tmp_path / "answer.png").is_file()
+    assert main(["describe", before, before, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["caption"] == "Nothing changed."
+    assert main(["describe", before, after, "--device", "cpu"]) == 1
+    assert "--device is an option of a captioner; expected --model with it" in capsys.readouterr().err
+    for side in (before, after):
+        folder = tmp_path / Path(side).stem
+        folder.mkdir()
+        Path(side).rename(folder / "page.png")
+    folders = [str(tmp_path / "before"), str(tmp_path / "after")]
+    out = ["--out", str(tmp_path / "c.jsonl")]
+    assert main(["compare", *folders, "--fail_on", "changed", *out]) == 1
+    assert "changed   page: A red object was added in the upper right." in capsys.readouterr().out
 
 
 def test_the_board_captioner_counts_the_defects_of_its_sample_and_says_where() -> None:

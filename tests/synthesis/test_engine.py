@@ -349,7 +349,7 @@ def test_progress_names_what_is_left(
 
 def test_an_engine_is_named_for_the_stages_that_make_records() -> None:
     found = with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
-    launcher = {"class_path": "RayPool", "init_args": {"workers": 4}}
+    launcher = {"class": "RayPool", "workers": 4}
     assert found == {"model.width": 8, "data.launcher": launcher}
     for wrong in ({"engine": "spark"}, {"engine.workers": 4}):
         with pytest.raises(ConfigError, match="ray, process, array"):

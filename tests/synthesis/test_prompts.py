@@ -195,8 +195,8 @@ def of_replacement() -> dict[str, Any]:
         "box_margin": drawing.MARGIN,
         "box_line": drawing.LINE,
         "bar": drawing.BAR,
-        "region_max_new_tokens": regions["model"]["init_args"]["max_new_tokens"],
-        "difference_max_new_tokens": teller["model"]["init_args"]["max_new_tokens"],
+        "region_max_new_tokens": regions["model"]["max_new_tokens"],
+        "difference_max_new_tokens": teller["model"]["max_new_tokens"],
         "caption_similarity": paper.caption_similarity,
         "caption_itm": scripts.caption_match,
         "unnatural_bar": drawing.BAR,
@@ -207,8 +207,8 @@ def of_replacement() -> dict[str, Any]:
 def of_removal() -> dict[str, Any]:
     erase, described = (of_recipe("img_diff_removal.yaml", name) for name in ("EraseObjects", "RemovedObjects"))
     inpainter = {name: default(DiffusionInpainter, name) for name in ("strength", "guidance", "steps", "size")}
-    inpainter |= erase["inpainter"]["init_args"]
-    sam, captioner = erase["segmenter"]["init_args"], described["captioner"]["init_args"]
+    inpainter |= {k: v for k, v in erase["inpainter"].items() if k != "class"}
+    sam, captioner = erase["segmenter"], described["captioner"]
     assert sam["confidence"] == erase["confidence"] and inpainter["size"] == erase["size"]
     return {
         "removal_size": [erase["size"]] * 2,
@@ -221,7 +221,7 @@ def of_removal() -> dict[str, Any]:
         "removal_strength": inpainter["strength"],
         "removal_guidance": inpainter["guidance"],
         "removal_steps": inpainter["steps"],
-        "removal_region_max_new_tokens": captioner["model"]["init_args"]["max_new_tokens"],
+        "removal_region_max_new_tokens": captioner["model"]["max_new_tokens"],
         "removal_itm_present": described["present"],
         "removal_itm_absent": described["absent"],
         "removal_box_margin": removal.MARGIN,
@@ -349,7 +349,10 @@ def rule_removal_both_pictures(rule: dict[str, Any]) -> None:
     pair = [torch.zeros(3, 16, 16, dtype=torch.uint8), torch.full((3, 16, 16), 255, dtype=torch.uint8)]
     pair[0][:, :8], pair[1][:, :8, :8] = 255, 0
     stage = removal.EraseObjects(max_similarity=2.0)
-    assert [[r for r, _ in stage._objects(pair, [first, second], side)] for side in (0, 1)] == [[first], [second]]
+    assert [[r for r, _ in stage._select_objects(pair, [first, second], side)] for side in (0, 1)] == [
+        [first],
+        [second],
+    ]
 
 
 def rule_removal_side(rule: dict[str, Any]) -> None:

@@ -123,7 +123,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
         built(folder, variant="official", procedure=str(folder / "first.ckpt"))
     with pytest.raises(ConfigError, match="queries is -1"):
         second_stage(folder, queries=-1)
-    with pytest.raises(DataError, match="for 16x16"):
+    with pytest.raises(DataError, match="expected 16x16"):
         built(folder).net.encode(torch.zeros(1, 2, 3, 24, 24, dtype=torch.uint8))
 
 
