@@ -37,6 +37,33 @@ SWIFT = {
 }
 
 
+SWIFT_MESSAGES = {
+    **{name: value for name, value in SWIFT.items() if name != "rejected_response"},
+    "rejected_messages": [
+        {"role": "user", "content": "<image><image>what changed?"},
+        {"role": "assistant", "content": "it is gone"},
+    ],
+}
+TRL_IMPLICIT = {
+    "images": IMAGES,
+    "chosen": [{"role": "user", "content": "what changed?"}, {"role": "assistant", "content": "it moved"}],
+    "rejected": [{"role": "user", "content": "what changed?"}, {"role": "assistant", "content": "it is gone"}],
+}
+LLAMA_FACTORY = {
+    "images": IMAGES,
+    "conversations": [{"from": "human", "value": "<image><image>what changed?"}],
+    "chosen": {"from": "gpt", "value": "it moved"},
+    "rejected": {"from": "gpt", "value": "it is gone"},
+}
+MMPR = {
+    "image": IMAGES,
+    "question": "Image-1: <image>\nImage-2: <image>\nwhat changed?",
+    "chosen": "it moved",
+    "rejected": "it is gone",
+}
+QUESTION = {**PLAIN, "question": "what changed?"}
+
+
 def data(root: Path, *rows: dict[str, Any]) -> PreferencePairs:
     for value, name in enumerate(IMAGES):
         Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(root / name)
@@ -44,12 +71,16 @@ def data(root: Path, *rows: dict[str, Any]) -> PreferencePairs:
     return PreferencePairs(root)
 
 
-@pytest.mark.parametrize("row", [PLAIN, TRL, TRL_TEXT, SWIFT])
+@pytest.mark.parametrize(
+    "row", [PLAIN, QUESTION, TRL, TRL_TEXT, TRL_IMPLICIT, SWIFT, SWIFT_MESSAGES, LLAMA_FACTORY, MMPR]
+)
 def test_every_layout_gives_the_same_pair(row: dict[str, Any], tmp_path: Path) -> None:
     source = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
     sample = source.load(0)
     assert sample.captions == ["it moved"] and sample.change_type == "left/right"
-    assert sample.meta == {"rejected": ["it is gone"], "margin": 2.0, "error_type": "left/right"} == source.meta(0)
+    expected = {"rejected": ["it is gone"], "margin": 2.0, "error_type": "left/right"}
+    expected |= {} if row is PLAIN else {"question": "what changed?"}
+    assert sample.meta == expected == source.meta(0)
     assert sample.before.max() == 0 and sample.after.max() == 1
 
 
@@ -69,7 +100,9 @@ def test_a_csv_is_read_too(tmp_path: Path) -> None:
     assert source.meta(0) == {"rejected": ["it is gone"], "margin": 0.5}
 
 
-@pytest.mark.parametrize("row", [PLAIN, TRL, TRL_TEXT, SWIFT])
+@pytest.mark.parametrize(
+    "row", [PLAIN, QUESTION, TRL, TRL_TEXT, TRL_IMPLICIT, SWIFT, SWIFT_MESSAGES, LLAMA_FACTORY, MMPR]
+)
 def test_a_folder_of_ones_own_may_hold_preferences(row: dict[str, Any], tmp_path: Path) -> None:
     expected = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
     found = FolderPairs(tmp_path).pairs_of("train")

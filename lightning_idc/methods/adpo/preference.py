@@ -6,15 +6,24 @@ from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.images.types import PairBatch
-from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
+from lightning_idc.methods.adpo.negatives import FromData, NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.preference_addon import Preference, PreferenceOptions
 from lightning_idc.methods.policy.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.policy.references import FrozenCopy, NoReference, ReferencePolicy
 from lightning_idc.models.addon import Addon, TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.utils.errors import ConfigError
+
+
+def default_negatives(data: PairDataModule) -> NegativeSource:
+    """Rejected captions of the data where its training pairs have some, else random captions."""
+    source = data.pairs_of("train")
+    has_rejected = any(source.meta(index).get("rejected") for index in range(min(len(source), 100)))
+    return FromData() if has_rejected else RandomCaption()
 
 
 class PreferenceOptimization(PolicyCallback):
@@ -24,8 +33,8 @@ class PreferenceOptimization(PolicyCallback):
     a supervised captioner with ``init_from``, which then is the reference policy.
 
     Args:
-        negatives: source of the rejected captions; :class:`RandomCaption` when None. An `AdversarialRetriever` among
-            the callbacks replaces it.
+        negatives: source of the rejected captions. When None, :class:`FromData` if the training data has rejected
+            captions, else :class:`RandomCaption`. An `AdversarialRetriever` among the callbacks replaces it.
         reference: reference policy; :class:`FrozenCopy` when None.
         dropout: whether dropout stays on. Without dropout the policy starts exactly at the reference; activation
             checkpointing of transformers needs it on.
@@ -49,12 +58,13 @@ class PreferenceOptimization(PolicyCallback):
     ) -> None:
         super().__init__(FrozenCopy() if reference is None else reference, dropout, name, weight)
         self.options = PreferenceOptions(**options)
-        self.negatives = RandomCaption() if negatives is None else negatives
+        self._negatives = negatives
         self.val_negatives = RandomCaption() if validation else None
 
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
             raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; this is a {type(module).__name__}")
+        self.negatives = default_negatives(train_data(module)) if self._negatives is None else self._negatives
         for source in (self.negatives, self.val_negatives):
             if source is not None:
                 source.setup(train_data(module))
@@ -86,6 +96,11 @@ class PreferenceOptimization(PolicyCallback):
         if len(adversaries) > 1:
             raise ConfigError(f"add-ons {list(adversaries)} all draw negatives; keep one of them")
         for adversary in adversaries.values():
+            if isinstance(self.negatives, FromData) and adversary.fraction == 1:
+                rank_zero_warn(
+                    f"the rejected captions of the data are not used: {type(adversary).__name__} draws all of them; "
+                    "give it a fraction below 1"
+                )
             self.addon(pl_module).set_adversary(adversary, adversary.fraction)
 
     def on_validation_batch_end(

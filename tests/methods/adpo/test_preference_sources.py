@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
-from helpers.training import Losses, fit
+from helpers.training import QUIET, Losses, fit
+from lightning.pytorch import Trainer
 
 from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.methods.adpo.losses import dpo
-from lightning_idc.methods.adpo.negatives import FromData, Mixture, NegativeSource, RejectedCaptions, SideBySide
+from lightning_idc.methods.adpo.negatives import (
+    FromData,
+    Mixture,
+    NegativeSource,
+    RandomCaption,
+    RejectedCaptions,
+    SideBySide,
+)
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_losses import ipo
 from lightning_idc.methods.policy.references import MovingAverage
@@ -175,3 +184,29 @@ def test_what_a_source_of_ones_own_draws_is_of_the_right_shape(rows: Any, says: 
         DataError, match=rf"Own drew {says}.*expected a list of 2 captions, or a multiple of that, for each of 4 pairs"
     ):
         trained(tmp_path, negatives=Own())
+
+
+class RejectedSource(TinySource):
+    """Pairs whose data names a rejected caption."""
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return {**super().meta(index), "rejected": ["a pin hole"]}
+
+    def load(self, index: int) -> PairSample:
+        return replace(super().load(index), meta=self.meta(index))
+
+
+class RejectedPairs(TinyPairs):
+    def source(self, split: str) -> TinySource:
+        return RejectedSource(self.pairs if split == "train" else 7, 0 if split == "train" else 500)
+
+
+def test_rejected_captions_of_the_data_are_the_negatives(tmp_path: Path) -> None:
+    """They were ignored without a word, and captions of other rows were rejected in their place."""
+    for data, kind in ((RejectedPairs(batch_size=4), FromData), (TinyPairs(batch_size=4), RandomCaption)):
+        callback = PreferenceOptimization()
+        trainer = Trainer(**QUIET, max_steps=2, callbacks=[callback], default_root_dir=tmp_path)
+        trainer.fit(TinyCaptioner(), data)
+        assert type(callback.negatives) is kind
+        negatives = {row["negative"] for row in json.loads((tmp_path / "negatives.json").read_text()).values()}
+        assert (negatives == {"a pin hole"}) is (kind is FromData)
