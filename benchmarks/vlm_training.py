@@ -226,6 +226,7 @@ def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[s
         "callbacks": [trl_clock(watch)],
         "peft_config": LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE),
     }
+    trainer: Any
     if preferences:
         trainer = DPOTrainer(str(folder), args=DPOConfig(**options), **common)
     else:

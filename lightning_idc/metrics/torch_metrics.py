@@ -254,6 +254,6 @@ class ChangeAUC(BinaryAUROC):
 
     plot_upper_bound = 100.0
 
-    def compute(self) -> Tensor:
+    def compute(self) -> Tensor:  # type: ignore[override]  # as BinaryAUROC's, whose parent returns curves
         """Area times 100."""
         return 100 * super().compute()

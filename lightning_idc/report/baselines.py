@@ -113,8 +113,8 @@ def _over(
     captions: Mapping[str, str], baseline: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Difference:
     expected = _references(captions, references)
-    scores = [score_captions(dict(texts), expected, (METRIC,)) for texts in (baseline, captions)]
-    return compare(*scores)[METRIC]
+    of_baseline, of_captions = (score_captions(dict(texts), expected, (METRIC,)) for texts in (baseline, captions))
+    return compare(of_baseline, of_captions)[METRIC]
 
 
 def _references(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> References:

@@ -78,7 +78,7 @@ real/val.json, real/test.json, render/train.json, ...
         check_arguments(OmniDiff.__init__, locals())
         super().__init__(root, **options)
         self.subset: Subset = subset
-        self.fields: dict[str, str] = {**FIELDS, **(fields or {})}
+        self.fields: dict[str, str] = {**FIELDS, **{str(name): column for name, column in (fields or {}).items()}}
         self.annotations_file = annotations_file
 
     def heading(self) -> str:

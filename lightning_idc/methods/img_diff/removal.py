@@ -136,7 +136,7 @@ class EraseObjects(PipelineStage):
             if value < self.max_similarity
         ]
         suppress_overlap(areas, replace(PRESETS["paper"], overlap=self.overlap, max_regions=self.max_objects))
-        chosen = sorted(accepted(areas), key=lambda area: area["similarity"])
+        chosen: list[Any] = sorted(accepted(areas), key=lambda area: area["similarity"])
         return [(area["region"], area["similarity"]) for area in chosen]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_idc.methods.img_diff.filtering import (
+    Area,
     accepted,
     drop_without_areas,
     filter_answers,
@@ -75,7 +76,7 @@ class RegionCaptions(PipelineStage):
             drop_without_areas(record, "no area described")
         return records
 
-    def _caption(self, todo: list[tuple[Record, dict[str, Any]]]) -> None:
+    def _caption(self, todo: list[tuple[Record, Area]]) -> None:
         images = [record.pair()[side] for side in (0, 1) for record, _ in todo]
         boxes = [area["box"] for _ in (0, 1) for _, area in todo]
         captions = [" ".join(text.split()) for text in self.captioner.caption_regions(images, boxes)]
@@ -113,7 +114,7 @@ class DifferenceCaptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         todo = [(record, area) for record in records for area in accepted(record.facts["areas"])]
         boxed = [[draw_box(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
-        texts = self.teller.tell(boxed[0], boxed[1], [tuple(area["captions"]) for _, area in todo])
+        texts = self.teller.tell(boxed[0], boxed[1], [(area["captions"][0], area["captions"][1]) for _, area in todo])
         for (_, area), text in zip(todo, texts, strict=True):
             area["difference"] = " ".join(text.split())
         for record in records:

@@ -52,7 +52,8 @@ class CrossWindowAttention(WindowAttention):
         bias = table[index].permute(2, 0, 1)[None]
         if mask is not None:
             bias = bias + mask.repeat(len(query) // len(mask), 1, 1)[:, None]
-        return F.scaled_dot_product_attention(query, *key_value, attn_mask=bias).transpose(1, 2).flatten(2)
+        key, value = key_value
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 class CrossBlock(SwinTransformerBlock):
