@@ -50,8 +50,9 @@ class ShowResults(Callback):
         examples: number of pairs printed, spread over the types of change; 0 for none.
         report_pairs: greatest number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
             report.
-        protocol: of ``metrics.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
-            words and has its baselines, as of ``lightning-idc score``; unchanged pairs count without a reference.
+        protocol: scoring protocol of ``metrics.json``. When None, that of the benchmark's published tables, or ``coco``
+            where the data have none. The table is always scored as ``coco``. A ``difference-list`` is judged by equal
+            words and has its baselines, as with ``lightning-idc score``; unchanged pairs count without a reference.
         identical_pairs: number of test pairs that are captioned once more with the first image in place of the second,
             as a baseline; 0 for none. With `UnchangedControl`, which captions all of them, its captions are taken.
         overwrite: whether files may be replaced that this callback did not write.
@@ -64,12 +65,12 @@ class ShowResults(Callback):
         self,
         examples: NonNegativeInt = 12,
         report_pairs: NonNegativeInt = 2000,
-        protocol: str = "coco",
+        protocol: str | None = None,
         identical_pairs: NonNegativeInt = 64,
         overwrite: bool = False,
     ) -> None:
         check_arguments(ShowResults.__init__, locals())
-        self.protocol = protocol_named(protocol)
+        self.protocol = None if protocol is None else protocol_named(protocol)
         self.examples = examples
         self.report_pairs = report_pairs
         self.identical_pairs = identical_pairs
@@ -167,12 +168,16 @@ class ShowResults(Callback):
 
     def _metrics(self, trainer: Trainer, results: Results) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        # unchanged pairs without a reference are scored, too, under a difference-list
-        if results.counted(self.protocol):
-            try:
-                values = results.result(self.protocol, origin_of(trainer, results))
-            except IDCError as error:  # the scores of the table are not lost with it
-                say(f"no scores under {self.protocol.name} in {METRICS}: {error}")
+        published = "coco" if results.data is None else results.data.protocol
+        # pairs of which the published protocol makes no corpus, such as all of one kind, are scored as coco
+        protocols = [protocol_named(name) for name in dict.fromkeys((published, "coco"))]
+        for protocol in [self.protocol] if self.protocol else protocols:
+            # unchanged pairs without a reference are scored, too, under a difference-list
+            if not values and results.counted(protocol):
+                try:
+                    values = results.result(protocol, origin_of(trainer, results))
+                except IDCError as error:  # the scores of the table are not lost with it
+                    say(f"no scores under {protocol.name} in {METRICS}: {error}")
         if results.summary is not None:
             values["summary"] = results.summary.as_dict()
         return values

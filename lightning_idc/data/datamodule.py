@@ -56,6 +56,8 @@ class PairDataModule(LightningDataModule):
 
     domain = "image pairs"
     """What the pairs show, for captioners to say what they know."""
+    protocol = "coco"
+    """Scoring protocol of the published tables, see ``lightning_idc.metrics.protocols``."""
     labelled: tuple[Split, ...] = SPLITS
     """Splits that the data have."""
 

@@ -55,6 +55,7 @@ class CLEVRChange(Benchmark):
 
     folder = "clevr_change"
     title = "CLEVR-Change"
+    protocol = "clevr-change/total"
     tree = """
 images/CLEVR_default_000000.png                before; numbers up to 039999
 sc_images/CLEVR_semantic_000000.png            after, with a change

@@ -37,6 +37,7 @@ class ImageEditingRequest(Benchmark):
 
     folder = "image_editing_request"
     title = "Image-Editing-Request"
+    protocol = "image-editing-request"
     scale_after = True
     tree = """
 images/*.jpg                         before and after, as the annotations name them

@@ -50,6 +50,7 @@ class LEVIRCC(Benchmark):
 
     folder = "levir_cc"
     title = "LEVIR-CC"
+    protocol = "levir-cc/words"
     tree = """
 images/train/A/train_000001.png      before; likewise val and test
 images/train/B/train_000001.png      after

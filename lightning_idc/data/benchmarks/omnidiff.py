@@ -56,6 +56,7 @@ class OmniDiff(Benchmark):
 
     folder = "omnidiff"
     title = "OmniDiff"
+    protocol = "omnidiff/multi"
     tree = """
 real/train.json          [{"id", "image1", "image2", "caption", "types": ["addition", ...]}, ...] or one object per line
 real/val.json, real/test.json, render/train.json, ...

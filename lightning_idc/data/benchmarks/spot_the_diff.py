@@ -61,6 +61,7 @@ class SpotTheDiff(Benchmark):
 
     folder = "spot_the_diff"
     title = "Spot-the-Diff"
+    protocol = "spot-the-diff/grouped"
     tree = """
 resized_images/76.png, 76_2.png      before and after
 annotations/train.json               [{"img_id": "76", "sentences": ["there are no differences"]}, ...]
