@@ -361,7 +361,7 @@ class Captioned(View):
 
     def fingerprint(self) -> str | None:
         fingerprint = self.source.fingerprint()
-        return fingerprint and f"{fingerprint}/{digest(str(self.places))}"
+        return fingerprint and f"{fingerprint}/{digest(str(self.indices))}"
 
 
 def _refuse_addresses(folder: Path) -> None:
