@@ -47,10 +47,10 @@ class PairSampler(DistributedSampler[Draw]):
     def __init__(
         self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
     ) -> None:
-        local_rank, self.world = get_rank_world_size()
+        process_rank, self.world = get_rank_world_size()
         self.world = self.world if world_size is None else world_size
-        local_rank = local_rank if rank is None else rank
-        super().__init__(range(size), num_replicas=self.world, rank=local_rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        process_rank = process_rank if rank is None else rank
+        super().__init__(range(size), num_replicas=self.world, rank=process_rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.size = size
         self.skip = 0
         """Number of draws to skip in the next pass because they precede a checkpoint; reset to 0 when it starts."""

@@ -12,7 +12,7 @@ import numpy as np
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, split_by_hash
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wanted
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS, is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
@@ -178,7 +178,7 @@ class FolderPairs(PairDataModule):
         if files is None:
             records, self._no_captions = read_two_folders(self.files)
         else:
-            tables = [(read_table(path, wanted), split) for path, split in files]
+            tables = [(read_table(path, is_pair_column), split) for path, split in files]
             if any(holds_preferences(table.names) for table, _ in tables):
                 self._preferences = read_preferences(self.files, files)
                 return
