@@ -26,7 +26,7 @@ from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-MOST_NO_CHANGE_SENTENCES = 64
+MAX_NO_CHANGE_CAPTIONS = 64
 _READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
 
 
@@ -185,7 +185,7 @@ class PairDataModule(LightningDataModule):
         source = self.pairs_of("train")
         unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
         distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
-        return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
+        return list(distinct)[:MAX_NO_CHANGE_CAPTIONS]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
         """Correctness of a generated caption by name of the fact; None for a fact that does not apply."""
@@ -288,7 +288,7 @@ def caption_lengths(source: PairSource) -> list[int]:
     ]
 
 
-def refuse_options(options: ImageOptions, why: str) -> None:
+def check_no_options(options: ImageOptions, why: str) -> None:
     """Check that no decoding option is set for data that have a fixed format.
 
     Raises:

@@ -123,10 +123,10 @@ class PairLoader(DataLoader[Any]):
             return
         missed = min(self._start * now, size) - served * before
         warnings.warn(
-            f"the checkpoint stands in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
+            f"the checkpoint is in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
             f"processes), but a step has {now} now: {abs(missed)} pairs of that epoch are "
-            f"{'left out' if missed > 0 else 'seen twice'}; go on with steps of {before}, or from a checkpoint between "
-            "two epochs, where every pair shall be seen once",
+            f"{'left out' if missed > 0 else 'seen twice'}; to see each pair once, continue with steps of {before} pairs "
+            "or from a checkpoint between two epochs",
             stacklevel=2,
         )
 

@@ -173,7 +173,5 @@ def numbers_of(path: Path, split: str) -> list[int]:
     splits = read_json(path, dict)
     scenes = splits.get(split)
     if not isinstance(scenes, list) or any(type(scene) is not int or not 0 <= scene < 10**9 for scene in scenes):
-        raise DataError(
-            f"{path}: {split!r} must be a list of whole numbers; the file has {', '.join(splits) or 'none'}"
-        )
+        raise DataError(f"{path}: {split!r} must be a list of integers; the file has {', '.join(splits) or 'none'}")
     return scenes

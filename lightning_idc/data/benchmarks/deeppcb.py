@@ -21,7 +21,7 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
-from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
 from lightning_idc.data.source import PairSource
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
@@ -205,7 +205,7 @@ class DeepPCB(PairDataModule):
     ) -> None:
         check_arguments(DeepPCB.__init__, locals())
         super().__init__(**options)
-        refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
+        check_no_options(self.image_options, "DeepPCB's boards are 8-bit images")
         self.repaired = repaired
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}

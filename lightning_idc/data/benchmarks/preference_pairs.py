@@ -1,4 +1,4 @@
-"""PreferencePairs: custom preference data in the layouts of TRL, ms-swift or a plain table."""
+"""PreferencePairs: preferences of one's own between captions, in the layouts of TRL, ms-swift or a plain table."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lightning_idc.utils.jsonfiles import short
 
 
 class PreferencePairs(PairDataModule):
-    """Pairs with chosen and rejected captions, from a CSV or JSONL file.
+    """Pairs with a chosen and a rejected caption each, from a CSV or JSONL file.
 
-    Rows with the same images, chosen caption, margin and type of error are merged into one pair with several rejected
-    captions. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and
-    ``error_type``, from which ``FromData`` of the preference callbacks samples negatives.
+    Rows of one pair of images with one chosen caption, margin and type of error are one pair, whose rejected captions
+    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and
+    ``error_type``, which ``FromData`` of the preference callbacks draws from.
 
     Args:
-        root: root folder; image paths are relative to it and must stay below it.
-        annotations: path of the file, relative to the root. Its rows have one of three layouts: columns ``before``,
-            ``after``, ``chosen``, ``rejected``; TRL's ``images`` (two), ``chosen``, ``rejected`` (texts or messages);
-            ms-swift's ``images``, ``messages`` (the last one is chosen), ``rejected_response``. ``margin``,
-            ``error_type``, ``id`` and ``split`` are optional.
-        shares: fractions of train, val and test for pairs without a split.
-        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        root: folder that paths of images are relative to, and never leave.
+        annotations: the file, relative to the root. Its rows have one of three layouts: columns ``before``, ``after``,
+            ``chosen``, ``rejected``; TRL's ``images`` (two), ``chosen``, ``rejected`` (texts or messages); ms-swift's
+            ``images``, ``messages`` (the last one the chosen answer), ``rejected_response``. Perhaps also ``margin``,
+            ``error_type``, ``id``, ``split``.
+        shares: of train, val and test, where nothing names the split.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
-        ConfigError: ``shares`` does not have three numbers that sum to 1.
+        ConfigError: shares are not three numbers that sum to 1.
 
     Example:
         >>> pair = PreferencePairs("preferences", shares=(1.0, 0.0, 0.0)).dataset("train")[0]
@@ -70,32 +70,32 @@ class PreferencePairs(PairDataModule):
 
 
 def holds_preferences(columns: Sequence[str]) -> bool:
-    """Whether a table with these columns has rejected captions."""
+    """Whether a table with these columns says which captions are rejected."""
     return "rejected" in columns or "rejected_response" in columns
 
 
 def split_of(record: Record, shares: Sequence[float]) -> str:
-    """Split of a pair from its record, or from a hash of its id.
+    """Split of a pair: the named one, or else by a hash of its id.
 
     Raises:
-        DataError: the split of the record is unknown.
+        DataError: the named split is unknown.
     """
-    name = (record.split or "").lower()
-    split = SAME.get(name, name) or split_by_hash(record.id, shares)
+    named = (record.split or "").lower()
+    split = SAME.get(named, named) or split_by_hash(record.id, shares)
     if split not in SPLITS:
-        raise DataError(f"{record.where}: the split {name!r} is unknown; expected one of {', '.join(SPLITS)}")
+        raise DataError(f"{record.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
     return split
 
 
 def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[Record]:
-    """Read tables in one of the layouts of :class:`PreferencePairs`.
+    """Pairs of tables in one of the layouts of :class:`PreferencePairs`.
 
     Args:
-        files: root folder of the images.
-        tables: paths of the tables, each with its split; None to use the column ``split``, if there is one.
+        files: root that images are relative to.
+        tables: with the split that each holds; None where a column or nothing names it.
 
     Raises:
-        DataError: a row is malformed.
+        DataError: a row is not as it should be.
     """
     records: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
@@ -127,7 +127,7 @@ def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...]
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
-    """Entries of a pair's ``meta`` for a preference; missing values are left out."""
+    """What ``meta`` of a pair says of a preference; keys that the data lacks are left out."""
     values = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -143,36 +143,36 @@ def _images(row: Row) -> tuple[str, str]:
 
 def _answers(row: Row) -> tuple[str, str]:
     if "rejected_response" in row.values:
-        texts = _last_message(row, "messages"), _last_message(row, "rejected_response")
+        texts = _said(row, "messages"), _said(row, "rejected_response")
     else:
-        texts = _last_message(row, "chosen"), _last_message(row, "rejected")
+        texts = _said(row, "chosen"), _said(row, "rejected")
     return texts
 
 
-def _last_message(row: Row, column: str) -> str:
-    """Text of a column, which is a string or a list of messages; of messages, the content of the last one."""
+def _said(row: Row, column: str) -> str:
+    """A text, or what the last message says."""
     value = row.values.get(column)
     if isinstance(value, list) and value and isinstance(value[-1], Mapping):
         value = value[-1].get("content")
-        if isinstance(value, list):  # multimodal content: a list of parts
+        if isinstance(value, list):  # parts of a message, of which one is text
             value = " ".join(str(part.get("text")) for part in value if isinstance(part, Mapping) and part.get("text"))
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{row.where}: {column} is {short(row.values.get(column))}; expected a caption")
     return " ".join(value.split())
 
 
-def margin_of(value: Any, where: str) -> float | None:
-    """Parse a margin; None if it is absent.
+def margin_of(given: Any, where: str) -> float | None:
+    """A margin of the data; None where there is none.
 
     Raises:
-        DataError: the value is not a finite number.
+        DataError: it is not a number.
     """
-    if value is None or value == "":
+    if given is None or given == "":
         return None
     try:
-        margin = float(value)
+        margin = float(given)
     except (TypeError, ValueError):
         margin = math.nan
     if not math.isfinite(margin):
-        raise DataError(f"{where}: margin is {short(value)}; expected a number")
+        raise DataError(f"{where}: margin is {short(given)}; expected a number")
     return margin

@@ -81,7 +81,7 @@ def read_questions(
             raise DataError(missing_column(columns, name, table, "of questions"))
     if single and not (mmvp or alone):
         raise ConfigError(
-            f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
+            f"{table.name} asks about pairs; single images need a column image instead of before and after, or "
             "MMVP's Questions.csv"
         )
     questions: list[Question] = []
@@ -136,8 +136,8 @@ def _spatial(path: Path) -> Iterator[Question]:
             image = (row["image"] or {}).get("bytes")
             if not image or not all(row[name] for name in SPATIAL[:2] + SPATIAL[4:]):
                 raise DataError(
-                    f"{path.name}: question {row['id']!r} lacks its text, picture or answer; of SpatialEval's three "
-                    "parts vqa and vtqa show pictures"
+                    f"{path.name}: question {row['id']!r} lacks its text, image or answer; of SpatialEval's three "
+                    "parts, vqa and vtqa have images"
                 )
             letter, words = str(row["oracle_option"]).strip(), str(row["oracle_answer"]).strip()
             yield Question(row["id"], row["text"] + SPATIAL_SUFFIX, letter, (image,), words=words)

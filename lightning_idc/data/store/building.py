@@ -40,7 +40,7 @@ class Plan:
         Raises:
             StoreError: the store is missing, damaged or has another identity.
         """
-        remedy = f"delete {self.folder} and run again, which makes it anew"
+        remedy = f"delete {self.folder} and run again to rebuild it"
         return Store(self.folder, self.what, remedy, self.identity)
 
     def usable(self) -> bool:

@@ -79,7 +79,7 @@ class FeatureCache:
         try:
             return self._read_or_encoded(images, keys)
         except StoreError as error:
-            print(f"features are computed anew: {error}", flush=True)
+            print(f"recomputing features: {error}", flush=True)
             self.store.remove_damaged()
             return self._read_or_encoded(images, keys)
 
@@ -120,7 +120,9 @@ class FeatureCache:
             torch.cuda.synchronize(images.device)
         encoded = time.perf_counter()
         if (alone[0] - features[0]).abs().max() > _TOLERANCE * features.abs().max():
-            raise DataError("the encoder's features of an image depend on the images beside it, so none is stored")
+            raise DataError(
+                "the encoder's features of an image depend on the other images of the batch, so they cannot be cached"
+            )
         self._through_disk(images)
         filled = time.perf_counter()
         self._through_disk(images)

@@ -106,7 +106,7 @@ class SyntheticCells(SyntheticPairs):
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
             raise ConfigError(
-                "cell labels are for the pictures as rendered: set render_size, not image_size or transform"
+                "cell labels are valid for rendered images only: set render_size, not image_size or transform"
             )
         self.grid, self.pairs = grid, pairs
 

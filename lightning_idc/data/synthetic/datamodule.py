@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
@@ -67,7 +67,7 @@ class SyntheticPairs(PairDataModule):
     ) -> None:
         check_arguments(SyntheticPairs.__init__, locals())
         super().__init__(**kwargs)
-        refuse_options(self.image_options, "rendered pairs are 8-bit images")
+        check_no_options(self.image_options, "rendered pairs are 8-bit images")
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
         if min(height, width) < 16:
             raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels each way")

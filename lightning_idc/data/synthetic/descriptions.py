@@ -249,7 +249,9 @@ class SyntheticDescriptions(SyntheticPairs):
         if mode == "omnidiff":
             raise ConfigError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
         if relations != "always":
-            raise ConfigError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
+            raise ConfigError(
+                f"relations is {relations!r}; descriptions give the positions of objects: leave it at 'always'"
+            )
         super().__init__(mode=mode, relations=relations, **kwargs)
 
         self._noise = (word_noise, description_noise, hallucinations)
