@@ -58,7 +58,7 @@ class PairDataModule(LightningDataModule):
     domain = "image pairs"
     """Image domain, stored with a captioner as a description of its training data."""
     labelled: tuple[Split, ...] = SPLITS
-    """Splits with captions."""
+    """Available splits."""
 
     def __init__(
         self,

@@ -125,7 +125,7 @@ class PairLoader(DataLoader[Any]):
         warnings.warn(
             f"the checkpoint is in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
             f"processes), but a step has {now} now: {abs(missed)} pairs of that epoch are "
-            f"{'left out' if missed > 0 else 'seen twice'}; to see each pair once, continue with steps of {before} pairs "
+            f"{'left out' if missed > 0 else 'seen twice'}; to see each pair once, continue with {before} per step "
             "or from a checkpoint between two epochs",
             stacklevel=2,
         )

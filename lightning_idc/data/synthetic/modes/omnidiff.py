@@ -36,7 +36,7 @@ from lightning_idc.data.synthetic.scene import COLORS, SHAPES, SIZES, Camera, Sc
 __all__ = ["KINDS", "WORLD", "draw"]
 
 WORLD = World(things=(3, 5), camera_jitter=0.3, light_jitter=0.6, no_change=0.0)
-"""Here `things` is the number of unchanged objects, to which the changed ones are added."""
+"""Here ``things`` is the number of unchanged objects, to which the changed ones are added."""
 MIN_MOVE = 1.6
 MIN_VISIBLE, MIN_VISIBLE_CHANGED = 0.35, 0.5
 EDGE = 0.26
