@@ -15,9 +15,9 @@ class Row:
     """One object of a file, or one row of a table.
 
     Args:
-        where: file and line for messages.
+        where: file and line, for error messages.
         values: cells by column.
-        number: line or record of a table; 0 for an object of another file.
+        number: line or record number in a table; 0 for an object of another kind of file.
     """
 
     where: str
@@ -25,10 +25,10 @@ class Row:
     number: int = 0
 
     def text(self, column: str) -> str | None:
-        """Value of a column as text without blanks around it; None if it is absent or empty.
+        """Stripped text of a column; None if the value is absent or empty.
 
         Raises:
-            DataError: it is neither text nor a whole number.
+            DataError: the value is neither text nor an integer.
         """
         value = self.values.get(column)
         if value is None or value == "":
@@ -39,16 +39,16 @@ class Row:
 
 
 def find(root: Path, *names: str) -> Path | None:
-    """The first of some files that exists, under its name or with ``.gz``."""
+    """Path of the first file that exists, under its name or with ``.gz`` appended; None if there is no such file."""
     paths = (root / f"{name}{ending}" for name in names for ending in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 
 
 def needed(row: Row, column: str) -> str:
-    """Text of a column that must not be empty.
+    """Text of a required column.
 
     Raises:
-        DataError: it is absent, empty or not text.
+        DataError: the value is absent, empty or not text.
     """
     text = row.text(column)
     if text is None:
@@ -58,10 +58,10 @@ def needed(row: Row, column: str) -> str:
 
 
 def sentences(value: Any, where: str) -> list[str]:
-    """Sentences of a text, of a list of texts, or of lists of words; "" for each empty one.
+    """Normalise a text, a list of texts or a list of word lists to a list of sentences; "" for an empty one.
 
     Raises:
-        DataError: it is something else.
+        DataError: the value has another type.
     """
     parts = value if isinstance(value, list) else [value]
     parts = [" ".join(part) if _is_words(part) else part for part in parts]

@@ -1,4 +1,4 @@
-"""Benchmark: official annotation files with known counts, images in a known layout, pairs found by id."""
+"""Base class of published benchmarks: official annotation files and counts, a fixed layout, images matched by id."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _SHOWN = 5
 
 
 class LayoutError(DataError):
-    """A folder that does not hold a benchmark as its authors lay it out."""
+    """Raised when a folder does not have the official layout of a benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a split holds; None for what is not counted.
+    """Number of pairs and sentences of a split; None for a quantity that is not counted.
 
     Args:
-        pairs: in the annotation file.
-        sentences: of all pairs, empty ones included.
-        empty: sentences without a word.
-        silent: pairs without any sentence that has one; they are left out.
-        records: entries of the annotation file, where several may speak of one pair.
+        pairs: number of pairs in the annotation file.
+        sentences: number of sentences, empty ones included.
+        empty: number of sentences without a word.
+        silent: number of pairs whose sentences are all empty; these pairs are left out.
+        records: number of entries of the annotation file, where several entries may describe one pair.
     """
 
     pairs: int | None = None
@@ -44,25 +44,25 @@ class Counts:
 
     def __str__(self) -> str:
         words = {"empty": "empty sentences", "silent": "pairs without a sentence"}
-        numbers = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
-        return ", ".join(f"{number:,} {name}" for name, number in numbers if number is not None)
+        counts = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
+        return ", ".join(f"{number:,} {name}" for name, number in counts if number is not None)
 
     def differs(self, other: Counts) -> bool:
-        """Whether anything that is known here is otherwise there."""
-        numbers = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
-        return any(number is not None and number != counted for number, counted in numbers)
+        """Whether any quantity that these counts specify has another value in ``other``."""
+        pairs = [(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)]
+        return any(expected is not None and expected != actual for expected, actual in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file of a benchmark that can be downloaded, or has to be fetched by hand.
+    """A benchmark file that is downloaded automatically or by hand.
 
     Args:
-        path: where it belongs below the root.
-        url: where it is; for a page that must be visited, ``page`` is True.
-        size: bytes, where known.
-        sha256: digest, where known.
-        page: no direct download: a web page with a login, a form or a licence.
+        path: destination, relative to the root.
+        url: address of the file, or of a web page if ``page`` is True.
+        size: size in bytes; None if unknown.
+        sha256: SHA-256 digest; None if unknown.
+        page: whether ``url`` is a web page with a login, a form or a licence instead of a direct download.
     """
 
     path: str
@@ -73,36 +73,36 @@ class Remote:
 
 
 class Benchmark(PairDataModule):
-    """Base of the data modules that read a published benchmark.
+    """Base class of data modules for published benchmarks.
 
-    A subclass names its layout and writes :meth:`annotations` and :meth:`read`. What annotation files hold is
-    compared with what is known of the official ones. Sentences without a word are left out, and pairs without
-    any other; both are counted. Images are found by id, never by their place in a listing, so a folder that is
-    incomplete cannot shift pairs.
+    A subclass declares its layout and implements :meth:`annotations` and :meth:`read`. The annotation files are
+    checked against the official counts. Empty sentences are left out, and so are pairs that have only empty
+    sentences; both are counted. Images are matched by id, never by their position in a directory listing, so a
+    missing image cannot shift the pairs.
 
     Args:
-        root: folder of the benchmark, outside of which nothing is read; None for ``data/`` and its name.
-        official: insist on the official counts.
-        follow_links: read what links below the root lead to, wherever that is.
-        on_missing: what happens to pairs whose images are not there; ``skip`` leaves them out and counts them.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        root: folder of the benchmark; no file outside it is read. None for ``data/`` and the benchmark's name.
+        official: whether counts that differ from the official ones are an error.
+        follow_links: whether symbolic links below the root are followed to files outside it.
+        on_missing: treatment of pairs with missing images: ``raise`` an error, or ``skip`` them with a warning.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
         ConfigError: an argument is not one of its choices.
     """
 
     folder: ClassVar[str]
-    """Where it lies below ``data`` unless told otherwise, and its name on the command line."""
+    """Default folder below ``data``, and name on the command line."""
     title: ClassVar[str]
-    """Name that people know it by."""
+    """Display name."""
     scale_after: ClassVar[bool] = False
-    """Whether a second image of another size is scaled to that of the first where no ``image_size`` is named."""
+    """Whether the second image is scaled to the size of the first if ``image_size`` is None."""
     tree: ClassVar[str]
-    """The official layout below the root, one path with its explanation per line."""
+    """Official layout below the root: one path per line, with an explanation."""
     steps: ClassVar[str]
-    """What to do to get it."""
+    """Instructions for obtaining the benchmark."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
-    """Files that `lightning-idc data prepare` fetches or asks for."""
+    """Files that `lightning-idc data prepare` downloads or lists for manual download."""
 
     def __init__(
         self,
@@ -119,33 +119,33 @@ class Benchmark(PairDataModule):
         self.domain = self.title
         self._read: dict[str, list[Record]] = {}
 
-    # ---- what a benchmark writes ------------------------------------------------------------------------
+    # ---- implemented by each benchmark -------------------------------------------------------------------
 
     @abstractmethod
     def annotations(self, split: Split) -> Sequence[Sequence[str]]:
-        """Files that :meth:`read` needs for a split, each as the names that it may have below the root."""
+        """Annotation files of a split, each as a sequence of alternative names relative to the root."""
 
     @abstractmethod
     def read(self, split: Split) -> list[Record]:
-        """All pairs of a split as the annotation files tell them, empty sentences as ""."""
+        """All pairs of a split from the annotation files, with empty sentences as ""."""
 
     def expected(self, split: Split) -> Counts:
-        """What the official annotation files hold, with these arguments."""
+        """Counts of the official annotation files, for these arguments."""
         return Counts()
 
     def found(self, split: Split) -> Counts:
-        """What the annotation files hold."""
+        """Counts of the annotation files on disk."""
         return count(self.records(split))
 
     # ---- pairs ------------------------------------------------------------------------------------------
 
     def records(self, split: Split) -> list[Record]:
-        """All pairs of a split, read once.
+        """All pairs of a split; the annotation files are read once.
 
         Raises:
             ConfigError: the benchmark has no such split.
             LayoutError: an annotation file is missing.
-            DataError: one cannot be understood.
+            DataError: an annotation file is malformed.
         """
         name: Split = "test" if split == "predict" else split
         if name not in self.labelled:
@@ -158,7 +158,7 @@ class Benchmark(PairDataModule):
         return self._read[name]
 
     def file(self, *names: str) -> Path:
-        """The annotation file of the first of these names that is there, perhaps with ``.gz``."""
+        """Path of the first annotation file that exists, under one of these names or with ``.gz`` appended."""
         path = find(self.root, *names)
         if path is None:
             raise self.layout_error([names[0]])
@@ -170,18 +170,18 @@ class Benchmark(PairDataModule):
         captioned = records if self.keeps(split) else [record for record in records if any(record.captions)]
         return self.source_of(self.present(split, captioned))
 
-    def present(self, split: Split, records: list[Record], beside: str | None = None) -> list[Record]:
-        """Records whose files are there; of the others it warns where they are to be skipped.
+    def present(self, split: Split, records: list[Record], sidecar: str | None = None) -> list[Record]:
+        """Records whose files exist; skipped records are reported in a warning.
 
         Args:
-            split: for the messages.
-            records: of the split.
-            beside: name of a file that has to lie beside the images.
+            split: name of the split, for messages.
+            records: records of the split.
+            sidecar: name of another required file in the folder of the images.
 
         Raises:
-            LayoutError: some are missing and not to be skipped, or all are.
+            LayoutError: all files are missing, or some are and ``on_missing`` is ``raise``.
         """
-        more = [] if beside is None else [beside]
+        more = [] if sidecar is None else [sidecar]
         needed = [(it.before, it.after, *(it.before.parent / name for name in more)) for it in records]
         absent = set(self.files.absent(path for paths in needed for path in paths))
         if not absent:
@@ -196,7 +196,7 @@ class Benchmark(PairDataModule):
         return present
 
     def source_of(self, records: Sequence[Record]) -> PairSource:
-        """Pairs of records, without their empty sentences."""
+        """Source of the records, without empty sentences."""
         captioned = [
             replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
@@ -204,7 +204,7 @@ class Benchmark(PairDataModule):
         return FileSource(captioned, self.image_size, self.interpolation, self.image_options, self.scale_after)
 
     def prepare_data(self) -> None:
-        """Tell what is missing before anything else is built."""
+        """Report missing annotation files before the model is built."""
         missing = [names[0] for names in self.annotations(self.labelled[0]) if find(self.root, *names) is None]
         if missing:
             raise self.layout_error(missing)
@@ -216,14 +216,14 @@ class Benchmark(PairDataModule):
         Args:
             root: folder of the benchmark.
             split: train, val or test.
-            options: of the class.
+            options: other arguments of the class.
         """
         return cls(root, **options).dataset(split)
 
-    # ---- what is wrong ----------------------------------------------------------------------------------
+    # ---- checks and messages ----------------------------------------------------------------------------
 
     def miscount(self, split: Split) -> str | None:
-        """What differs from the official counts; None where nothing does."""
+        """Message about counts that differ from the official ones; None if they agree."""
         name: Split = "test" if split == "predict" else split
         expected, counts = self.expected(name), self.found(name)
         if not expected.differs(counts):
@@ -231,70 +231,70 @@ class Benchmark(PairDataModule):
         return f"{self.heading()} {name}: expected {expected}; found {counts}"
 
     def check_counts(self, split: Split) -> None:
-        """Check the official counts, unless ``official`` is False.
+        """Compare the counts with the official ones, unless ``official`` is False.
 
         Raises:
-            DataError: the annotation files differ from the official ones.
+            DataError: the counts differ.
         """
         problem = self.miscount(split) if self.official else None
         if problem:
             raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
 
     def heading(self) -> str:
-        """Name of the benchmark, and what of it these arguments choose."""
+        """Name of the benchmark and of the selected variant."""
         return self.title
 
     def remarks(self) -> list[str]:
-        """What else a reader of its counts has to know, for ``data check``."""
+        """Further remarks on the counts, printed by ``data check``."""
         return []
 
     def keeps(self, split: Split) -> bool:
-        """Whether pairs of a split without any sentence stay, with an empty one."""
+        """Whether a split keeps pairs that have no sentence; their caption is then empty."""
         return False
 
     def uncaptioned(self, split: Split, change_type: str | None) -> bool:
         return self.keeps(split)
 
     def layout_error(self, missing: Sequence[str]) -> LayoutError:
-        """The error that shows the layout, what of it is missing, and what to do."""
+        """Error that lists the missing annotation files, the expected layout and the instructions."""
         shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
         return LayoutError(f"{str(self.root)!r} does not hold {self.title}; missing: {shown}.{self.layout()}")
 
     def images_error(self, split: Split, absent: set[Path]) -> LayoutError:
-        """The error for images that are not there."""
+        """Error for missing images."""
         return LayoutError(
             f"{self.missing_images(split, absent)}. With on_missing: skip their pairs are left out.{self.layout()}"
         )
 
     def missing_images(self, split: Split, absent: set[Path]) -> str:
-        """How many images are not there, and the first of them."""
+        """Message with the number of missing images and the first few names."""
         base = self.root.resolve()
         names = sorted(str(path.relative_to(base)) for path in absent)
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         return f"{len(names):,} images of the {split} split of {self.title} are missing in {str(self.root)!r}: {shown}"
 
     def layout(self) -> str:
-        """The official layout and the manual steps, for messages."""
+        """Official layout and instructions, for error messages."""
         lines = "\n".join(f"    {line}" for line in self.tree.strip("\n").splitlines())
         return f" Expected:\n\n  {self.root}/\n{lines}\n\nWhat to do: {self.steps}"
 
 
 def check_split(name: str | None, where: str) -> None:
-    """Refuse a split that an annotation file names and no data module has, whose pairs would be in none.
+    """Check that a split named in an annotation file exists; pairs of an unknown split would be lost silently.
 
     Raises:
-        DataError: it is unknown.
+        DataError: the split is unknown.
     """
     if name not in SPLITS:
         raise DataError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
 
 
 def count(records: Sequence[Record], entries: int | None = None) -> Counts:
-    """Counts of some pairs.
+    """Count pairs and sentences.
 
     Args:
-        records: with their empty sentences.
-        entries: records of the annotation file.
+        records: records with their empty sentences.
+        entries: number of entries of the annotation file.
     """
     texts = [caption for record in records for caption in record.captions]
     silent = sum(not any(record.captions) for record in records)

@@ -1,4 +1,4 @@
-"""Checking all pairs of a data module: what is there, and what is wrong with it."""
+"""Check all pairs of a data module: counts, captions, readable images, repeated ids and images."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SHOWN = 5
 
 
 def check(data: PairDataModule, say: Say = _log.info) -> list[str]:
-    """Read every pair of every split of a data module once, and return all that is wrong.
+    """Read every pair of every split once and return a message for each problem.
 
-    The annotations of a benchmark are compared with the official counts first, and its missing images named.
+    For a benchmark, counts are first compared with the official ones, and missing images are listed.
 
     Args:
-        data: whose pairs.
-        say: is given what there is of each split, line by line.
+        data: data module to check.
+        say: callback for each line of the summary.
     """
     return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, data.labelled, say)
 
 
 def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
-    """Compare annotations with the official counts, name missing images, then read the pairs that are there."""
+    """Compare counts with the official ones, list missing images, then read all pairs that have images."""
     problems: dict[str, None] = {}
     readable: list[Split] = []
     incomplete = False
@@ -58,7 +58,7 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
     rest = copy(data)
     rest.official, rest.on_missing = False, "skip"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is left out is known
+        warnings.simplefilter("ignore")  # skipped pairs are in the list of problems already
         problems |= dict.fromkeys(check_pairs(rest, readable, say))
     return list(problems)
 
@@ -68,21 +68,21 @@ def check_pairs(
     splits: Sequence[Split],
     say: Say = _log.info,
 ) -> list[str]:
-    """Read every pair of every split once, say what there is of each split, and return all that is wrong.
+    """Read every pair of the splits once and return a message for each problem.
 
-    Wrong are a split without pairs, pairs that cannot be read or lack a caption that they must have, sizes that no
-    batch can hold, and ids or images that two splits share.
+    Problems are empty splits, unreadable pairs, missing captions, image sizes that cannot be batched, and ids or
+    images that occur in more than one split.
 
     Args:
-        data: whose pairs.
-        splits: that are read.
-        say: is given what there is of each split.
+        data: data module to check.
+        splits: splits to read.
+        say: callback for the summary line of each split.
     """
     from tqdm.auto import tqdm
 
-    problems: dict[str, None] = {}  # one table may fail all splits in the same words
-    home: dict[str, str] = {}
-    named = data.ids_are_names()
+    problems: dict[str, None] = {}  # a dictionary, since one bad table gives every split the same message
+    split_of_id: dict[str, str] = {}
+    has_unique_ids = data.ids_are_names()
     digests: dict[str, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
     for split in splits:
@@ -96,10 +96,10 @@ def check_pairs(
         repeats: list[str] = []
         for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
             name = source.ids[index]
-            if named and home.setdefault(name, split) != split:
-                faults.setdefault(f"ids are also in {home[name]}", []).append(name)
-            silent = not any(map(str.strip, source.captions(index)))
-            if silent and not data.uncaptioned(split, source.change_type(index)):
+            if has_unique_ids and split_of_id.setdefault(name, split) != split:
+                faults.setdefault(f"ids are also in {split_of_id[name]}", []).append(name)
+            is_uncaptioned = not any(map(str.strip, source.captions(index)))
+            if is_uncaptioned and not data.uncaptioned(split, source.change_type(index)):
                 faults.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)
@@ -110,7 +110,7 @@ def check_pairs(
             twin, twin_split = digests.setdefault(_digest(sample), (name, split))
             if twin_split == split and twin != name:
                 repeats.append(f"{name} = {twin}")
-            if twin_split != split and home.get(name, split) == split:  # a pair whose id is shared is known
+            if twin_split != split and split_of_id.get(name, split) == split:  # shared ids are reported above
                 faults.setdefault(f"pairs have the same images as one in {twin_split}", []).append(f"{name} = {twin}")
         for what, names in faults.items():
             named_pairs = _some(names, "; " if what.endswith("read") else ", ")
@@ -126,7 +126,7 @@ def check_pairs(
 
 
 def _digest(sample: PairSample) -> str:
-    """Digest of both images."""
+    """Digest of both images of a pair."""
     images = (image.contiguous().numpy().data for image in (sample.before, sample.after))
     return digest(repr(tuple(sample.before.shape)), *images)
 

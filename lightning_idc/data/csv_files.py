@@ -1,4 +1,4 @@
-"""CSV and TSV files as pyarrow reads them, strict about quotation marks, with the line of each row."""
+"""Strict reader of CSV and TSV files on top of pyarrow, with the line number of each row."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _MAX_HEADER = 1 << 16
 
 @dataclass(frozen=True)
 class CsvContent:
-    """Content of a CSV.
+    """Parsed content of a CSV file.
 
     Args:
         names: fields of the header.
         columns: Arrow array of ``large_string`` for each name.
-        lines: int32, line at which each row begins.
-        odd_rows: line and number of fields of the rows that have more or fewer than the header; they are not in the
-            columns.
+        lines: int32, first line of each row.
+        odd_rows: line and number of fields of rows that have more or fewer fields than the header; these rows are
+            not in the columns.
         separator: character between fields.
         header_line: line of the header.
     """
@@ -41,15 +41,15 @@ class CsvContent:
 
 
 def separator_of(header: str) -> str:
-    """The commonest of comma, semicolon and tab, since spreadsheets write the separator of their country."""
+    """Most frequent of comma, semicolon and tab; spreadsheets write the separator of their locale."""
     return max(",;\t", key=header.count)
 
 
 def read_csv(path: Path) -> CsvContent:
-    """Content of a CSV in UTF-8, perhaps packed by gzip; every cell is text.
+    """Read a CSV file in UTF-8, optionally gzipped; every cell is text.
 
     Raises:
-        DataError: the file cannot be read, is empty, or a quotation mark is not where it may be.
+        DataError: the file cannot be read, is empty, or has a misplaced quotation mark.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -69,7 +69,7 @@ def read_csv(path: Path) -> CsvContent:
 
     odd: list[tuple[int, int, str]] = []
 
-    def pass_over(row: Any) -> str:
+    def skip_row(row: Any) -> str:
         odd.append((row.number - 1, row.actual_columns, row.text))
         return "skip"
 
@@ -80,7 +80,7 @@ def read_csv(path: Path) -> CsvContent:
         # one block: a byte order mark or a quoted line end between two blocks could be misread
         csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=len(body) + 1),
         csv.ParseOptions(
-            delimiter=separator, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=pass_over
+            delimiter=separator, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=skip_row
         ),
         csv.ConvertOptions(check_utf8=False, column_types=dict.fromkeys(names, pyarrow.large_string())),
     )
@@ -106,11 +106,11 @@ def read_csv(path: Path) -> CsvContent:
 
 
 def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> None:
-    """Raise a DataError for a quoted field that does not end where it should; pyarrow would swallow rows there."""
+    """Raise a DataError for an unterminated quoted field, from which pyarrow would swallow the following rows."""
     if _has_regular_quotes(body, separator):
         return
     end = f"{separator}\r\n".encode()
-    # text, a quoted field up to the next separator, or a quotation mark within a field, where it means nothing
+    # text, a quoted field up to the next separator, or a literal quotation mark within a field
     part = rb'[^"]+|(?<![^%b])"[^"]*(?:""[^"]*)*"(?=[%b]|\Z)|(?<=[^%b])"' % (end, end, end)
     parts, position = re.compile(rb"(?:" + part + rb"){0,65000}"), 0
     while position < len(body):
@@ -126,7 +126,7 @@ def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> N
 
 
 def _has_regular_quotes(body: bytes, separator: str) -> bool:
-    """Whether each quotation mark opens or closes a field or is doubled, as programs write them."""
+    """Whether each quotation mark opens or closes a field or is doubled; a fast path for machine-written files."""
     data = np.frombuffer(body, np.uint8)
     quotes = np.flatnonzero(data == ord('"'))
     ends = np.array([ord(separator), ord("\n"), ord("\r"), ord('"')], np.uint8)

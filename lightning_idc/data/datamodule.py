@@ -1,4 +1,4 @@
-"""PairDataModule: splits of pairs as loaders. A benchmark subclasses it and writes :meth:`source`."""
+"""PairDataModule: base class of all data modules. Subclasses implement :meth:`source`."""
 
 from __future__ import annotations
 
@@ -26,40 +26,41 @@ from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-MOST_NO_CHANGE_SENTENCES = 64
+MAX_NO_CHANGE_CAPTIONS = 64
 _READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
 
 
 class PairDataModule(LightningDataModule):
-    """Base of all data modules.
+    """Base class of all data modules of image pairs.
 
     Args:
         batch_size: pairs per process and step.
-        num_workers: loader processes; 0 loads in the training process. Never changes what is loaded.
-        image_size: height and width, or one number for both, that every image is resized to; None leaves them.
-        transform: applied to training pairs after resizing.
-        seed: of order, transforms and drawn captions.
-        limit: keep only the first pairs of every split.
-        interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
-        corruption: of the captions or images of some splits, to test robustness with.
-        group_by_size: let the pairs of a batch be of nearly one size, for captioners that take images of several
-            (``image_size: null``); an evaluation then goes by size.
-        group_by_length: let the pairs of a training batch have captions of nearly one length in words, so that little
-            of it is padding.
-        cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
-        value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
-            images of a pair together), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None refuses them.
-        bands: indices of the channels that are read, from 0, or ``all``; None refuses all but grey and colour images.
-        page: index of the image in files of several; None refuses them.
-        fill_nan: value that takes the place of NaN and of missing data; None refuses images that have any.
+        num_workers: number of loader processes; 0 loads in the main process. The samples do not depend on it.
+        image_size: height and width of the resized images, or one number for both; None keeps the original sizes.
+        transform: augmentation of training pairs, applied after resizing.
+        seed: seed of the order, the augmentation and the sampled captions.
+        limit: maximum number of pairs per split; the first ones are used.
+        interpolation: interpolation for resizing; published feature extractors use bicubic.
+        corruption: corruption of captions or images of some splits, for robustness tests.
+        group_by_size: whether batches are made of images of similar size, for captioners that accept several sizes
+            (``image_size: null``); evaluation then runs in order of size.
+        group_by_length: whether training batches are made of captions of similar length in words, to reduce padding.
+        cache_images: folder for a cache of images decoded at ``image_size``; used only where it is faster than the
+            files.
+        value_range: values that are mapped to 0 and 255 for images of more than 8 bits: ``[low, high]``, ``auto``
+            (minimum and maximum of the pair), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None rejects
+            such images.
+        bands: 0-based indices of the channels to read, or ``all``; None accepts grey and colour images only.
+        page: index of the image in multi-page files; None rejects such files.
+        fill_nan: replacement for NaN and missing data; None rejects images that contain any.
     """
 
     domain = "image pairs"
-    """What the pairs show, for captioners to say what they know."""
+    """Image domain, stored with a captioner as a description of its training data."""
     protocol = "coco"
     """Scoring protocol of the published tables, see ``lightning_idc.metrics.protocols``."""
     labelled: tuple[Split, ...] = SPLITS
-    """Splits that the data have."""
+    """Available splits."""
 
     def __init__(
         self,
@@ -105,27 +106,27 @@ class PairDataModule(LightningDataModule):
         """Pairs of a split; called once per split."""
 
     def uncaptioned(self, split: Split, change_type: str | None) -> bool:
-        """Whether a pair of a split and a type of change may have no caption."""
+        """Whether pairs of this split and type of change may have no caption."""
         return False
 
     def ids_are_names(self) -> bool:
-        """Whether an id is the name of one pair, whatever its split; False where ids count the pairs of a split."""
+        """Whether ids are unique across splits; False if ids number the pairs of each split."""
         return True
 
     def pairs_of(self, split: Split) -> PairSource:
-        """Pairs of a split, cut to ``limit``.
+        """Pairs of a split, truncated to ``limit`` and with the cache and corruption applied.
 
         Raises:
-            DataError: the split is empty or names a pair twice.
+            DataError: the split is empty or has a duplicate id.
         """
         if split not in self._sources:
             source = self.source(split)
             if not len(source):
                 raise DataError(f"{type(self).__name__}: the split {split!r} has no pairs")
             if distinct(source.ids) < len(source):
-                twice = [name for name, count in Counter(source.ids).items() if count > 1]
+                duplicates = [name for name, count in Counter(source.ids).items() if count > 1]
                 raise DataError(
-                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
+                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(duplicates[:5])}"
                 )
             if self.limit is not None:
                 source = FirstPairs(source, self.limit)
@@ -137,7 +138,7 @@ class PairDataModule(LightningDataModule):
         return self._sources[split]
 
     def native_size(self) -> tuple[int, int] | None:
-        """Height and width of the images before any resizing, by the first pair; None where none can be read."""
+        """Height and width of the first readable pair before resizing; None if no pair can be read."""
         first = self._first_pair()
         return None if first is None else (int(first.before.shape[1]), int(first.before.shape[2]))
 
@@ -150,10 +151,10 @@ class PairDataModule(LightningDataModule):
         return None
 
     def input_spec(self) -> dict[str, Any]:
-        """What describes the images that a captioner is trained on, in plain values, to be stored with it.
+        """Description of the training images in plain values, stored with the captioner.
 
         Returns:
-            ``image_size`` (height, width; that of the files where nothing resizes them), ``interpolation``,
+            ``image_size`` (height, width; that of the files if ``image_size`` is None), ``interpolation``,
             ``value_range``, ``bands``, ``page``, ``fill_nan``, ``channels`` and ``domain``.
         """
         size = self.image_size or self.native_size()
@@ -172,7 +173,7 @@ class PairDataModule(LightningDataModule):
         }
 
     def leave_out(self, split: Split, ids: Collection[str]) -> None:
-        """Take pairs out of a split, such as those that an interrupted prediction has written already."""
+        """Remove pairs from a split, such as those for which an interrupted prediction has results already."""
         source = self.pairs_of(split)
         self._sources[split] = View(source, [index for index, id in enumerate(source.ids) if id not in ids])
 
@@ -182,20 +183,20 @@ class PairDataModule(LightningDataModule):
         return [caption for index in range(len(source)) for caption in source.captions(index)]
 
     def no_change_captions(self) -> list[str]:
-        """Distinct captions of unchanged training pairs, at most 64; [] where the data labels none."""
+        """Distinct captions of unchanged training pairs, at most 64; [] if no pair is labelled as unchanged."""
         source = self.pairs_of("train")
         unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
         distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
-        return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
+        return list(distinct)[:MAX_NO_CHANGE_CAPTIONS]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """What a generated caption gets right, by name of the fact; None where it does not apply."""
+        """Correctness of a generated caption by name of the fact; None for a fact that does not apply."""
         return {}
 
     def dataset(self, split: Split) -> PairDataset:
-        """A split as a torch dataset, with what is done to its pairs: ``data.dataset("test")[0]`` is a pair.
+        """A split as a torch dataset, with resizing and augmentation: ``data.dataset("test")[0]`` is a pair.
 
-        It needs no trainer and no captioner: ``DataLoader(data.dataset("test"), collate_fn=list)`` works.
+        The dataset works without a trainer or captioner: ``DataLoader(data.dataset("test"), collate_fn=list)``.
         """
         from lightning_idc.data.transforms.pairs import Resize
 
@@ -206,7 +207,7 @@ class PairDataModule(LightningDataModule):
         return PairDataset(self.pairs_of(split), transforms, self.seed, drawn=training)
 
     def loader(self, split: Split) -> PairLoader:
-        """Loader of a split; batches come from the captioner's ``collate``."""
+        """Loader of a split; the captioner's ``collate`` makes the batches."""
         dataset = self.dataset(split)
         sampler = self.sampler(split, dataset.source)
         if self.group_by_size:
@@ -225,7 +226,7 @@ class PairDataModule(LightningDataModule):
         )
 
     def sampler(self, split: Split, source: PairSource) -> PairSampler:
-        """Order of the pairs of a split."""
+        """Sampler that determines the order of a split."""
         return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
 
     def _collate(self) -> Any:
@@ -236,13 +237,13 @@ class PairDataModule(LightningDataModule):
 
     @property
     def _overfits(self) -> bool:
-        """Whether Lightning would make the loaders of a fit anew, around a sampler that knows no epochs."""
+        """Whether ``overfit_batches`` is set: Lightning would then rebuild the loaders with a sampler of its own."""
         trainer: Any = self.trainer
         return trainer is not None and trainer.overfit_batches > 0
 
     def train_dataloader(self) -> PairLoader | Batches:
         if self._overfits:
-            # nobody tells the sampler an epoch, so all of them are the same batches
+            # set_epoch is never called on this sampler, so every epoch has the same batches
             return Batches(self.loader("train"))
         self._training = self.loader("train")
         if self._position:
@@ -251,10 +252,10 @@ class PairDataModule(LightningDataModule):
         return self._training
 
     def state_dict(self) -> dict[str, int]:
-        """Where the epoch stands.
+        """Position within the epoch.
 
-        Lightning asks the loader too, but gives it its state back only when nobody has asked for the number of steps
-        before, and every schedule does.
+        Lightning also saves the loader's state, but does not restore it if the number of steps was computed first, as
+        every learning rate schedule does.
         """
         return {} if self._training is None else self._training.state_dict()
 
@@ -272,7 +273,7 @@ class PairDataModule(LightningDataModule):
 
 
 class FirstPairs(View):
-    """The first pairs of another source."""
+    """The first ``limit`` pairs of another source."""
 
     def __init__(self, source: PairSource, limit: int) -> None:
         super().__init__(source, range(min(limit, len(source))))
@@ -283,17 +284,17 @@ class FirstPairs(View):
 
 
 def caption_lengths(source: PairSource) -> list[int]:
-    """Words of the longest caption of every pair."""
+    """Number of words of the longest caption of each pair."""
     return [
         max((caption.count(" ") + 1 for caption in source.captions(index)), default=0) for index in range(len(source))
     ]
 
 
-def refuse_options(options: ImageOptions, why: str) -> None:
-    """Refuse options of reading for data that are always read in one way.
+def check_no_options(options: ImageOptions, why: str) -> None:
+    """Check that no decoding option is set for data that have a fixed format.
 
     Raises:
-        ConfigError: one is given.
+        ConfigError: an option differs from its default.
     """
     names = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
     if names:
@@ -301,7 +302,7 @@ def refuse_options(options: ImageOptions, why: str) -> None:
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:
-    """Batch for modules that are not captioners: uint8 ``images (B, 2, 3, H, W)``, ``ids``, ``captions``."""
+    """Default collate function for other modules: uint8 ``images (B, 2, 3, H, W)``, ``ids`` and ``captions``."""
     return {
         "images": stack_images(samples),
         "ids": [sample.id for sample in samples],

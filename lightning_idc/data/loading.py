@@ -1,4 +1,4 @@
-"""The data loader of pairs: seeded samples, and a position that a checkpoint can keep."""
+"""Data loader of pairs: samples seeded by epoch and index, and a position that checkpoints save and restore."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Transform = Callable[[PairSample, torch.Generator], PairSample]
 
 
 class PairDataset(Dataset[PairSample]):
-    """Pairs of a split as they are trained and tested on: a torch dataset whose items are :class:`PairSample`.
+    """Torch dataset of a split after transforms; its items are :class:`PairSample`.
 
-    Its indices are places, or draws, which say the epoch as well; a place is a draw of epoch 0.
+    An index is an integer, or a :class:`Draw` that also holds the epoch; an integer means epoch 0.
 
     Args:
-        source: where pairs come from.
-        transforms: applied in order, each with the sample's own generator.
-        seed: of the samples.
-        drawn: let captions be drawn by the sample's seed, as in training; otherwise the first ones are taken.
+        source: source of the pairs.
+        transforms: transforms in order; each is called with the sample's generator.
+        seed: seed from which the seeds of all samples are derived.
+        drawn: whether captions are sampled by the sample's seed, as in training, instead of taking the first ones.
     """
 
     def __init__(self, source: PairSource, transforms: Sequence[Transform], seed: int, drawn: bool) -> None:
@@ -40,7 +40,7 @@ class PairDataset(Dataset[PairSample]):
 
     @property
     def ids(self) -> Sequence[str]:
-        """Names of the pairs."""
+        """Ids of the pairs."""
         return self.source.ids
 
     def __getitem__(self, index: int | Draw) -> PairSample:
@@ -51,26 +51,26 @@ class PairDataset(Dataset[PairSample]):
         for transform in self.transforms:
             sample = transform(sample, generator)
         if self.drawn:
-            # a copy: what a source keeps must not be drawn in evaluation
+            # a copy, as the source may cache this sample and evaluation must not see the seed
             sample = replace(sample, meta={**sample.meta, "seed": seed})
         return sample
 
     def plot(self, index: int) -> Image:
-        """Before, after, boxes and captions of a pair as one picture."""
+        """Plot a pair with its boxes and captions as one image."""
         from lightning_idc.data.plotting import plot_pair
 
         return plot_pair(self[index])
 
 
 class PairLoader(DataLoader[Any]):
-    """Loads batches of pairs; draws nothing from torch's global random numbers.
+    """Loader of batches of pairs; it leaves torch's global random state alone.
 
     Args:
-        dataset: gives samples.
-        sampler: gives their order.
+        dataset: dataset of the samples.
+        sampler: sampler that determines their order.
         batch_size: pairs per batch.
-        drop_last: leave out a last, smaller batch.
-        options: of torch's DataLoader.
+        drop_last: whether an incomplete last batch is left out.
+        options: other arguments of torch's DataLoader.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class PairLoader(DataLoader[Any]):
         self._served = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        # a generator: nothing below runs before the first batch is asked for, when the epoch has been set
-        # a run that takes a part of each epoch has ended one whose batches are not all served: the next starts whole
+        # this method is a generator, so the code below runs at the first batch, after set_epoch
+        # with limit_train_batches an epoch ends before all batches are served; the next epoch starts at its first one
         self._served = self._start if self._start_epoch == self.pair_sampler.epoch else 0
         self._start = 0
         self.pair_sampler.skip = self._served * (self.batch_size or 1)
@@ -96,7 +96,7 @@ class PairLoader(DataLoader[Any]):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Where the epoch stands, for Lightning's checkpoints."""
+        """Position within the epoch, for Lightning's checkpoints."""
         return {"epoch": self.pair_sampler.epoch, "served": self._served, "pairs_per_step": self._pairs_per_step}
 
     @property
@@ -104,39 +104,41 @@ class PairLoader(DataLoader[Any]):
         return (self.batch_size or 1) * self.pair_sampler.world
 
     def give_back(self) -> None:
-        """Count the last batch as not served, since nothing came of it."""
+        """Count the last batch as not served, because its training step did not happen."""
         self._served -= 1
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after the batches that were served already; at a finished epoch the next one starts whole."""
+        """Continue after the served batches; if the epoch was finished, start the next one at its first batch."""
         self.pair_sampler.set_epoch(state["epoch"])
         self._start_epoch = state["epoch"]
         self._start = state["served"] if state["served"] < len(self) else 0
-        self._tell_other_steps(state["epoch"], state["served"], state.get("pairs_per_step", self._pairs_per_step))
+        self._warn_of_changed_step_size(
+            state["epoch"], state["served"], state.get("pairs_per_step", self._pairs_per_step)
+        )
 
-    def _tell_other_steps(self, epoch: int, served: int, before: int) -> None:
-        """Say what a step of another size costs within an epoch: Lightning counts steps, not pairs."""
+    def _warn_of_changed_step_size(self, epoch: int, served: int, before: int) -> None:
+        """Warn if the number of pairs per step changed within an epoch: Lightning restores steps, not pairs."""
         now, size = self._pairs_per_step, self.pair_sampler.size
         if before == now or not 0 < served * before < size:
             return
         missed = min(self._start * now, size) - served * before
         warnings.warn(
-            f"the checkpoint stands in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
+            f"the checkpoint is in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
             f"processes), but a step has {now} now: {abs(missed)} pairs of that epoch are "
-            f"{'left out' if missed > 0 else 'seen twice'}; go on with steps of {before}, or from a checkpoint between "
-            "two epochs, where every pair shall be seen once",
+            f"{'left out' if missed > 0 else 'seen twice'}; to see each pair once, continue with {before} per step "
+            "or from a checkpoint between two epochs",
             stacklevel=2,
         )
 
 
 class Batches:
-    """The batches of a loader, which Lightning takes as they come.
+    """Iterable over the batches of a loader, which Lightning uses unchanged.
 
-    To predict or to overfit it would make a DataLoader anew around a sampler of its own, and so lose the order and the
-    epoch.
+    For prediction and overfitting, Lightning would replace a DataLoader by one with its own sampler and lose the order
+    and the epoch.
 
     Args:
-        loader: gives the batches.
+        loader: loader of the batches.
     """
 
     def __init__(self, loader: PairLoader) -> None:

@@ -1,4 +1,4 @@
-"""Mixture: several data modules as one, each with its share of every epoch."""
+"""Mixture: several data modules as one, each with a fraction of every epoch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class Mixture(PairDataModule):
-    """Several data modules as one, for instruction tuning on all of them.
+    """Combine several data modules, for example for instruction tuning.
 
-    Pairs are called ``PART/ID``. Evaluation sees every pair of every part that has the split. An epoch of training sees
-    ``epoch_pairs`` draws, dealt out to the parts by ``weights``: a part that is smaller than its share comes round
-    again, of one that is larger every epoch takes others. ``image_size``, ``limit`` and value ranges of the mixture
-    hold for each part.
+    The ids of pairs are ``PART/ID``. Evaluation uses every pair of every part. A training epoch has ``epoch_pairs``
+    draws, divided among the parts in proportion to ``weights``: a small part is repeated within an epoch, a large one
+    continues in the next epoch. ``image_size``, ``limit`` and the decoding options of the mixture apply to each part.
 
-    M3Diff is tuned on 896k samples that have one caption each of CLEVR-Change and CLEVR-DC: ``per_caption`` makes every
-    caption of a part's training pairs a pair of its own, called ``PART/ID/2``.
+    M3Diff is tuned on 896k samples with one caption each of CLEVR-Change and CLEVR-DC: ``per_caption`` turns every
+    caption of a part's training pairs into a separate pair with an id such as ``PART/ID/2``.
 
     Args:
-        parts: data modules by name; their ``transform`` is not used, the mixture's is.
-        weights: of every part in training; None for the numbers of their pairs.
-        epoch_pairs: draws per epoch; None for as many as there are training pairs.
-        per_caption: parts whose training pairs have one caption each.
-        train_splits: splits of the parts that training draws from. With more than one, pairs are called
-            ``PART/SPLIT/ID``; what is trained on is then not held out.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        parts: data modules by name; their ``transform`` is replaced by that of the mixture.
+        weights: sampling weight of each part in training; None for the number of its pairs.
+        epoch_pairs: number of draws per epoch; None for the number of training pairs.
+        per_caption: parts whose training pairs are split into one pair per caption.
+        train_splits: splits of the parts that are used for training. With more than one, ids are ``PART/SPLIT/ID``;
+            these splits are then no longer held out.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
-        ConfigError: there are no parts, a name is not that of a part, or a part has no weight above 0.
+        ConfigError: there are no parts, a name is unknown, or a part has no positive weight.
 
     Example:
         >>> from lightning_idc.data import CLEVRDC, SpotTheDiff
@@ -81,7 +80,7 @@ class Mixture(PairDataModule):
                 part.image_options = self.image_options
             part.limit = self.limit if self.limit is not None else part.limit
         self.domain = "; ".join(dict.fromkeys(part.domain for part in self.parts.values()))
-        self.limit = None  # the first pairs of the whole would all be of the first part
+        self.limit = None  # the first pairs of the concatenation would all come from the first part
 
     def prepare_data(self) -> None:
         for part in self.parts.values():
@@ -94,10 +93,12 @@ class Mixture(PairDataModule):
         return Concatenation({name: self._one_caption(name, split) for name in self.parts})
 
     def _one_caption(self, name: str, split: Split) -> PairSource:
-        """Pairs of a part, one for each caption where that is asked for."""
+        """Pairs of a part; one pair per caption if the part is in ``per_caption``."""
         part = self.parts[name]
         if split == "train" and len(self.train_splits) > 1:
-            source: PairSource = Concatenation({own: part.pairs_of(own) for own in self.train_splits})
+            source: PairSource = Concatenation(
+                {train_split: part.pairs_of(train_split) for train_split in self.train_splits}
+            )
         else:
             source = part.pairs_of(self.train_splits[0] if split == "train" else split)
         return OneCaption(source) if split == "train" and name in self.per_caption else source
@@ -112,55 +113,55 @@ class Mixture(PairDataModule):
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
         part, _, pair = id.partition("/")
         if split == "train" and len(self.train_splits) > 1:
-            home, _, pair = pair.partition("/")
-            split = next(name for name in self.train_splits if name == home)
+            split_name, _, pair = pair.partition("/")
+            split = next(name for name in self.train_splits if name == split_name)
         return self.parts[part].facts(split, pair, caption)
 
 
 class Concatenation(PairSource):
-    """Sources one after the other.
+    """Concatenation of several sources.
 
     Args:
-        sources: by the name that their ids begin with.
+        sources: sources by the prefix of their ids.
     """
 
     def __init__(self, sources: Mapping[str, PairSource]) -> None:
         self.sources = dict(sources)
         self.ids = [f"{name}/{pair}" for name, source in self.sources.items() for pair in source.ids]
-        self._homes = [(name, index) for name, source in self.sources.items() for index in range(len(source))]
+        self._positions = [(name, index) for name, source in self.sources.items() for index in range(len(source))]
 
     def load(self, index: int) -> PairSample:
-        name, pair = self._homes[index]
+        name, pair = self._positions[index]
         sample = self.sources[name].load(pair)
         sample.id = self.ids[index]
         sample.meta = {**sample.meta, "part": name}
         return sample
 
     def captions(self, index: int) -> list[str]:
-        name, pair = self._homes[index]
+        name, pair = self._positions[index]
         return self.sources[name].captions(pair)
 
     def change_type(self, index: int) -> str | None:
-        name, pair = self._homes[index]
+        name, pair = self._positions[index]
         return self.sources[name].change_type(pair)
 
     def meta(self, index: int) -> dict[str, Any]:
-        name, pair = self._homes[index]
+        name, pair = self._positions[index]
         return {**self.sources[name].meta(pair), "part": name}
 
     def image_size(self, index: int) -> tuple[int, int]:
-        name, pair = self._homes[index]
+        name, pair = self._positions[index]
         return self.sources[name].image_size(pair)
 
 
 class OneCaption(View):
-    """Another source with every caption as a pair of its own, called ``ID``, ``ID/2``, ``ID/3``, ..."""
+    """View of a source with one pair per caption; the ids are ``ID``, ``ID/2``, ``ID/3``, ..."""
 
     def __init__(self, source: PairSource) -> None:
-        homes = [(pair, number) for pair in range(len(source)) for number in range(len(source.captions(pair)))]
-        super().__init__(source, [pair for pair, _ in homes])
-        self._captions = [number for _, number in homes]
-        self.ids = [f"{source.ids[pair]}/{number + 1}" if number else source.ids[pair] for pair, number in homes]
+        positions = [(pair, number) for pair in range(len(source)) for number in range(len(source.captions(pair)))]
+        super().__init__(source, [pair for pair, _ in positions])
+        self._captions = [number for _, number in positions]
+        self.ids = [f"{source.ids[pair]}/{number + 1}" if number else source.ids[pair] for pair, number in positions]
 
     def load(self, index: int) -> PairSample:
         sample = super().load(index)
@@ -172,14 +173,14 @@ class OneCaption(View):
 
 
 class MixtureSampler(PairSampler):
-    """Deals each part its share of an epoch, every pair of a part once before any comes again.
+    """Sampler that draws a fixed number of pairs from each part per epoch; no pair repeats before all were drawn.
 
     Args:
-        sizes: pairs of each part, which stand one after the other.
-        weights: of the parts.
-        draws: per epoch.
-        seed: of the order.
-        rank: of this process; taken from torch.distributed when None.
+        sizes: number of pairs of each part, in the order of the concatenation.
+        weights: sampling weights of the parts.
+        draws: number of draws per epoch.
+        seed: seed of the order.
+        rank: rank of this process; taken from torch.distributed when None.
         world_size: number of processes; taken from torch.distributed when None.
     """
 
@@ -194,21 +195,21 @@ class MixtureSampler(PairSampler):
     ) -> None:
         super().__init__(draws, shuffle=True, seed=seed, rank=rank, world_size=world_size)
         self.sizes = list(sizes)
-        self.shares = largest_remainder(weights, draws)
+        self.draws_per_part = largest_remainder(weights, draws)
 
     def order(self) -> list[int]:
         chosen: list[int] = []
         start = 0
-        for part, (size, share) in enumerate(zip(self.sizes, self.shares, strict=True)):
-            # one endless run of permutations per part, of which every epoch takes the next piece
-            begin, end = self.epoch * share, (self.epoch + 1) * share
-            for turn in range(begin // size, -(-end // size) if share else 0):
+        for part, (size, draws) in enumerate(zip(self.sizes, self.draws_per_part, strict=True)):
+            # each part is an endless sequence of permutations, and every epoch takes the next piece of it
+            begin, end = self.epoch * draws, (self.epoch + 1) * draws
+            for turn in range(begin // size, -(-end // size) if draws else 0):
                 permutation = torch.randperm(size, generator=_generator(self.seed, turn, part + 1)).tolist()
                 piece = permutation[max(0, begin - turn * size) : max(0, end - turn * size)]
                 chosen += [start + index for index in piece]
             start += size
         mixed = torch.randperm(len(chosen), generator=_generator(self.seed, self.epoch, 0)).tolist()
-        return [chosen[place] for place in mixed]
+        return [chosen[index] for index in mixed]
 
 
 def _generator(seed: int, epoch: int, index: int) -> torch.Generator:
@@ -216,10 +217,10 @@ def _generator(seed: int, epoch: int, index: int) -> torch.Generator:
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to weights that sum to ``total``."""
+    """Integers in proportion to the weights that sum to ``total`` (largest remainder method)."""
     exact = [weight / sum(weights) * total for weight in weights]
-    shares = [int(share) for share in exact]
-    # what rounding down left over goes to those that lost most, the first of equals first
-    for index in sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])[: total - sum(shares)]:
-        shares[index] += 1
-    return shares
+    rounded = [int(value) for value in exact]
+    # the remainder goes to the entries with the largest fractional parts; ties go to the first
+    for index in sorted(range(len(exact)), key=lambda i: rounded[i] - exact[i])[: total - sum(rounded)]:
+        rounded[index] += 1
+    return rounded

@@ -1,4 +1,4 @@
-"""A pair as one image: labelled panels before and after, boxes, type of change and captions."""
+"""Plot a pair as one image: labelled panels, boxes, type of change and captions."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _PANELS = ("before", "after", "where")
 
 
 def as_rgb(image: Tensor) -> Tensor:
-    """uint8 ``(C, H, W)`` to ``(3, H, W)`` for people to look at: grey three times, else the first three channels."""
+    """Convert uint8 ``(C, H, W)`` to ``(3, H, W)`` for display: grey is repeated, else the first three channels."""
     if len(image) >= 3:
         return image[:3]
     return image.expand(3, -1, -1) if len(image) == 1 else torch.cat([image, torch.zeros_like(image[:1])])
 
 
 def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tensor | None = None) -> Image:
-    """Draw a pair.
+    """Plot a pair.
 
     Args:
         sample: images of the pair; its boxes are drawn on both.
         side: pixels of the longer side of each panel.
-        captions: maximal number of captions.
-        heat: ``(rows, columns)`` from 0 to 1, drawn over the second image in a third panel.
+        captions: maximum number of captions.
+        heat: heat map ``(rows, columns)`` with values in [0, 1], drawn over the second image in a third panel.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -49,7 +49,7 @@ def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tens
     for caption in sample.captions[:captions]:
         text = caption if len(sample.captions) == 1 else f"- {caption}"
         lines += textwrap.wrap(text, max(10, total // (_TEXT // 2)), subsequent_indent="  ")
-    # an answer about two files has no other name than "pair"
+    # "pair" is the placeholder id of a pair of two files
     about = "   ".join(part for part in (sample.id if sample.id != "pair" else "", sample.change_type or "") if part)
     top = _MARGIN + _LINE
     rows = len(lines) + bool(about)
@@ -75,7 +75,7 @@ def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tens
 
 
 def _heated(image: Tensor, heat: Tensor) -> Tensor:
-    """An image ``(3, H, W)`` that shines through where the heat is high and is pale and grey elsewhere."""
+    """Overlay a heat map on an image ``(3, H, W)``: coloured where the heat is high, pale grey elsewhere."""
     full = F.interpolate(heat[None, None].float(), size=image.shape[1:], mode="bilinear", align_corners=False)[0]
     pale = 255 - (255 - image.float().mean(0, keepdim=True)) * 0.4
     colour = torch.tensor(_BOX).view(3, 1, 1)

@@ -1,4 +1,4 @@
-"""PairSource: the pairs of one split as a torch dataset, known by id."""
+"""PairSource: the pairs of one split as a torch dataset, with an id for each pair."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class PairSource(Dataset[PairSample], ABC):
-    """Pairs of one split as they are stored: a torch dataset whose items are :class:`PairSample`.
+    """Torch dataset of the stored pairs of one split; its items are :class:`PairSample`.
 
-    Captions are cheap to ask for; images are read by :meth:`load` only.
+    Captions and labels are available without reading images; only :meth:`load` reads images.
     """
 
     ids: Sequence[str]
@@ -27,11 +27,11 @@ class PairSource(Dataset[PairSample], ABC):
         return len(self.ids)
 
     def __getitem__(self, index: int) -> PairSample:
-        """The pair at a place, from the end where it is negative."""
+        """Pair at an index; a negative index counts from the end."""
         return self.load(position(index, len(self)))
 
     def plot(self, index: int) -> Image:
-        """Before, after, boxes and captions of a pair as one picture."""
+        """Plot a pair with its boxes and captions as one image."""
         from lightning_idc.data.plotting import plot_pair
 
         return plot_pair(self[index])
@@ -53,55 +53,55 @@ class PairSource(Dataset[PairSample], ABC):
         """Label of the change, without reading the images."""
 
     def meta(self, index: int) -> dict[str, Any]:
-        """Whatever else is known of a pair without reading its images."""
+        """Other metadata of a pair, without reading its images."""
         return {}
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """Height and width of the images of a pair; this reads them, a subclass may know better."""
+        """Height and width of the images of a pair; the default reads the images."""
         height, width = self.load(index).before.shape[1:]
         return height, width
 
     def fingerprint(self) -> str | None:
-        """Digest of all that decides the images of :meth:`load`; None where that is not known."""
+        """Digest of everything that determines the images of :meth:`load`; None if it cannot be computed."""
         return None
 
 
 def position(index: int, length: int) -> int:
-    """Place of an index from 0, as lists count.
+    """Non-negative position of an index, which may be negative as for lists.
 
     Raises:
-        IndexError: there is no such place, which also ends a loop over a dataset.
+        IndexError: the index is out of range; this also ends a ``for`` loop over a dataset.
     """
-    place = operator.index(index)
-    if not -length <= place < length:
-        raise IndexError(f"there is no pair {place}; the split has {length:,}")
-    return place % length
+    index = operator.index(index)
+    if not -length <= index < length:
+        raise IndexError(f"there is no pair {index}; the split has {length:,}")
+    return index % length
 
 
 class View(PairSource):
-    """The pairs of another source, all of them or some; a subclass writes what it changes.
+    """View of all or some pairs of another source; a subclass overrides the methods that it changes.
 
     Args:
-        source: of the pairs.
-        places: of those that are seen, in order; all of them when None.
+        source: source of the pairs.
+        indices: indices of the visible pairs, in order; all pairs when None.
     """
 
-    def __init__(self, source: PairSource, places: Sequence[int] | None = None) -> None:
+    def __init__(self, source: PairSource, indices: Sequence[int] | None = None) -> None:
         self.source = source
-        self.places: Sequence[int] = range(len(source)) if places is None else places
-        self.ids = source.ids if places is None else [source.ids[index] for index in places]
+        self.indices: Sequence[int] = range(len(source)) if indices is None else indices
+        self.ids = source.ids if indices is None else [source.ids[index] for index in indices]
 
     def load(self, index: int) -> PairSample:
-        return self.source.load(self.places[index])
+        return self.source.load(self.indices[index])
 
     def captions(self, index: int) -> list[str]:
-        return self.source.captions(self.places[index])
+        return self.source.captions(self.indices[index])
 
     def change_type(self, index: int) -> str | None:
-        return self.source.change_type(self.places[index])
+        return self.source.change_type(self.indices[index])
 
     def meta(self, index: int) -> dict[str, Any]:
-        return self.source.meta(self.places[index])
+        return self.source.meta(self.indices[index])
 
     def image_size(self, index: int) -> tuple[int, int]:
-        return self.source.image_size(self.places[index])
+        return self.source.image_size(self.indices[index])

@@ -1,4 +1,4 @@
-"""Numbers of a data set as OmniDiff's tables 1 and 2 give them: pairs, captions, words, sentences, vocabulary."""
+"""Statistics of a data set as in OmniDiff's tables 1 and 2: pairs, captions, words, sentences, vocabulary."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import DataError
 
-LONG = 20  # words; table 1 calls captions of more than this long
+LONG = 20  # words; table 1 calls longer captions "long"
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionStatistics:
-    """What there is to say about the captions of a data set.
+    """Statistics of the captions of a data set.
 
     Args:
         pairs: number of pairs.
-        captions: of all pairs.
-        words: of all captions, as the scores count them: Penn Treebank tokens without punctuation.
-        sentences: of all captions; one that ends without a mark counts.
-        vocabulary: distinct words, lower-cased.
-        long_captions: captions of more than 20 words.
+        captions: number of captions.
+        words: number of Penn Treebank tokens without punctuation, as for the metrics.
+        sentences: number of sentences, including those without a final punctuation mark.
+        vocabulary: number of distinct lower-cased words.
+        long_captions: number of captions of more than 20 words.
     """
 
     pairs: int
@@ -34,7 +34,7 @@ class CaptionStatistics:
     long_captions: int
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values as they are printed."""
+        """Rows of the printed table: name and formatted value."""
         per_caption = max(1, self.captions)
         return [
             ("pairs", f"{self.pairs:,}"),
@@ -49,16 +49,16 @@ class CaptionStatistics:
 
 
 def sentence_count(caption: str) -> int:
-    """Number of sentences; text behind the last full stop is one, and marks inside a number end none."""
+    """Number of sentences; text after the last full stop counts, and a mark inside a number does not end one."""
     parts = _SENTENCE_END.split(caption)
     return sum(1 for part in parts if part.strip())
 
 
 def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
-    """Count the captions of pairs.
+    """Compute the statistics of the captions of pairs.
 
     Args:
-        captions: of each pair, all its captions.
+        captions: all captions of each pair.
 
     Raises:
         DataError: there are no pairs.
@@ -80,10 +80,10 @@ def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
 
 
 def split_statistics(captions: dict[str, list[Sequence[str]]]) -> dict[str, CaptionStatistics]:
-    """Statistics of each split and, where there are several, of all together.
+    """Statistics of each split and, if there are several, of all splits together.
 
     Args:
-        captions: by split, all captions of each pair.
+        captions: all captions of each pair, by split.
     """
     statistics = {split: caption_statistics(texts) for split, texts in captions.items()}
     if len(statistics) > 1:

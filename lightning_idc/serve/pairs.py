@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import SIDES, pairs_of, wanted
+from lightning_idc.data.tables.pair_columns import SIDES, is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import images_below
 from lightning_idc.data.tables.tables import Faults, read_table, table_ending
 from lightning_idc.images.decode import decode
@@ -64,7 +64,7 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     if len(given) == 2 and all(path.is_dir() for path in given):
         found = _of_folders(*given)
     elif len(given) == 1 and table_ending(given[0]) is not None:
-        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], wanted), None)
+        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], is_pair_column), None)
         found = [FilePair(record.id, record.before, record.after) for record in records]
     elif len(given) == 1 and given[0].suffix.lower() == ".txt":
         found = _of_list(given[0])

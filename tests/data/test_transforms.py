@@ -104,7 +104,7 @@ def test_a_window_is_around_what_could_be_mistaken_for_a_change() -> None:
     seen = [CropToChange(12, 0.0, 1.0)(other, seeded(seed)) for seed in range(8)]
     assert all(int((found.before != found.after)[0].sum()) > 9 for found in seen)
     boxed = replace(other, boxes=torch.tensor([[[48.0, 4.0, 55.0, 11.0]] * 2]))
-    assert len(CropToChange(12, 0.0, 1.0)._places(boxed, 0.5)) == 0
+    assert len(CropToChange(12, 0.0, 1.0)._centres(boxed, 0.5)) == 0
     with pytest.raises(ConfigError, match=r"anywhere and mistaken are 0\.6 and 0\.5"):
         CropToChange(12, 0.6, 0.5)
 

@@ -1,4 +1,4 @@
-"""Birds-to-Words: two photographs of birds, and how they differ."""
+"""Birds-to-Words: pairs of bird photographs with paragraphs on their differences."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
-"""Of the tokenised copy."""
+"""Number of sentences in the tokenised copy."""
 COLUMNS = (
     *(f"img{side}{what}" for side in (1, 2) for what in ("ObservationURL", "ImgURL", "Species", "Selection")),
     "split",
     "annN",
     "description",
 )
-"""Of the official table."""
+"""Columns of the official table."""
 _TABLE = "birds-to-words-v1.0.tsv"
 _PHOTO = re.compile(r"/photos/(\d{1,15})")
 _LAST = re.compile(r"(\d{1,15})/?$")
@@ -31,8 +31,8 @@ _LAST = re.compile(r"(\d{1,15})/?$")
 class BirdsToWords(Benchmark):
     """Birds-to-Words: 3,347 pairs of photographs, each with four or five paragraphs on how the two birds differ.
 
-    Reads the official table, or the tokenised copy of it with one JSON object per line that other repositories hold.
-    Pairs are called ``LEFT_RIGHT`` by the numbers of their photographs.
+    Reads the official table, or the tokenised copy of other repositories with one JSON object per line.
+    The id of a pair is ``LEFT_RIGHT``, the numbers of its photographs.
 
     Features: photographs of two birds, of one species or of two; four or five paragraphs a pair.
     Format: JPEG, and TSV or JSON lines.
@@ -42,7 +42,7 @@ class BirdsToWords(Benchmark):
         https://github.com/google-research-datasets/birds-to-words
 
     Args:
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = BirdsToWords.split("data/birds_to_words", "test")[0]
@@ -74,7 +74,7 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
 
     def expected(self, split: Split) -> Counts:
         if find(self.root, _TABLE):
-            return Counts(PAIRS[split])  # the sentences have been counted in the tokenised copy only
+            return Counts(PAIRS[split])  # the number of sentences is known for the tokenised copy only
         return Counts(PAIRS[split], SENTENCES[split], 0, 0)
 
     def read(self, split: Split) -> list[Record]:
@@ -85,7 +85,7 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
             names = [_photo(row, side) for side in (1, 2)]
             before, after = (self.files.file(f"images/{name}.jpg", row.where) for name in names)
             description = row.values.get("description")
-            # one list of words is one paragraph, a list of such lists several
+            # a list of words is one paragraph, a list of lists of words is several paragraphs
             if isinstance(description, list) and all(isinstance(word, str) for word in description):
                 description = " ".join(description)
             record = Record("_".join(names), row.where, before, after, sentences(description, row.where))
@@ -118,12 +118,12 @@ def _official(path: Path, split: str) -> list[Row]:
 
 
 def _unquoted(field: str) -> str:
-    # inches are written with quotation marks, which must not open a field that swallows the lines below
+    # a quotation mark can mean inches, so csv quoting would swallow the following lines
     return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
 
 
 def _photo(row: Row, side: int) -> str:
-    """Number of a photograph, given as such or by its address."""
+    """Number of a photograph, from the column itself or from its address."""
     number = row.text(f"img{side}")
     if number is not None and number.isascii() and number.isdecimal():
         return number

@@ -1,4 +1,4 @@
-"""CLEVR-Change: rendered tables, each with a semantic change and with none but of camera and light."""
+"""CLEVR-Change: rendered tables, each paired with a semantic change and with a change of camera and light only."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from lightning_idc.utils.jsonfiles import read_json, short
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}
-"""Scenes of each split; each gives a pair with a change and one without."""
+"""Number of scenes per split; each scene has one pair with a change and one without."""
 TYPES = {"color": 7_958, "material": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955}
-"""Scenes of each type of change, over all splits."""
-_NAMES = {"material": "texture"}  # as the tables of the papers say it, and the rendered pairs of this library
+"""Number of scenes per type of change, over all splits."""
+_NAMES = {"material": "texture"}  # the name in the papers' tables and in the synthetic pairs of this library
 _IOU = "change_captions_by_IOU.json"
 
 
 class CLEVRChange(Benchmark):
-    """CLEVR-Change: 39,803 rendered scenes, each changed in one of five ways and not at all; 79,606 pairs.
+    """CLEVR-Change: 39,803 rendered scenes, each with one changed (five types) and one unchanged pair; 79,606 pairs.
 
-    Pairs are called as in the ground truth that everybody scores with: ``000000.png`` with a change and
-    ``000000.png_n`` without. Types are color, texture, add, drop, move and no_change. With the file
-    ``change_captions_by_IOU.json`` beside the captions, ``meta["iou"]`` of a changed pair is the overlap of its views.
+    Ids are those of the common ground-truth files: ``000000.png`` with a change and ``000000.png_n`` without. Types
+    are color, texture, add, drop, move and no_change. If ``change_captions_by_IOU.json`` exists, ``meta["iou"]`` of a
+    changed pair is the overlap of its two views.
 
     Features: rendered tables with 1 changed object or none, seen from slightly different cameras; 480 x 320 pixels;
-        several sentences a pair; the type of change.
+        several sentences per pair; the type of change.
     Format: PNG and JSON.
     Splits: 67,660 train, 3,976 val and 7,970 test pairs (half of each with a change).
     Licence: not stated.
@@ -43,9 +43,9 @@ class CLEVRChange(Benchmark):
         https://github.com/Seth-Park/RobustChangeCaptioning
 
     Args:
-        pairs: those with a change, those without, or all.
-        scenes_together: in training, the pair of a scene with a change and the one without come in the same step.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        pairs: pairs to use: with a change, without a change, or all.
+        scenes_together: whether the changed and the unchanged pair of a scene are in the same training step.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = CLEVRChange.split("data/clevr_change", "test")[0]
@@ -103,27 +103,27 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         return Counts(pairs=IDS[split] * (2 if self.pairs == "all" else 1))
 
     def miscount(self, split: Split) -> str | None:
-        found = Counter(self._types().values())
+        scenes_by_type = Counter(self._types().values())
         expected = {_NAMES.get(kind, kind): scenes for kind, scenes in TYPES.items()}
-        if found != expected:
-            return f"{self.title} type_mapping.json: expected {_scenes(expected)}; found {_scenes(found)}"
+        if scenes_by_type != expected:
+            return f"{self.title} type_mapping.json: expected {_scenes(expected)}; found {_scenes(scenes_by_type)}"
         return super().miscount(split)
 
     def read(self, split: Split) -> list[Record]:
-        numbers = numbers_of(self.file("splits.json"), split)
+        scenes = numbers_of(self.file("splits.json"), split)
         records: list[Record] = []
         if self.pairs != "no_change":
             kinds = self._types()
             iou = find(self.root, _IOU)
             overlaps = read_json(iou, dict) if iou else {}
-            for number in numbers:
-                overlap = overlaps.get(str(number))
+            for scene in scenes:
+                overlap = overlaps.get(str(scene))
                 if overlap is not None and (type(overlap) not in (int, float) or not 0 <= overlap <= 1):
-                    raise DataError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
+                    raise DataError(f"{iou}: the overlap of scene {scene} is {short(overlap)}; expected 0 to 1")
                 meta = {} if overlap is None else {"iou": float(overlap)}
-                records.append(self._record(number, "", kinds.get(number, CHANGE), meta))
+                records.append(self._record(scene, "", kinds.get(scene, CHANGE), meta))
         if self.pairs != "change":
-            records += [self._record(number, "_n", NO_CHANGE, {}) for number in numbers]
+            records += [self._record(scene, "_n", NO_CHANGE, {}) for scene in scenes]
         return records
 
     def _record(self, number: int, ending: str, kind: str, meta: dict[str, Any]) -> Record:
@@ -149,7 +149,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         return self._tables[name]
 
     def _types(self) -> dict[int, str]:
-        """Type of change by scene."""
+        """Type of change by scene number."""
         path = self.file("type_mapping.json")
         types: dict[int, str] = {}
         for kind, names in read_json(path, dict).items():
@@ -166,15 +166,13 @@ def _scenes(kinds: Mapping[str, int]) -> str:
 
 
 def numbers_of(path: Path, split: str) -> list[int]:
-    """Scenes of a split in a file ``{"train": [numbers], ...}``.
+    """Scene numbers of a split from a file ``{"train": [numbers], ...}``.
 
     Raises:
-        DataError: the split is absent, or what it lists are not whole numbers.
+        DataError: the split is absent, or is not a list of integers.
     """
     splits = read_json(path, dict)
-    numbers = splits.get(split)
-    if not isinstance(numbers, list) or any(type(number) is not int or not 0 <= number < 10**9 for number in numbers):
-        raise DataError(
-            f"{path}: {split!r} must be a list of whole numbers; the file has {', '.join(splits) or 'none'}"
-        )
-    return numbers
+    scenes = splits.get(split)
+    if not isinstance(scenes, list) or any(type(scene) is not int or not 0 <= scene < 10**9 for scene in scenes):
+        raise DataError(f"{path}: {split!r} must be a list of integers; the file has {', '.join(splits) or 'none'}")
+    return scenes

@@ -1,4 +1,4 @@
-"""CLEVR-DC: rendered tables seen from two viewpoints far apart."""
+"""CLEVR-DC: rendered tables from two distant viewpoints."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ UNCHANGED = frozenset(
         "there is no change",
     }
 )
-"""CLEVR-Change's closed set for pairs without a change; that this benchmark shares it is taken on trust."""
+"""CLEVR-Change's closed set of sentences for unchanged pairs; we assume that CLEVR-DC uses the same set."""
 
 
 class CLEVRDC(Benchmark):
     """CLEVR-DC: 48,000 rendered pairs with extreme changes of viewpoint.
 
-    The annotation files name no types of change. A pair all of whose sentences are of the generator's closed set for
-    unchanged scenes is labelled ``no_change``, and any other ``change``.
+    The annotation files have no types of change. A pair is labelled ``no_change`` if all its sentences are in the
+    generator's closed set for unchanged scenes, and ``change`` otherwise.
 
-    Features: rendered tables seen from viewpoints far apart, with 1 changed object or none; several sentences a pair.
+    Features: rendered tables from distant viewpoints, with 1 changed object or none; several sentences per pair.
     Format: PNG and JSON.
     Splits: 40,800 train, 2,400 val and 4,800 test pairs.
     Licence: not stated.
@@ -43,7 +43,7 @@ class CLEVRDC(Benchmark):
         https://github.com/hsgkim/clevr-dc
 
     Args:
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = CLEVRDC.split("data/clevr_dc", "test")[0]
@@ -74,18 +74,19 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
 
     def read(self, split: Split) -> list[Record]:
         captions: dict[str, Any] = read_json(self.file("captions.json", "captions_dc.json"), dict)
-        numbers = numbers_of(self.file("split.json", "splits.json"), split)
-        # the release numbers images without zeros, the copies that other repositories made with six digits
-        padded = bool(numbers) and not self.files.file(f"bef/{numbers[0]}.png", self.title).is_file()
-        padded = padded and self.files.file(f"bef/{numbers[0]:06d}.png", self.title).is_file()
+        pair_numbers = numbers_of(self.file("split.json", "splits.json"), split)
+        # image names have no leading zeros in the release, and six digits in the copies of other repositories
+        is_padded = bool(pair_numbers) and not self.files.file(f"bef/{pair_numbers[0]}.png", self.title).is_file()
+        is_padded = is_padded and self.files.file(f"bef/{pair_numbers[0]:06d}.png", self.title).is_file()
         records = []
-        for number in numbers:
+        for number in pair_numbers:
             where = f"{self.title} pair {number}"
             if str(number) not in captions:
                 raise DataError(f"{where}: the captions hold no {str(number)!r}")
             texts = sentences(captions[str(number)], where)
-            image = f"{number:06d}.png" if padded else f"{number}.png"
+            image = f"{number:06d}.png" if is_padded else f"{number}.png"
             before, after = (self.files.file(f"{side}/{image}", where) for side in ("bef", "aft"))
-            same = bool(texts) and all(text.lower().rstrip(" .") in UNCHANGED for text in texts)
-            records.append(Record(str(number), where, before, after, texts, change_type=NO_CHANGE if same else CHANGE))
+            is_unchanged = bool(texts) and all(text.lower().rstrip(" .") in UNCHANGED for text in texts)
+            change_type = NO_CHANGE if is_unchanged else CHANGE
+            records.append(Record(str(number), where, before, after, texts, change_type=change_type))
         return records

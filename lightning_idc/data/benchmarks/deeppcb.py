@@ -1,4 +1,4 @@
-"""DeepPCB: real pairs of circuit boards, captioned from the official boxes and types of their defects."""
+"""DeepPCB: pairs of circuit boards with captions generated from the official boxes and types of defects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
-from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
 from lightning_idc.data.source import PairSource
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
@@ -34,15 +34,15 @@ LISTED = {"trainval": 1000, "test": 500}
 
 
 class BoardPairs(PairSource):
-    """Pairs of one list of DeepPCB.
+    """Pairs of one official list of DeepPCB.
 
     Args:
         root: folder of the lists.
-        entries: image and annotation of each pair, relative to the root, as the lists name them.
-        size: height and width that boards are scaled to; None leaves them at 640 x 640.
-        long: say of every defect where it is.
-        cache: keep scaled boards in memory, one byte per pixel and image.
-        repaired: after these pairs, so many of them again (the first ones) with the template's pixels in all boxes.
+        entries: paths of image and annotation of each pair, relative to the root, as in the lists.
+        size: height and width of the resized boards; None keeps 640 x 640.
+        long: whether captions give the position of every defect.
+        cache: whether resized boards are cached in memory, one byte per pixel and image.
+        repaired: number of defect-free pairs to append: the first pairs with the template's pixels in all boxes.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class BoardPairs(PairSource):
         repaired: int = 0,
     ) -> None:
         self.root, self.size, self.entries = root, size, list(entries)
-        again = [Path(image).stem for image, _ in entries[:repaired]]
-        self.ids = [*(Path(image).stem for image, _ in entries), *(f"{name}-repaired" for name in again)]
-        self.defects = [read_defects(root, annotation) for _, annotation in entries] + [[] for _ in again]
+        repaired_names = [Path(image).stem for image, _ in entries[:repaired]]
+        self.ids = [*(Path(image).stem for image, _ in entries), *(f"{name}-repaired" for name in repaired_names)]
+        self.defects = [read_defects(root, annotation) for _, annotation in entries] + [[] for _ in repaired_names]
         self._captions = [captions_of(defects, long) for defects in self.defects]
-        self._kept: dict[int, tuple[Tensor, Tensor]] | None = {} if cache and size is not None else None
+        self._cached: dict[int, tuple[Tensor, Tensor]] | None = {} if cache and size is not None else None
 
     def captions(self, index: int) -> list[str]:
         return self._captions[index]
@@ -68,11 +68,11 @@ class BoardPairs(PairSource):
         return change_type_of(self.defects[index])
 
     def load(self, index: int) -> PairSample:
-        cached = self._kept.get(index) if self._kept is not None else None
+        cached = self._cached.get(index) if self._cached is not None else None
         images, masks = cached or self._read(index)
-        if self._kept is not None:
-            self._kept[index] = images, masks
-        # boards are black and white: one channel is kept and shown three times; what takes a window copies that alone
+        if self._cached is not None:
+            self._cached[index] = images, masks
+        # boards are black and white: expand one channel to three without a copy
         before, after = images[:, None].expand(-1, 3, -1, -1)
         boxes = torch.tensor([defect.box for defect in self.defects[index]], dtype=torch.float32).reshape(-1, 1, 4)
         height, width = images.shape[1:]
@@ -90,10 +90,10 @@ class BoardPairs(PairSource):
         )
 
     def _read(self, index: int) -> tuple[Tensor, Tensor]:
-        """Both boards ``(2, H, W)`` and what differs within the official boxes, scaled."""
+        """Both boards ``(2, H, W)``, and masks ``(2, H, W)`` of the differences within the official boxes, resized."""
         sides = []
-        twin = index % len(self.entries)
-        for path in find_images(self.root, self.entries[twin][0]):
+        original = index % len(self.entries)
+        for path in find_images(self.root, self.entries[original][0]):
             image = read_image(path, name=f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise DataError(
@@ -101,10 +101,10 @@ class BoardPairs(PairSource):
                     f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
                 )
             sides.append(image)
-        for defect in self.defects[twin] if twin != index else []:
+        for defect in self.defects[original] if original != index else []:
             x1, y1, x2, y2 = defect.box
             sides[1][:, y1:y2, x1:x2] = sides[0][:, y1:y2, x1:x2]
-        # JPEG blurs the edges of boards that are black and white
+        # a high threshold, as JPEG blurs the edges of the black and white boards
         differs = (sides[0][0].short() - sides[1][0].short()).abs() > 127
         boxed = torch.zeros_like(differs)
         for defect in self.defects[index]:
@@ -118,10 +118,10 @@ class BoardPairs(PairSource):
 
 
 def read_defects(root: Path, annotation: str) -> list[Defect]:
-    """Defects of an annotation file: lines of x1 y1 x2 y2 type.
+    """Read the defects of an annotation file with lines ``x1 y1 x2 y2 type``.
 
     Raises:
-        DataError: the file is missing or a line is something else.
+        DataError: the file is missing, or a line is malformed.
     """
     path = inside(root, annotation, "DeepPCB")
     if not path.is_file():
@@ -146,10 +146,10 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
 
 
 def find_images(root: Path, listed: str) -> tuple[Path, Path]:
-    """Files of the template and the tested board for a name in a list, as JPEG or PNG.
+    """Image files (JPEG or PNG) of the template and the tested board for an entry of a list.
 
     Raises:
-        DataError: one is missing.
+        DataError: a file is missing.
     """
     stem, extension = listed.rsplit(".", 1) if "." in listed else (listed, "jpg")
     paths = []
@@ -165,12 +165,12 @@ def find_images(root: Path, listed: str) -> tuple[Path, Path]:
 class DeepPCB(PairDataModule):
     """Circuit boards with six types of defect: template before, tested board after; 900 / 100 / 500 pairs.
 
-    The official test list is the test split. Of the official 1,000 pairs of ``trainval.txt`` every tenth one is the
-    validation split, so that all boards are in it. Captions are made from the official boxes and types; masks are what
-    differs within the boxes.
+    The official test list is the test split. Every tenth pair of the official ``trainval.txt`` (1,000 pairs) is in the
+    validation split, which therefore covers all boards. Captions are generated from the official boxes and types;
+    masks mark the differing pixels within the boxes.
 
-    Features: black and white images of boards, 640 x 640 pixels; boxes and types of defects, from which five sentences
-        are made.
+    Features: black and white images of boards, 640 x 640 pixels; boxes and types of defects; five generated sentences
+        per pair.
     Format: JPEG or PNG, and text.
     Splits: 900 train, 100 val and 500 test pairs.
     Licence: MIT.
@@ -178,13 +178,13 @@ class DeepPCB(PairDataModule):
         https://github.com/tangsanli5201/DeepPCB
 
     Args:
-        root: folder that holds ``trainval.txt``, ``test.txt`` and the folders ``group*``.
-        long: captions that say of every defect where it is.
-        cache: keep scaled boards in memory; with ``image_size`` only.
-        official: insist on the numbers of pairs that the official lists have.
-        repaired: further pairs of the training split that have no defect: tested boards of the first pairs with the
-            template's pixels in the boxes. The official pairs all have one.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        root: folder of ``trainval.txt``, ``test.txt`` and the folders ``group*``.
+        long: whether captions give the position of every defect.
+        cache: whether resized boards are cached in memory; only with ``image_size``.
+        official: whether a number of pairs that differs from the official lists is an error.
+        repaired: number of defect-free training pairs to add: tested boards of the first pairs with the template's
+            pixels in the boxes. All official pairs have defects.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = DeepPCB("data/deeppcb").dataset("test")[0]
@@ -205,7 +205,7 @@ class DeepPCB(PairDataModule):
     ) -> None:
         check_arguments(DeepPCB.__init__, locals())
         super().__init__(**options)
-        refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
+        check_no_options(self.image_options, "DeepPCB's boards are 8-bit images")
         self.repaired = repaired
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}
@@ -224,22 +224,22 @@ class DeepPCB(PairDataModule):
         return self._boards[name]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Whether a caption names the right types, numbers, total, and places of the commonest type."""
+        """Whether a caption has the right types, counts, total, and positions of the most frequent type."""
         board = self.source(split)
         defects = board.defects[board.ids.index(id)]
-        true = Counter(TYPES[defect.kind] for defect in defects)
+        actual = Counter(TYPES[defect.kind] for defect in defects)
         claimed = parse_defects(caption)
         reference = parse_places(captions_of(defects, self.long)[0])
-        places = parse_places(caption)
+        positions = parse_places(caption)
         return {
-            "types": set(claimed) == set(true),
-            "counts": claimed == true,
+            "types": set(claimed) == set(actual),
+            "counts": claimed == actual,
             "total": sum(claimed.values()) == len(defects),
-            "places": all(places.get(kind) == names for kind, names in reference.items()) if reference else None,
+            "places": all(positions.get(kind) == names for kind, names in reference.items()) if reference else None,
         }
 
     def _entries(self, name: str) -> list[tuple[str, str]]:
-        """Images and annotations of an official list."""
+        """Paths of images and annotations of an official list."""
         path = self.root / f"{name}.txt"
         folders = sorted(self.root.glob("group*")) if self.root.is_dir() else []
         missing = [f"{other}.txt" for other in LISTED if not (self.root / f"{other}.txt").is_file()]
@@ -258,7 +258,7 @@ class DeepPCB(PairDataModule):
                 f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Fetch it again, or set "
                 "official: false if the list is your own"
             )
-        # a whole folder that is absent is told at once, single files when they are read
+        # report a missing folder now; single missing files are reported when they are read
         absent = sorted({image.rsplit("/", 1)[0] for image, _ in entries if "/" in image})
         absent = [folder for folder in absent if not inside(self.root, folder, str(path)).is_dir()]
         if absent:

@@ -1,4 +1,4 @@
-"""Boards with the defect in each cell of a grid: labels to pre-train a small image encoder with."""
+"""DeepPCB with grid-cell labels of the defects, for pre-training a small image encoder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ IGNORED = -100
 
 
 def change_cells(sample: PairSample, cell: int) -> Tensor:
-    """Labels int64 ``(1, rows, columns)`` of the cells of a pair, from its boxes after the change.
+    """Class labels of the grid cells of a pair, int64 ``(1, rows, columns)``, from its boxes after the change.
 
-    The cell that holds a box's centre and its eight neighbours are labelled 1 + ``meta["kinds"]`` of that box, so that
-    a network finds three cells a side wherever the centre lies; the cells around these are -100, and all the rest 0.
+    The cell of a box's centre and its eight neighbours are labelled 1 + ``meta["kinds"]`` of that box, so that each
+    defect has 3 x 3 positive cells; the cells around these are -100 (ignored), and all other cells are 0.
 
     Args:
-        sample: with boxes in pixels, NaN where there is nothing, and, in ``meta["kinds"]``, one integer for each.
-        cell: height and width of a cell, pixels.
+        sample: pair with boxes in pixels (NaN for no extent) and one integer per box in ``meta["kinds"]``.
+        cell: height and width of a cell in pixels.
     """
     if sample.boxes is None:
         raise DataError(f"pair {sample.id!r} has no boxes to label cells from")
@@ -34,7 +34,7 @@ def change_cells(sample: PairSample, cell: int) -> Tensor:
     centres = ((sample.boxes[:, 1, :2] + sample.boxes[:, 1, 2:]) / 2 / cell).tolist()
     kinds = sample.meta["kinds"]
     boxes = [(centre, kind) for centre, kind in zip(centres, kinds, strict=True) if not math.isnan(centre[0])]
-    for reach in (2, 1, 0):  # where two boxes are close, each keeps the cell of its own centre
+    for reach in (2, 1, 0):  # the innermost last, so that each of two close boxes keeps the cell of its centre
         for (x, y), kind in boxes:
             top, left = math.floor(y) - reach, math.floor(x) - reach
             block = cells[max(0, top) : max(0, top + 2 * reach + 1), max(0, left) : max(0, left + 2 * reach + 1)]
@@ -43,14 +43,14 @@ def change_cells(sample: PairSample, cell: int) -> Tensor:
 
 
 class DeepPCBCells(DeepPCB):
-    """The pairs of `DeepPCB` with the same arguments, batched with their cell labels instead of captions.
+    """:class:`DeepPCB` with batches of images and cell labels instead of captions.
 
-    Batches are images, uint8 ``(B, 2, 3, H, W)``, and labels, int64 ``(B, 1, rows, columns)``: 0 for no defect, 1 to 6
-    for one of `deeppcb.TYPES` whose box has its centre there or in a cell beside it, -100 around these.
+    A batch is a tuple of images, uint8 ``(B, 2, 3, H, W)``, and labels, int64 ``(B, 1, rows, columns)``: 0 for no
+    defect, 1 to 6 for one of `deeppcb.TYPES` with the centre of its box in this or an adjacent cell, -100 around these.
 
     Args:
-        cell: height and width of a cell, pixels, after resizing: the stride of the backbone.
-        options: of `DeepPCB`.
+        cell: height and width of a cell in pixels after resizing; the stride of the backbone.
+        options: arguments of `DeepPCB`.
 
     Example:
         >>> images, cells = next(iter(DeepPCBCells(root="data/deeppcb", batch_size=1).test_dataloader()))

@@ -1,4 +1,4 @@
-"""Defects of circuit boards: their captions, and reading captions back."""
+"""Defects of circuit boards: generation of captions, and parsing of captions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TYPES = ("open", "short", "mousebite", "spur", "copper", "pinhole")
 """Names of the official types 1 to 6."""
 MIXED = "mixed"
 BOARD = 640
-"""Height and width of the official images, in which the boxes are given; pixels."""
+"""Height and width of the official images in pixels, the coordinate system of the boxes."""
 
-# one noun for each type, and every phrasing for each pair: a type with a word of its own to share would be favoured
+# one noun per type, and every sentence frame for every pair, so that no type is easier to score than another
 _NOUNS = ("open", "short", "mousebite", "spur", "copper spot", "pinhole")
 _NUMBERS = ("no", *["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"])
 _FRAMES = (
@@ -40,66 +40,68 @@ _PLACED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_PLACE}(?:,? (?:and )?{_PL
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One official annotation.
+    """One annotated defect.
 
     Args:
         kind: index into :data:`TYPES`.
-        box: x1 y1 x2 y2, pixels of the 640 x 640 image.
+        box: x1, y1, x2, y2 in pixels of the 640 x 640 image.
     """
 
     kind: int
     box: tuple[int, int, int, int]
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Row and column of the box's centre on a 3 x 3 grid."""
+    def position(self) -> tuple[int, int]:
+        """Row and column of the box's centre in a 3 x 3 grid."""
         x1, y1, x2, y2 = self.box
         return min(2, 3 * (y1 + y2) // (2 * BOARD)), min(2, 3 * (x1 + x2) // (2 * BOARD))
 
 
 def captions_of(defects: Sequence[Defect], long: bool = False) -> list[str]:
-    """Five sentences on the same facts, each type with its number, in the order of :data:`TYPES`.
+    """Five paraphrases of the same caption, with the count of each type in the order of :data:`TYPES`.
 
     Args:
-        defects: of one pair.
-        long: say of every defect where it is; otherwise only of the commonest type (the first one of a tie).
+        defects: defects of one pair.
+        long: whether the positions of all defects are given, or only those of the most frequent type (first of a tie).
     """
     if not defects:
         return list(_UNCHANGED)
     counts = Counter(defect.kind for defect in defects)
-    commonest = min(counts, key=lambda kind: (-counts[kind], kind))
+    most_frequent = min(counts, key=lambda kind: (-counts[kind], kind))
     parts = []
     for kind in sorted(counts):
-        places = Counter(defect.place for defect in defects if defect.kind == kind)
+        positions = sorted(Counter(defect.position for defect in defects if defect.kind == kind).items())
         if long:
-            parts += [f"{_counted(kind, places[place])} at {_place_name(place)}" for place in sorted(places)]
-        elif kind == commonest:
-            parts.append(f"{_counted(kind, counts[kind])} at {_join([_place_name(place) for place in sorted(places)])}")
+            parts += [f"{_counted(kind, count)} at {_position_name(position)}" for position, count in positions]
+        elif kind == most_frequent:
+            parts.append(
+                f"{_counted(kind, counts[kind])} at {_join([_position_name(position) for position, _ in positions])}"
+            )
         else:
             parts.append(_counted(kind, counts[kind]))
     return [frame.format(_join(parts)) for frame in _FRAMES]
 
 
 def parse_defects(caption: str) -> dict[str, int]:
-    """Number of defects of each type that a caption speaks of; the inverse of :func:`captions_of`."""
+    """Number of defects of each type in a caption; the inverse of :func:`captions_of`."""
     counts: Counter[str] = Counter()
     for number, noun in _COUNTED.findall(caption.lower()):
-        named = int(number) if number.isdecimal() else 1 if number in ("a", "an") else _NUMBERS.index(number)
-        counts[TYPES[_NOUNS.index(noun)]] += named
+        count = int(number) if number.isdecimal() else 1 if number in ("a", "an") else _NUMBERS.index(number)
+        counts[TYPES[_NOUNS.index(noun)]] += count
     return {kind: count for kind, count in counts.items() if count}
 
 
 def parse_places(caption: str) -> dict[str, set[str]]:
-    """Places that a caption names for each type, such as ``{"open": {"top left", "centre"}}``."""
-    places_of: dict[str, set[str]] = {}
-    for noun, places in _PLACED.findall(caption.lower()):
-        names = {place.removeprefix("the ") for place in re.findall(_PLACE, places)}
-        places_of.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
-    return places_of
+    """Positions in a caption by type, such as ``{"open": {"top left", "centre"}}``."""
+    positions_by_type: dict[str, set[str]] = {}
+    for noun, positions in _PLACED.findall(caption.lower()):
+        names = {position.removeprefix("the ") for position in re.findall(_PLACE, positions)}
+        positions_by_type.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
+    return positions_by_type
 
 
 def change_type_of(defects: Sequence[Defect]) -> str:
-    """The one commonest type, ``mixed`` where several are equally common, ``no_change`` without any."""
+    """Most frequent type of defect, ``mixed`` for a tie, ``no_change`` without defects."""
     ranked = Counter(TYPES[defect.kind] for defect in defects).most_common(2)
     if not ranked:
         return NO_CHANGE
@@ -111,8 +113,8 @@ def _counted(kind: int, count: int) -> str:
     return f"{number} {_NOUNS[kind]}{'s' if count > 1 else ''}"
 
 
-def _place_name(place: tuple[int, int]) -> str:
-    return f"the {' '.join(filter(None, (_ROWS[place[0]], _COLUMNS[place[1]]))) or 'centre'}"
+def _position_name(position: tuple[int, int]) -> str:
+    return f"the {' '.join(filter(None, (_ROWS[position[0]], _COLUMNS[position[1]]))) or 'centre'}"
 
 
 def _join(parts: Sequence[str]) -> str:

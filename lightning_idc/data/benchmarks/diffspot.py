@@ -1,4 +1,4 @@
-"""DiffSpot and HQ-Edit: published parquet tables of pairs, each with columns of its own."""
+"""DiffSpot and HQ-Edit: published parquet tables of pairs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MIXED = "mixed"
 class DiffSpot(PairDataModule):
     """DiffSpot: screenshots of web pages before and after changes of single CSS properties; test pairs only.
 
-    Unchanged pairs stay, without a reference and with the type ``no_change``: how often a captioner sees nothing there
-    is half of this benchmark. ``meta`` holds ``difficulty``, ``domain`` and ``mutations``, the exact record of what was
-    changed; the type of a pair is that of its one mutation, ``mixed`` of several, or ``change`` where none is recorded.
+    Unchanged pairs are included, without a reference and with the type ``no_change``: correct rejection is half of this
+    benchmark. ``meta`` holds ``difficulty``, ``domain`` and ``mutations``, the exact record of the changes. The type of
+    a pair is that of its mutation, ``mixed`` for several mutations, or ``change`` if none is recorded.
 
-    Features: screenshots; the recorded mutations; one sentence for each changed pair.
+    Features: screenshots; the recorded mutations; one sentence per changed pair.
     Format: parquet with the columns id, image_before, image_after, ground_truth_diff, mutation_dicts_json, task_type,
         difficulty and domain.
     Splits: 3,900 changed and 500 unchanged test pairs.
@@ -38,8 +38,8 @@ class DiffSpot(PairDataModule):
 
     Args:
         root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, fetched by hand.
-        difficulty: of the pairs; ``no_diff`` are those without a change.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        difficulty: difficulty of the pairs; ``no_diff`` selects unchanged pairs.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = DiffSpot("data/diffspot").dataset("test")[0]
@@ -66,9 +66,9 @@ class DiffSpot(PairDataModule):
         import datasets
 
         tables = load_tables(str(self.root))
-        rows = datasets.concatenate_datasets(list(tables.values()))  # the release has one split, whatever its name
-        how: dict[str, Any] = {"size": self.image_size, "interpolation": self.interpolation}
-        source = MutationSource(rows, str(self.root), options=self.image_options, **how)
+        rows = datasets.concatenate_datasets(list(tables.values()))  # the release has one split of any name
+        resizing: dict[str, Any] = {"size": self.image_size, "interpolation": self.interpolation}
+        source = MutationSource(rows, str(self.root), options=self.image_options, **resizing)
         if self.difficulty == "all":
             return source
         return View(source, [n for n in range(len(source)) if source.meta(n)["difficulty"] == self.difficulty])
@@ -78,15 +78,15 @@ class DiffSpot(PairDataModule):
 
 
 class MutationSource(TableSource):
-    """Pairs of DiffSpot's table with what was changed in them.
+    """Pairs of DiffSpot's table with their mutations.
 
     Args:
         table: a `datasets.Dataset`.
-        where: what the table is, for messages.
-        options: of :class:`~lightning_idc.data.benchmarks.hf_table.TableSource`.
+        where: name of the table, for messages.
+        options: arguments of :class:`~lightning_idc.data.benchmarks.hf_table.TableSource`.
 
     Raises:
-        DataError: a column is missing, or a mutation is not readable.
+        DataError: a column is missing, or a mutation is malformed.
     """
 
     def __init__(self, table: Any, where: str, **options: Any) -> None:
@@ -102,7 +102,7 @@ class MutationSource(TableSource):
             mutations = [json.loads(text) for text in texts or []]
         except (TypeError, ValueError, RecursionError) as error:
             raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)} ({error})") from None
-        if not all(isinstance(one, dict) for one in mutations):
+        if not all(isinstance(mutation, dict) for mutation in mutations):
             raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)}; expected objects as JSON")
         return mutations
 
@@ -126,25 +126,25 @@ class MutationSource(TableSource):
 
 
 class HQEdit(HuggingFaceTable):
-    """HQ-Edit: generated images and their edits, each with an instruction and, backwards, its inverse.
+    """HQ-Edit: generated images and their edits, each with an instruction and an inverse instruction.
 
-    The release has one split, called train; parts of it are drawn by place for validation and test.
+    The release has one split, train; validation and test pairs are selected from it by index.
 
-    Features: generated images; one instruction a pair.
-    Format: parquet with two columns of images and the instruction; the columns can be named.
-    Splits: one in the release; every 20th pair validates and every other 20th tests here.
+    Features: generated images; one instruction per pair.
+    Format: parquet with two image columns and an instruction column; the column names are arguments.
+    Splits: one in the release; here one of 20 pairs is for validation and another one for testing.
     Licence: CC-BY-NC-4.0.
     Cite: HQ-Edit: A High-Quality Dataset for Instruction-based Image Editing (2024),
         https://huggingface.co/datasets/UCSC-VLAA/HQ-Edit
 
     Args:
         path: folder of the parquet files of the Hugging Face dataset UCSC-VLAA/HQ-Edit, or its name.
-        inverse: exchange the images and take the inverse instructions.
-        before: column of images.
-        after: column of images.
+        inverse: whether to swap the images and use the inverse instructions.
+        before: column of first images.
+        after: column of second images.
         captions: column of instructions.
-        inverse_captions: column of the instructions that lead back.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        inverse_captions: column of inverse instructions.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> pair = HQEdit("data/hq_edit").dataset("test")[0]
@@ -169,9 +169,9 @@ class HQEdit(HuggingFaceTable):
         super().__init__(path, *sides, splits=self._SPLITS, **options)
 
     def source(self, split: Split) -> PairSource:
-        # by place in the release, whether a pair has an instruction this way or not
+        # by index in the release, so that the splits are the same with and without ``inverse``
         release = super().source("predict")
-        places = np.arange(len(release)) % 20
-        chosen = places == 18 if split == "val" else places == 19 if split != "train" else places < 18
-        part = View(release, np.flatnonzero(chosen).tolist())
+        remainders = np.arange(len(release)) % 20
+        is_in_split = remainders == 18 if split == "val" else remainders == 19 if split != "train" else remainders < 18
+        part = View(release, np.flatnonzero(is_in_split).tolist())
         return part if split == "predict" else Captioned(part)

@@ -1,4 +1,4 @@
-"""FolderPairs: your own pairs, as two folders of images or as a table."""
+"""FolderPairs: custom pairs, as two folders of images or as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, split_by_hash
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wanted
+from lightning_idc.data.tables.pair_columns import SAME, SPLITS, is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
@@ -25,7 +25,7 @@ OnBad = Literal["raise", "skip"]
 
 
 class TableSource(FileSource):
-    """Pairs whose images are files, named by a table that worker processes share."""
+    """Pairs of image files listed in a table in shared memory."""
 
     records: RecordTable
 
@@ -43,29 +43,30 @@ class TableSource(FileSource):
 
 
 class FolderPairs(PairDataModule):
-    """Your own pairs: two folders ``before/`` and ``after/`` with equal file names, or a CSV, TSV or JSONL file.
+    """Custom pairs: two folders ``before/`` and ``after/`` with equal file names, or a CSV, TSV or JSONL file.
 
-    A table has the columns before, after and captions (or caption, or caption_1 to caption_n, or one row for each
-    caption), and perhaps id, split, change_type; a list of both images in a column images, as TRL has it, takes the
-    place of before and after. Tables may be packed by gzip. Beside two folders, ``captions.csv`` or ``captions.jsonl``
-    has the columns id (the file name without its ending) and captions. A table with a column rejected holds
-    preferences, in the layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``,
-    ``val.csv`` and ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is
-    predicted are the pairs of a split ``predict``, else all when there are no captions, else the test split.
+    A table has the columns before, after and captions (or caption, or caption_1 to caption_n, or one row per caption),
+    and optionally id, split and change_type; TRL's column images, a list of both images, can replace before and after.
+    Tables may be gzipped. With two folders, ``captions.csv`` or ``captions.jsonl`` has the columns id (the file name
+    without its extension) and captions. A table with a column rejected contains preferences, in the layouts of
+    `PreferencePairs`. Splits come from the column split or from the files ``train.csv``, ``val.csv`` and ``test.csv``;
+    otherwise a hash of the id decides, so that adding pairs does not change the split of others. Prediction uses the
+    split ``predict`` if there is one, else all pairs if there are no captions, else the test split.
 
     Args:
-        root: folder that all paths are relative to, and never leave. The two folders are read with all below them, and
-            files that are not images are named in a warning.
-        annotations: the table, relative to the root, also a JSON list; None looks for a CSV, TSV or JSONL.
-        shares: of train, val and test, where nothing names the split.
-        on_empty: what happens to empty captions; ``skip`` leaves them out, and pairs without any other.
-        on_bad: what happens to pairs whose images are missing or cannot be read; ``skip`` opens every image once at the
-            start and leaves those pairs out. Either way they are counted and named.
-        follow_links: read what links below the root lead to, wherever that is.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        root: root folder; all paths are relative to it and must stay below it. Subfolders of the two folders are
+            included, and files that are not images are listed in a warning.
+        annotations: path of the table relative to the root, which may also be a JSON list; None searches the root for
+            a CSV, TSV or JSONL file.
+        shares: fractions of train, val and test for pairs without a split.
+        on_empty: treatment of empty captions: ``raise`` an error, or ``skip`` them and pairs with no other captions.
+        on_bad: treatment of pairs with missing or unreadable images: ``raise`` an error, or ``skip`` them after opening
+            every image once at the start. Both report the number of pairs and their names.
+        follow_links: whether symbolic links below the root are followed to files outside it.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
-        ConfigError: an argument is not one of its choices.
+        ConfigError: an argument has an invalid value.
 
     Example:
         >>> pair = FolderPairs("pairs").dataset("predict")[0]
@@ -98,20 +99,20 @@ class FolderPairs(PairDataModule):
     def source(self, split: Split) -> FileSource:
         if not self._by_split and not self._preferences:
             self._read()
-        return self._preferring(split) if self._preferences else self._captioned(split)
+        return self._preference_source(split) if self._preferences else self._captioned_source(split)
 
-    def _preferring(self, split: Split) -> FileSource:
+    def _preference_source(self, split: Split) -> FileSource:
         if "skip" in (self.on_empty, self.on_bad):
             raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
-        dealt: dict[str, list[Record]] = {}
+        by_split: dict[str, list[Record]] = {}
         for record in self._preferences:
-            dealt.setdefault(split_of(record, self.shares), []).append(record)
-        records = dealt.get(split) or (dealt.get("test") if split == "predict" else None)
+            by_split.setdefault(split_of(record, self.shares), []).append(record)
+        records = by_split.get(split) or (by_split.get("test") if split == "predict" else None)
         if not records:
             raise DataError(f"{self.root}: the split {split!r} has no preferences; name it in a column split")
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
-    def _captioned(self, split: Split) -> TableSource:
+    def _captioned_source(self, split: Split) -> TableSource:
         by_split = self._by_split
         if split == "predict":
             records = by_split["predict"]
@@ -124,14 +125,14 @@ class FolderPairs(PairDataModule):
             records = self._with_captions(records, split)
         records = self._with_images(records, split)
         if not len(records):
-            there = ", ".join(f"{len(part)} {name}" for name, part in by_split.items() if len(part))
+            counts = ", ".join(f"{len(part)} {name}" for name, part in by_split.items() if len(part))
             raise DataError(
-                f"{self.root}: the split {split!r} has no pairs left to use; read were {there or 'none at all'}. Name "
+                f"{self.root}: the split {split!r} has no pairs left to use; read were {counts or 'none at all'}. Name "
                 f"it in a column split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
             )
         return TableSource(records, self.image_size, self.interpolation, self.image_options)
 
-    # ---- what may be wrong with records -----------------------------------------------------------------
+    # ---- missing captions and images --------------------------------------------------------------------
 
     def _with_captions(self, records: RecordTable, split: str) -> RecordTable:
         empty = records.lacking()
@@ -156,9 +157,9 @@ class FolderPairs(PairDataModule):
                     f"{'; ...' if len(absent) > SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
                 )
             return records
-        sized, options = self.image_size is not None, self.image_options
+        is_resized, options = self.image_size is not None, self.image_options
         opened = progress(records, f"reading the {split} images")
-        bad = {index: fault for index, record in enumerate(opened) if (fault := fault_of(record, sized, options))}
+        bad = {index: fault for index, record in enumerate(opened) if (fault := fault_of(record, is_resized, options))}
         if not bad:
             return records
         shown = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(bad.items())[:SHOWN])
@@ -170,7 +171,7 @@ class FolderPairs(PairDataModule):
     # ---- reading ----------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Read the folder and sort its pairs by split."""
+        """Read the folder and group its pairs by split."""
         import pyarrow
         import pyarrow.compute as pc
 
@@ -178,26 +179,29 @@ class FolderPairs(PairDataModule):
         if files is None:
             records, self._no_captions = read_two_folders(self.files)
         else:
-            tables = [(read_table(path, wanted), split) for path, split in files]
+            tables = [(read_table(path, is_pair_column), split) for path, split in files]
             if any(holds_preferences(table.names) for table, _ in tables):
                 self._preferences = read_preferences(self.files, files)
                 return
             parts = [pairs_of(self.files, table, split) for table, split in tables]
             del tables
             records = concatenate([part for part, _ in parts])
-            # a table without captions beside one with them, as for predict, has empty captions
+            # a table without captions, such as predict.csv, is valid if another table has captions
             messages = [message for _, message in parts]
             self._no_captions = None if None in messages else messages[0]
-        homes = pc.index_in(records.rows.column("split"), value_set=pyarrow.array(SPLITS, pyarrow.large_string()))
-        homes = homes.fill_null(-1).to_numpy().copy()
-        unnamed = np.flatnonzero(homes < 0)
-        for index, id in zip(unnamed.tolist(), records.take(unnamed).ids, strict=True):
-            homes[index] = SPLITS.index(split_by_hash(id, self.shares))
-        self._by_split = {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+        split_names = pyarrow.array(SPLITS, pyarrow.large_string())
+        split_indices = pc.index_in(records.rows.column("split"), value_set=split_names)
+        split_indices = split_indices.fill_null(-1).to_numpy().copy()
+        unassigned = np.flatnonzero(split_indices < 0)
+        for index, id in zip(unassigned.tolist(), records.take(unassigned).ids, strict=True):
+            split_indices[index] = SPLITS.index(split_by_hash(id, self.shares))
+        self._by_split = {
+            split: records.take(np.flatnonzero(split_indices == index)) for index, split in enumerate(SPLITS)
+        }
         pyarrow.default_memory_pool().release_unused()  # reading takes several times the memory of the pairs
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
-        """Tables with the split that each holds; None for two folders."""
+        """Paths of the tables, each with its split; None for two folders."""
         if not self.root.is_dir():
             raise DatasetNotFoundError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
         if self.annotations is not None:

@@ -1,4 +1,4 @@
-"""HuggingFaceTable: any table of Hugging Face `datasets` with two images a row."""
+"""HuggingFaceTable: any table of Hugging Face `datasets` with two images per row."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _BUILDERS = {
     ".tar": "webdataset",
 }
 
-_ROWS = 1000  # of a table that are looked at in one go
+_ROWS = 1000  # rows per batch when scanning a table
 
 
 @dataclass(frozen=True)
 class ImageColumn:
-    """A column of images, or one index of a column of lists of images.
+    """Column of images, or one element of a column of lists of images.
 
     Args:
-        name: column.
+        name: name of the column.
         index: position in each list; None if the column holds single images.
     """
 
@@ -52,7 +52,7 @@ class ImageColumn:
 
     @classmethod
     def of(cls, name: str, columns: Sequence[str]) -> ImageColumn:
-        """Column of a name such as ``image`` or ``images.0``; a column that has the name with its dot comes first."""
+        """Parse a name such as ``image`` or ``images.0``; a column with the full name takes precedence."""
         column, _, index = name.rpartition(".")
         is_index = name not in columns and column in columns and index.isascii() and index.isdecimal()
         return cls(column, int(index)) if is_index else cls(name)
@@ -61,14 +61,14 @@ class ImageColumn:
         return self.name if self.index is None else f"{self.name}.{self.index}"
 
     def cell(self, row: Mapping[str, Any]) -> Any:
-        """The image of a row; None if its list is too short."""
+        """Image of a row; None if its list is too short."""
         value = row[self.name]
         if self.index is None:
             return value
         return value[self.index] if isinstance(value, list) and len(value) > self.index else None
 
     def cells(self, column: Any) -> Any:
-        """The images of an Arrow array."""
+        """Images of an Arrow array."""
         import pyarrow
         import pyarrow.compute as pc
 
@@ -76,7 +76,7 @@ class ImageColumn:
             return column
         lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
         if not hasattr(lists.type, "value_type"):
-            return pyarrow.nulls(len(lists))  # no lists, which reading a pair reports
+            return pyarrow.nulls(len(lists))  # not a list column; loading a pair reports this
         lists = lists.cast(pyarrow.large_list(lists.type.value_type))
         positions = pc.add(lists.offsets[:-1], self.index)
         has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
@@ -84,26 +84,26 @@ class ImageColumn:
 
 
 class TableSource(PairSource):
-    """Pairs of one split of a table; images are decoded when they are asked for.
+    """Pairs of one split of a table; images are decoded on access.
 
     Args:
         table: a `datasets.Dataset`.
-        where: what the table is, for messages.
-        before: column of images.
-        after: column of images.
+        where: name of the table, for messages.
+        before: column of first images.
+        after: column of second images.
         captions: column of texts or lists of texts.
-        id: columns whose values, joined by "-", name a pair; () for its place.
+        id: columns of which the values, joined by "-", are the id of a pair; () for the row number.
         change_type: column of labels.
-        size: height and width of the images; None leaves them.
-        interpolation: how images are scaled.
-        folder: that paths in image columns are relative to; None refuses paths.
-        preference: columns of rejected captions, margins and types of error, by ``rejected``, ``margin``,
-            ``error_type``; they come into ``meta``.
-        options: value range, bands and page of the images.
+        size: height and width of the resized images; None keeps the original sizes.
+        interpolation: interpolation for resizing.
+        folder: base folder of paths in image columns; None rejects paths.
+        preference: columns of rejected captions, margins and types of error, by the keys ``rejected``, ``margin`` and
+            ``error_type``; the values are stored in ``meta``.
+        options: decoding options: value range, bands, page.
 
     Raises:
-        ConfigError: a column is missing, or named for both images.
-        DataError: a column does not hold what it should.
+        ConfigError: a column is missing, or is used for both images.
+        DataError: a column has invalid values.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class TableSource(PairSource):
         options: ImageOptions = PLAIN,
         preference: Mapping[str, str] | None = None,
     ) -> None:
-        named_by = dict(preference or {})
+        preference_columns = dict(preference or {})
         self._columns = tuple(ImageColumn.of(name, table.column_names) for name in (before, after))
         if self._columns[0] == self._columns[1]:
             raise ConfigError(
                 f"before and after are both {before!r}; expected two columns, or NAME.0 and NAME.1 of one list"
             )
         images = list(dict.fromkeys(column.name for column in self._columns))
-        texts_of = [name for name in (captions, *id, change_type, *named_by.values()) if name]
+        texts_of = [name for name in (captions, *id, change_type, *preference_columns.values()) if name]
         for name in (*images, *texts_of):
             if name not in table.column_names:
                 raise ConfigError(missing_column(table.column_names, name, Path(where), "named in the settings"))
@@ -144,21 +144,22 @@ class TableSource(PairSource):
                 list(filter(None, sentences(text, self._row(row)))) if text is not None else []
                 for row, text in enumerate(values_of_rows)
             ]
-        self._meta = self._preferences(texts, named_by, len(table))
+        self._meta = self._preferences(texts, preference_columns, len(table))
         kinds = list(texts[change_type]) if change_type else [None] * len(table)
         self._kinds = [None if kind is None else str(kind) for kind in kinds]
-        named = [list(texts[column]) for column in id]
-        for column, values in zip(id, named, strict=True):
+        id_values = [list(texts[column]) for column in id]
+        for column, values in zip(id, id_values, strict=True):
             if None in values:
                 raise DataError(f"{self._row(values.index(None))}: {column} is null; the ids of pairs need a value")
-        self.ids = ["-".join(map(str, parts)) for parts in zip(*named, strict=True)] if id else self._places(len(table))
+        joined = ("-".join(map(str, values)) for values in zip(*id_values, strict=True))
+        self.ids = list(joined) if id else self._row_ids(len(table))
 
-    def _preferences(self, texts: Any, named: Mapping[str, str], count: int) -> list[dict[str, Any]]:
-        if not named:
+    def _preferences(self, texts: Any, column_of: Mapping[str, str], count: int) -> list[dict[str, Any]]:
+        if not column_of:
             return [{} for _ in range(count)]
-        columns = {what: list(texts[column]) for what, column in named.items()}
+        columns = {key: list(texts[column]) for key, column in column_of.items()}
         nothing: list[Any] = [None] * count
-        rows = zip(*(columns.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
+        rows = zip(*(columns.get(key, nothing) for key in ("rejected", "margin", "error_type")), strict=True)
         return [
             meta_of_preference(
                 [] if texts is None else list(filter(None, sentences(texts, self._row(row)))),
@@ -172,7 +173,7 @@ class TableSource(PairSource):
         return self._meta[index]
 
     @staticmethod
-    def _places(count: int) -> list[str]:
+    def _row_ids(count: int) -> list[str]:
         return [f"{index:06d}" for index in range(count)]
 
     def _row(self, index: int) -> str:
@@ -185,15 +186,15 @@ class TableSource(PairSource):
         return self._kinds[index]
 
     def fingerprint(self) -> str:
-        # of the columns of images alone, which `datasets` derives from its files and everything done to them, but not
-        # from the images that the files name
-        how = "" if self.options == PLAIN else f"/{self.options.to_dict()}"
-        named = [f"\0{row}\0{state_of(path, where)}" for row, path, where in self._named_files()]
-        files = f"/{digest_of_all(named)}" if named else ""
-        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}{how}{files}"
+        # the fingerprint of `datasets` covers the table files and all operations on them, but not image files that
+        # the table refers to; only the image columns are included
+        options = "" if self.options == PLAIN else f"/{self.options.to_dict()}"
+        states = [f"\0{row}\0{state_of(path, where)}" for row, path, where in self._named_files()]
+        files = f"/{digest_of_all(states)}" if states else ""
+        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}{options}{files}"
 
     def _named_files(self) -> Iterator[tuple[int, Path, str]]:
-        """Row, path and place of the images that the table names and does not hold, without reading those it holds."""
+        """Row, path and location of the images that are stored as paths; embedded images are not read."""
         if self._folder is None:
             return
         row = 0
@@ -228,7 +229,7 @@ class TableSource(PairSource):
 
 
 def _undecoded(table: Any, columns: Sequence[str]) -> Any:
-    """The table with its images as bytes and paths."""
+    """Table with undecoded images: bytes and paths."""
     import datasets
 
     for name in columns:
@@ -242,14 +243,14 @@ def _undecoded(table: Any, columns: Sequence[str]) -> Any:
 
 
 def _below(folder: Path, path: str, where: str) -> Path:
-    """File below the folder of a table, named from there or from the root."""
+    """File below the folder of a table, from a relative or an absolute path."""
     base = folder.resolve()
     relative = path[len(str(base)) + 1 :] if path.startswith(f"{base}/") else path
     return inside(base, relative, where)
 
 
 def _paths(cells: Any) -> list[str | None]:
-    """Paths in an Arrow column of images; None where a cell holds the image itself, or nothing."""
+    """Paths in an Arrow column of images; None for a cell with an embedded image or null."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -266,24 +267,24 @@ def _paths(cells: Any) -> list[str | None]:
 
 
 class HuggingFaceTable(PairDataModule):
-    """Any table of Hugging Face `datasets` with two images a row: on disk, or on the hub.
+    """Any table of Hugging Face `datasets` with two images per row, on disk or on the hub.
 
-    Empty captions are left out; pairs without any are left out, too.
+    Empty captions are left out, and so are pairs without captions.
 
     Args:
         path: a file or folder of tables (parquet, arrow, JSON, CSV, one tar of WebDataset), a folder written by
             ``save_to_disk``, or a name on the hub.
-        before: column of images, or ``images.0`` for the first of a column of lists.
-        after: column of images.
+        before: column of first images, or ``images.0`` for the first element of a column of lists.
+        after: column of second images.
         captions: column of texts or of lists of texts.
-        id: columns whose values together name a pair; none for its place in the split.
+        id: columns of which the values together are the id of a pair; empty for the row number in the split.
         change_type: column of labels.
-        config: of a data set on the hub that has several.
-        splits: the table's name of each split; one that is left out does not exist.
-        rejected: column of rejected captions, texts or lists of texts; ``captions`` then names the chosen ones.
-        margin: column that says by how much the chosen caption is better.
-        error_type: column with what is wrong with the rejected one.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        config: configuration name of a data set on the hub that has several.
+        splits: name of each split in the table; splits without a name do not exist.
+        rejected: column of rejected captions, texts or lists of texts; ``captions`` then has the chosen ones.
+        margin: column of preference margins.
+        error_type: column of error types of the rejected captions.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Example:
         >>> data = HuggingFaceTable("pairs/train.jsonl", "before", "after", "caption")
@@ -310,8 +311,8 @@ class HuggingFaceTable(PairDataModule):
         super().__init__(**options)
         self.path, self.config = str(path), config
         self.columns = {"before": before, "after": after, "captions": captions, "change_type": change_type}
-        named = {"rejected": rejected, "margin": margin, "error_type": error_type}
-        self.preference = {what: column for what, column in named.items() if column is not None}
+        preference = {"rejected": rejected, "margin": margin, "error_type": error_type}
+        self.preference = {key: column for key, column in preference.items() if column is not None}
         self.id_columns = [id] if isinstance(id, str) else list(id)
         self.splits = dict(splits)
         self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
@@ -346,50 +347,50 @@ class HuggingFaceTable(PairDataModule):
         return bool(self.id_columns)
 
     def _load(self) -> Any:
-        """All splits by name."""
+        """All splits of the table, by name."""
         if self._tables is None:
-            named = [self.columns["captions"], self.preference.get("rejected"), *self.id_columns]
-            self._tables = load_tables(self.path, self.config, [column for column in named if column])
+            text_columns = [self.columns["captions"], self.preference.get("rejected"), *self.id_columns]
+            self._tables = load_tables(self.path, self.config, [column for column in text_columns if column])
         return self._tables
 
 
 class Captioned(View):
-    """The pairs of another source that have a caption."""
+    """View of the pairs that have a caption."""
 
     def __init__(self, source: PairSource) -> None:
         super().__init__(source, [index for index in range(len(source)) if source.captions(index)])
 
     def fingerprint(self) -> str | None:
         fingerprint = self.source.fingerprint()
-        return fingerprint and f"{fingerprint}/{digest(str(self.places))}"
+        return fingerprint and f"{fingerprint}/{digest(str(self.indices))}"
 
 
-def _refuse_addresses(folder: Path) -> None:
-    """Refuse a README that names files on the network, which `datasets` asks for before it says which files it names.
+def _check_no_addresses(folder: Path) -> None:
+    """Check that the README of a folder has no URLs, as `datasets` requests them before it lists the files.
 
     Raises:
-        DataError: there is an address.
+        DataError: the README contains a URL.
     """
     from huggingface_hub import DatasetCard
 
     if not (folder / "README.md").is_file():
         return
-    named: list[Any] = [
+    values: list[Any] = [
         DatasetCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict().get("configs")
     ]
-    while named:
-        value = named.pop()
+    while values:
+        value = values.pop()
         if isinstance(value, str) and "://" in value:
             raise DataError(f"the README of {str(folder)!r} names {value!r}; only files below the folder are read")
         if isinstance(value, (list, dict)):
-            named.extend(value.values() if isinstance(value, dict) else value)
+            values.extend(value.values() if isinstance(value, dict) else value)
 
 
-def _refuse_files_outside(folder: Path, files: Mapping[str, Sequence[str]] | None) -> None:
-    """Refuse what the README of a folder names outside of it.
+def _check_files_below(folder: Path, files: Mapping[str, Sequence[str]] | None) -> None:
+    """Check that all files in the README of a folder are below the folder.
 
     Raises:
-        DataError: there is such a file.
+        DataError: a file is outside the folder.
     """
     base = folder.resolve()
     for name in (name for names in (files or {}).values() for name in names):
@@ -402,17 +403,17 @@ def _text(field: str) -> str | None:
 
 
 def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ()) -> Any:
-    """Tables of a path or a name on the hub, by split.
+    """Load the tables of a path or a name on the hub, by split.
 
-    Files are told apart by their names as `datasets` does: ``train-00000.parquet``, ``data/test/0.parquet``.
+    `datasets` infers splits from file names such as ``train-00000.parquet`` or ``data/test/0.parquet``.
 
     Args:
-        path: of a file or folder, or a name on the hub.
-        config: of a data set on the hub that has several.
-        texts: columns of a local CSV that hold texts, also where these look like numbers.
+        path: file, folder, or name on the hub.
+        config: configuration name of a data set on the hub that has several.
+        texts: text columns of a local CSV, which are not converted to numbers.
 
     Raises:
-        ConfigError: the package datasets is missing, or the file is not a table by its name.
+        ConfigError: the package datasets is missing, or the file has an unknown extension.
         DataError: the table cannot be loaded.
     """
     try:
@@ -421,7 +422,7 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
     except ImportError as error:
         raise ConfigError("tables of Hugging Face need the package datasets: pip install datasets") from error
     local = Path(path).expanduser()
-    # pandas would take texts such as "None" and "NA" for nothing, and ids such as 007 for numbers
+    # pandas would read texts such as "None" and "NA" as missing, and ids such as 007 as numbers
     plain = {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(texts, _text)}
     try:
         if local.is_file():
@@ -433,9 +434,9 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
             loaded = datasets.load_from_disk(str(local))
             return loaded if isinstance(loaded, datasets.DatasetDict) else {"train": loaded}
         if local.is_dir():
-            _refuse_addresses(local)
+            _check_no_addresses(local)
             loaded = datasets.load_dataset_builder(str(local), config).config
-            _refuse_files_outside(local, loaded.data_files)
+            _check_files_below(local, loaded.data_files)
             return datasets.load_dataset(str(local), config, **(plain if isinstance(loaded, CsvConfig) else {}))
         return datasets.load_dataset(path, config)
     except IDCError:

@@ -1,4 +1,4 @@
-"""Image-Editing-Request: photographs, their edits, and what the edit was asked for in."""
+"""Image-Editing-Request: photographs, their edits, and the requests for the edits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from lightning_idc.data.tables.tables import read_objects
 
 PAIRS = {"train": 3_061, "val": 383, "test": 495}
 SENTENCES = {"train": 3_061, "val": 1_149, "test": 1_485}
-"""One per training pair, three per pair to evaluate on."""
+"""One sentence per training pair, three per validation or test pair."""
 
 
 class ImageEditingRequest(Benchmark):
-    """Image-Editing-Request: 3,939 photographs with their edits, and requests that people wrote for them.
+    """Image-Editing-Request: 3,939 photographs with their edits and human-written requests.
 
-    Pairs are called by their ``uid``; a photograph can be in several pairs of a split. Where an edit has another size
-    than its photograph, as a crop does, and no ``image_size`` is named, it is scaled to the photograph's.
+    The id of a pair is its ``uid``; a photograph can be in several pairs of a split. An edit of another size than its
+    photograph, such as a crop, is scaled to the photograph's size if ``image_size`` is None.
 
-    Features: photographs and their edits; one request per training pair, three per pair to evaluate on.
+    Features: photographs and their edits; one request per training pair, three per validation or test pair.
     Format: JPEG and JSON.
     Splits: 3,061 train, 383 val and 495 test pairs.
     Licence: not stated.
@@ -27,7 +27,7 @@ class ImageEditingRequest(Benchmark):
         https://github.com/airsplay/VisualRelationships
 
     Args:
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = ImageEditingRequest.split("data/image_editing_request", "test")[0]

@@ -1,4 +1,4 @@
-"""InstructPix2Pix: generated images, edited as generated instructions say."""
+"""InstructPix2Pix: generated images and their edits by generated instructions."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from lightning_idc.utils.jsonfiles import parse_json, read_json, read_text, shor
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
-"""Folders of the clip-filtered release."""
+"""Number of folders of the clip-filtered release."""
 SHARES = (0.9, 0.95)
-"""Where the reference loader cuts the list of folders: train, then val, then test."""
+"""Relative boundaries between train, val and test in the list of folders, as in the reference loader."""
 PROMPT = "prompt.json"
-"""File of a folder's instruction."""
-_LOOKED_AT = 32
+"""File with the instruction of a folder."""
+_NUM_CHECKED = 32
 
 
 class InstructPix2Pix(Benchmark):
     """InstructPix2Pix, clip-filtered: 313,010 instructions, each with one to four generated pairs.
 
-    Splits go by the place of a folder in ``seeds.json``, 90, 5 and 5 %, as in the reference loader, which then draws
-    one of its seeds at random. Pairs are called ``FOLDER/SEED``. Instructions are read from the folders when they are
-    asked for, since there are so many; of the images only a sample is looked for at the start.
+    The position of a folder in ``seeds.json`` determines its split (90, 5 and 5 %), as in the reference loader, which
+    then samples one of its seeds. Ids are ``FOLDER/SEED``. Because of the size of the data set, instructions are read
+    on access, and only a sample of the images is checked at the start.
 
-    Features: generated images and their edits; one instruction a folder.
+    Features: generated images and their edits; one instruction per folder.
     Format: JPEG and JSON.
     Splits: 281,709 train, 15,650 val and 15,651 test folders.
     Licence: not stated.
     Cite: Brooks, Holynski, Efros: InstructPix2Pix (CVPR 2023), https://github.com/timothybrooks/instruct-pix2pix
 
     Args:
-        seeds: one pair per instruction, or all.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        seeds: pairs per instruction: the first one, or all.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = InstructPix2Pix.split("data/instructpix2pix", "test")[0]
@@ -75,7 +75,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
 
     def expected(self, split: Split) -> Counts:
         first, last = _bounds(PROMPTS, split)
-        # how many seeds the folders have in all is not published
+        # the total number of seeds is not published
         return Counts(pairs=last - first if self.seeds == "first" else None, records=last - first)
 
     def found(self, split: Split) -> Counts:
@@ -96,8 +96,8 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
     def source(self, split: Split) -> PromptSource:
         records = self.records(split)
         self.check_counts(split)
-        some = records[:: max(1, len(records) // _LOOKED_AT)]
-        absent = [path for record in some for path in (record.before, record.after) if not path.is_file()]
+        checked = records[:: max(1, len(records) // _NUM_CHECKED)]
+        absent = [path for record in checked for path in (record.before, record.after) if not path.is_file()]
         if absent and self.on_missing == "raise":
             raise self.images_error(split, set(absent))
         if self.on_missing == "skip":
@@ -105,13 +105,13 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         return PromptSource(records, self.files, self.image_size, self.interpolation, self.image_options)
 
     def _prompts(self) -> list[tuple[str, list[str]]]:
-        """Folders with their seeds, in the order of ``seeds.json``."""
+        """Folders and their seeds, in the order of ``seeds.json``."""
         if self._listed is None:
             path = self.file("seeds.json")
             listed = []
             for number, entry in enumerate(read_json(path, list), 1):
-                right = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
-                if not right or not isinstance(entry[1], list) or not entry[1]:
+                is_valid = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+                if not is_valid or not isinstance(entry[1], list) or not entry[1]:
                     raise DataError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
                 if not all(isinstance(seed, (str, int)) for seed in entry[1]):
                     raise DataError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
@@ -121,12 +121,12 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
 
 
 class PromptSource(FileSource):
-    """Pairs whose instruction lies in a file beside them.
+    """Pairs with the instruction in a file next to the images.
 
     Args:
-        records: one per pair, without captions.
-        files: where the folders are.
-        options: of :class:`~lightning_idc.data.tables.files.FileSource`.
+        records: one record per pair, without captions.
+        files: root of the folders.
+        options: arguments of :class:`~lightning_idc.data.tables.files.FileSource`.
     """
 
     def __init__(self, records: Sequence[Record], files: Root, *options: Any) -> None:
@@ -149,7 +149,7 @@ class PromptSource(FileSource):
 
 
 def _bounds(number: int, split: str) -> tuple[int, int]:
-    """First and last place of a split in a list, rounded down as the reference loader does."""
-    cuts = [0, *(math.floor(share * number) for share in SHARES), number]
+    """Start and stop index of a split in the list of folders, rounded down as in the reference loader."""
+    cuts = [0, *(math.floor(fraction * number) for fraction in SHARES), number]
     number_of_split = {"train": 0, "val": 1, "test": 2}["test" if split == "predict" else split]
     return cuts[number_of_split], cuts[number_of_split + 1]

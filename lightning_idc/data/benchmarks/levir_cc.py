@@ -1,4 +1,4 @@
-"""LEVIR-CC: places seen from above, years apart."""
+"""LEVIR-CC: pairs of satellite images taken years apart."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ UNCHANGED = frozenset(
         "there is no difference",
     }
 )
-"""The five sentences of every unchanged pair, 5,038 in the paper and 5,039 in the files; no other pair has one."""
+"""The five sentences of unchanged pairs (5,038 in the paper, 5,039 in the files); no other pair has any of them."""
 
 
 class LEVIRCC(Benchmark):
     """LEVIR-CC: 10,077 pairs of satellite images, 256 x 256 pixels, with five sentences each.
 
-    About half of the pairs are unchanged and say so in the same five sentences; they are labelled
-    ``no_change``, and all others ``change``.
+    About half of the pairs are unchanged and have the same five sentences; they are labelled ``no_change``, and all
+    others ``change``.
 
-    Features: satellite images of one place, years apart; five sentences a pair.
+    Features: satellite images of one location, years apart; five sentences per pair.
     Format: PNG and JSON.
     Splits: 6,815 train, 1,333 val and 1,929 test pairs.
     Licence: academic use.
@@ -40,7 +40,7 @@ class LEVIRCC(Benchmark):
         https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset
 
     Args:
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = LEVIRCC.split("data/levir_cc", "test")[0]
@@ -76,12 +76,13 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
         value = read_json(path, dict)
         listed = _official(path, value["images"]) if "images" in value else _plain(path, value)
         records = []
-        for where, name, home, texts in listed:
-            check_split(home, where)
-            if home == split:
-                before, after = (self.files.file(f"images/{home}/{side}/{name}", where) for side in "AB")
-                same = bool(texts) and UNCHANGED.issuperset(texts)
-                records.append(Record(name, where, before, after, texts, change_type=NO_CHANGE if same else CHANGE))
+        for where, name, record_split, texts in listed:
+            check_split(record_split, where)
+            if record_split == split:
+                before, after = (self.files.file(f"images/{record_split}/{side}/{name}", where) for side in "AB")
+                is_unchanged = bool(texts) and UNCHANGED.issuperset(texts)
+                change_type = NO_CHANGE if is_unchanged else CHANGE
+                records.append(Record(name, where, before, after, texts, change_type=change_type))
         return records
 
 
@@ -98,7 +99,7 @@ def _official(path: Path, images: Any) -> _Listed:
             raise DataError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
         row = Row(where, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
-        # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
+        # sentences in the release end with " .", which the scoring protocols of this family remove
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]
         listed.append((where, needed(row, "filename"), needed(row, "split"), texts))
     return listed

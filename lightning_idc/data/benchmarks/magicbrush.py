@@ -1,4 +1,4 @@
-"""MagicBrush: photographs, edited by a model as people instructed it."""
+"""MagicBrush: photographs and their edits by a model with human-written instructions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from lightning_idc.data.tables.files import Record
 from lightning_idc.data.tables.tables import read_objects
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
-"""Edits of each split."""
+"""Number of edits per split."""
 _FOLDERS = {"train": "train", "val": "dev", "test": "test"}
 _AURORA = {"train": "data_magicbrush_train.json", "test": "test.json"}
 
 
 class MagicBrush(Benchmark):
-    """MagicBrush: 10,388 edits of photographs with the instruction for each; an edit may follow upon another.
+    """MagicBrush: 10,388 edits of photographs with their instructions; an edit may build on a previous one.
 
-    Three layouts are understood: folders with ``edit_turns.json`` as in the release, its parquet tables from Hugging
-    Face, and the copy of AURORA, whose training part is complete and whose ``test.json`` has 50 edits of the test
-    split. Pairs are called by the name of the edited image, in tables by image and turn.
+    Three layouts are supported: folders with ``edit_turns.json`` as in the release, the parquet tables on Hugging Face,
+    and AURORA's copy, which has all training edits and 50 edits of the test split in ``test.json``. The id of a pair
+    is the name of the edited image, or image and turn in tables.
 
-    Features: photographs and their edits by a model, accepted by people; one instruction a pair.
+    Features: photographs and their edits by a model, approved by people; one instruction per pair.
     Format: PNG and JSON, or parquet.
     Splits: 8,807 train, 528 val and 1,053 test pairs.
     Licence: CC-BY-4.0.
     Cite: Zhang, Mo, Chen, Sun, Su: MagicBrush (NeurIPS 2023), https://github.com/OSU-NLP-Group/MagicBrush
 
     Args:
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = MagicBrush.split("data/magicbrush", "test")[0]
@@ -74,14 +74,14 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
 
     def read(self, split: Split) -> list[Record]:
         if self._tables(split):
-            return []  # what tables hold is read by their own source
+            return []  # TableSource reads the tables
         folder = _FOLDERS[split]
         turns = find(self.root, f"{folder}/edit_turns.json")
         rows = read_objects(turns or self.file(_AURORA[split]))
         records = []
         for row in rows:
             if row.values.get("task", "magicbrush") != "magicbrush":
-                continue  # AURORA's test list holds seven other sets
+                continue  # AURORA's test list includes seven other data sets
             sides = [needed(row, side) for side in ("input", "output")]
             if turns is not None:
                 sides = [f"{folder}/images/{side.partition('-')[0]}/{side}" for side in sides]

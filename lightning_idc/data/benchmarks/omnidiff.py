@@ -1,4 +1,4 @@
-"""OmniDiff: photographs and renders of real scenes with long descriptions of all that changed."""
+"""OmniDiff: photographs and renders of real scenes with long descriptions of all changes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ PAIRS = {
 }
 """8,609 + 6,989 = 15,598 pairs with one description each (Table 2 and Section 5.1)."""
 FIELDS = {"id": "id", "before": "image1", "after": "image2", "caption": "caption", "types": "types"}
-"""Where a record says what, unless told otherwise: our own reading, as the public files are not documented."""
+"""Default field names of a record; they are a guess, as the public files are not documented."""
 
 
 class OmniDiff(Benchmark):
-    """OmniDiff: 15,598 pairs of 324 scenes, 60 words of description each; twelve types of change, often several.
+    """OmniDiff: 15,598 pairs of 324 scenes with descriptions of 60 words; twelve types of change, often combined.
 
-    The layout of the public files is not known. This one has what the paper speaks of, and ``fields`` adapts it: each
-    value is the path of a field in a record, with dots and places in lists, as in ``{"before": "image.0", "after":
-    "image.1", "caption": "conversations.1.value"}`` for the conversations that M3Diff is trained on. A field that is
-    given as "" is not read: pairs without an id are called by their images. ``change_type`` is the one type of a
-    pair, ``mixed`` for several.
+    The layout of the public files is not documented. The default layout follows the paper, and ``fields`` adapts it:
+    each value is the path of a field in a record, with dots and list indices, such as ``{"before": "image.0", "after":
+    "image.1", "caption": "conversations.1.value"}`` for M3Diff's training conversations. A field set to "" is not
+    read; without an id field, ids are made of the image paths. ``change_type`` is the type of the change, ``mixed``
+    for several.
 
-    Features: photographs and renders of real scenes; one description of 60 words a pair; twelve types of change.
+    Features: photographs and renders of real scenes; one description of 60 words per pair; twelve types of change.
     Format: not documented; here images and JSON.
     Splits: 7,007 train, 799 val and 803 test pairs of photographs; 5,445, 777 and 767 of renders.
-    Licence: "other" where it is published.
+    Licence: stated as "other".
     Cite: Liu et al.: OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning (2025),
         https://yuan-liu-omnidiff.github.io
 
     Args:
-        subset: photographs or renders; the paper evaluates them apart.
-        fields: where records say what, over :data:`FIELDS`.
-        annotations_file: name of the annotation files, with ``{subset}`` and ``{split}``.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        subset: photographs or renders; the paper evaluates them separately.
+        fields: field names of records that override :data:`FIELDS`.
+        annotations_file: name pattern of the annotation files, with ``{subset}`` and ``{split}``.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = OmniDiff.split("data/omnidiff", "test")[0]
@@ -86,7 +86,7 @@ real/val.json, real/test.json, render/train.json, ...
         return f"{self.title} ({self.subset})"
 
     def annotations(self, split: Split) -> list[list[str]]:
-        # not str.format, which would follow attributes that a name spells out
+        # not str.format, which would evaluate attribute access in the pattern
         return [[self.annotations_file.replace("{subset}", self.subset).replace("{split}", split)]]
 
     def expected(self, split: Split) -> Counts:
@@ -108,10 +108,10 @@ real/val.json, real/test.json, render/train.json, ...
         return records
 
     def _value(self, row: Row, what: str) -> Any:
-        """Value at the path of a field.
+        """Value of a field of a record.
 
         Raises:
-            DataError: the record has none.
+            DataError: the record lacks the field.
         """
         path = self.fields[what]
         value: Any = row.values
@@ -134,7 +134,7 @@ real/val.json, real/test.json, render/train.json, ...
         return value.strip()
 
     def _type(self, row: Row) -> str | None:
-        """The one type of change, ``mixed`` for several, None where the record names none."""
+        """Type of change, ``mixed`` for several, None if the record has no types."""
         top = self.fields["types"].split(".")[0]
         if not top or top not in row.values:
             return None

@@ -1,4 +1,4 @@
-"""PreferencePairs: preferences between captions, as TRL, ms-swift, LLaMA-Factory, MMPR or a plain table have them."""
+"""PreferencePairs: preference data in the layouts of TRL, ms-swift, LLaMA-Factory, MMPR or a plain table."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from lightning_idc.utils.jsonfiles import short
 
 
 class PreferencePairs(PairDataModule):
-    """Pairs with a chosen and a rejected caption each, from a CSV or JSONL file.
+    """Pairs with chosen and rejected captions, from a CSV or JSONL file.
 
-    Rows of one pair of images with one chosen caption, margin and type of error are one pair, whose rejected captions
-    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), from which
-    ``PreferenceOptimization`` draws, ``question`` (for a prompt such as ``{question}``), ``margin`` and ``error_type``.
+    Rows with the same images, chosen caption, margin, type of error and question are merged into one pair with several
+    rejected captions. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), from which
+    ``PreferenceOptimization`` samples, ``question`` (for a prompt such as ``{question}``), ``margin`` and
+    ``error_type``.
 
     Args:
-        root: folder that paths of images are relative to, and never leave.
-        annotations: the file, relative to the root. Images are ``before`` and ``after``, or two in ``images`` or
+        root: root folder; image paths are relative to it and must stay below it.
+        annotations: file, relative to the root. Images are ``before`` and ``after``, or two in ``images`` or
             ``image``. Captions are ``chosen`` and ``rejected``, as texts, messages or a message (TRL, LLaMA-Factory,
             MMPR); or ms-swift's ``messages``, the last one the chosen answer, with ``rejected_response`` or
             ``rejected_messages``. The question is ``question``, ``prompt``, or the last message of the user. Optional
             columns: ``margin``, ``error_type``, ``id``, ``split``.
-        shares: of train, val and test, where nothing names the split.
-        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+        shares: fractions of train, val and test for pairs without a split.
+        options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
-        ConfigError: shares are not three numbers that sum to 1.
+        ConfigError: ``shares`` does not have three numbers that sum to 1.
 
     Example:
         >>> pair = PreferencePairs("preferences", shares=(1.0, 0.0, 0.0)).dataset("train")[0]
@@ -72,7 +73,7 @@ class PreferencePairs(PairDataModule):
 
 
 def holds_preferences(columns: Sequence[str]) -> bool:
-    """Whether a table with these columns says which captions are rejected."""
+    """Whether a table with these columns has rejected captions."""
     return any(column in columns for column in _REJECTED)
 
 
@@ -82,27 +83,27 @@ _MARKERS = re.compile(r"(?:Image-\d+:\s*)?<(?:image|video)>")
 
 
 def split_of(record: Record, shares: Sequence[float]) -> str:
-    """Split of a pair: the named one, or else by a hash of its id.
+    """Split of a pair from its record, or from a hash of its id.
 
     Raises:
-        DataError: the named split is unknown.
+        DataError: the split of the record is unknown.
     """
-    named = (record.split or "").lower()
-    split = SAME.get(named, named) or split_by_hash(record.id, shares)
+    name = (record.split or "").lower()
+    split = SAME.get(name, name) or split_by_hash(record.id, shares)
     if split not in SPLITS:
-        raise DataError(f"{record.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
+        raise DataError(f"{record.where}: the split {name!r} is unknown; expected one of {', '.join(SPLITS)}")
     return split
 
 
 def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[Record]:
-    """Pairs of tables in one of the layouts of :class:`PreferencePairs`.
+    """Read tables in one of the layouts of :class:`PreferencePairs`.
 
     Args:
-        files: root that images are relative to.
-        tables: with the split that each holds; None where a column or nothing names it.
+        files: root folder of the images.
+        tables: paths of the tables, each with its split; None to use the column ``split``, if there is one.
 
     Raises:
-        DataError: a row is not as it should be.
+        DataError: a row is malformed.
     """
     records: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
@@ -135,7 +136,7 @@ def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...]
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
-    """What ``meta`` of a pair says of a preference; keys that the data lacks are left out."""
+    """Entries of a pair's ``meta`` for a preference; missing values are left out."""
     values = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -151,7 +152,7 @@ def _images(row: Row) -> tuple[str, str]:
 
 
 def _answers(row: Row) -> tuple[str, str]:
-    """The chosen and the rejected caption."""
+    """Chosen and rejected caption of a row."""
     rejected = next((column for column in _REJECTED if column in row.values), "rejected")
     chosen = "chosen" if rejected == "rejected" else "messages"
     return _caption(row, chosen), _caption(row, rejected)
@@ -166,16 +167,16 @@ def _caption(row: Row, column: str) -> str:
 
 
 def _question(row: Row) -> str | None:
-    """The question about the pair, without the markers of its images; None where a row has none."""
+    """Question about the pair without image markers; None if the row has no question."""
     if question := row.values.get("question"):
         return _without_markers(_text(question))
     for column in _CONVERSATION:
         value = row.values.get(column)
         if isinstance(value, list):
             turns = [turn for turn in value if isinstance(turn, Mapping)]
-            asks = [turn for turn in turns if (turn.get("role") or turn.get("from")) in ("user", "human")]
-            if asks:
-                return _without_markers(_text(asks[-1]))
+            user_turns = [turn for turn in turns if (turn.get("role") or turn.get("from")) in ("user", "human")]
+            if user_turns:
+                return _without_markers(_text(user_turns[-1]))
         elif column == "prompt" and value:
             return _without_markers(_text(value))
     return None
@@ -186,7 +187,7 @@ def _without_markers(text: str) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Text of a message, of its parts, or a text itself; empty for anything else."""
+    """Text of a string, a message or a list of message parts; empty for any other value."""
     if isinstance(value, Mapping):
         value = value.get("content", value.get("value"))
     if isinstance(value, list):
@@ -194,18 +195,18 @@ def _text(value: Any) -> str:
     return " ".join(value.split()) if isinstance(value, str) else ""
 
 
-def margin_of(given: Any, where: str) -> float | None:
-    """A margin of the data; None where there is none.
+def margin_of(value: Any, where: str) -> float | None:
+    """Parse a margin; None if it is absent.
 
     Raises:
-        DataError: it is not a number.
+        DataError: the value is not a finite number.
     """
-    if given is None or given == "":
+    if value is None or value == "":
         return None
     try:
-        margin = float(given)
+        margin = float(value)
     except (TypeError, ValueError):
         margin = math.nan
     if not math.isfinite(margin):
-        raise DataError(f"{where}: margin is {short(given)}; expected a number")
+        raise DataError(f"{where}: margin is {short(value)}; expected a number")
     return margin

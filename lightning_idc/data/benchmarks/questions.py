@@ -1,4 +1,4 @@
-"""Questions about pairs of images or single ones: from a table of one's own, of MMVP and of SpatialEval."""
+"""Questions about image pairs or single images: from custom tables, MMVP and SpatialEval."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SPATIAL_SUFFIX = (
     " First, provide a concise answer in one sentence. Then, elaborate on the reasoning behind your answer in a "
     "detailed, step-by-step explanation."
 )
-"""What SpatialEval asks behind each question, by its README."""
+"""Instruction that SpatialEval appends to each question, according to its README."""
 SIDES = ("first", "second")
 Picture = Path | bytes
-"""File of an image, or its contents."""
+"""Path or contents of an image file."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question about two images, or about one.
+    """Multiple-choice question about one or two images.
 
     Args:
-        pair: that the question belongs to; two questions of MMVP share it.
-        text: the question with its options.
-        answer: letter of the right one.
-        images: that it is asked about, one or two.
-        compared: both images of the pair, where it is asked about one of them.
-        words: the right answer in words; "" where it is not told.
+        pair: id of the pair; two questions of MMVP share a pair.
+        text: question with its options.
+        answer: letter of the right option.
+        images: one or two images.
+        compared: both images of the pair if the question is about one of them.
+        words: right answer in words; "" if unknown.
     """
 
     pair: str
@@ -51,23 +51,23 @@ class Question:
 def read_questions(
     path: str | Path, root: str | Path | None = None, single: bool = False, published_keys: bool = False
 ) -> list[Question]:
-    """Questions of a CSV or JSONL file, images by their paths below a folder, or of SpatialEval's Parquet files.
+    """Read questions from a CSV or JSONL file with image paths, or from SpatialEval's Parquet files.
 
-    A table of one's own has the columns pair, question, answer, before and after, or image for single pictures. MMVP's
-    ``Questions.csv`` has Question, Options and Correct Answer, its rows 1 and 2 are a pair, and row n asks about
-    ``MMVP Images/n.jpg`` alone: so with ``single``, as MMVP is published. A captioner that always sees two images is
-    shown both of the pair and told which one is meant. Four keys of MMVP are corrected, see
+    A custom table has the columns pair, question, answer, before and after, or image instead of the last two for single
+    images. MMVP's ``Questions.csv`` has Question, Options and Correct Answer; rows 1 and 2 form a pair, and row n is
+    about ``MMVP Images/n.jpg``. With ``single`` each question has this image only, as published; otherwise it has both
+    images of the pair, and the text says which one is meant. Four keys of MMVP are corrected, see
     :func:`~lightning_idc.metrics.paired_accuracy.corrected_key`.
 
     Args:
-        path: of the table.
-        root: folder of the images; None for the table's own.
-        single: whether questions of MMVP are asked about their own picture alone.
-        published_keys: whether MMVP's keys stay as they were published.
+        path: path of the table.
+        root: folder of the images; None for the folder of the table.
+        single: whether questions of MMVP are about a single image.
+        published_keys: whether MMVP's published keys are used without corrections.
 
     Raises:
-        ConfigError: the table asks about pairs where single pictures are asked for.
-        DataError: the table lacks something, an image is not there, or a path leaves the folder.
+        ConfigError: ``single`` is set, but the table has questions about pairs.
+        DataError: a value or an image is missing, or a path leaves the folder.
     """
     table = Path(path)
     if table.suffix == ".parquet":
@@ -81,7 +81,7 @@ def read_questions(
             raise DataError(missing_column(columns, name, table, "of questions"))
     if single and not (mmvp or alone):
         raise ConfigError(
-            f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
+            f"{table.name} asks about pairs; single images need a column image instead of before and after, or "
             "MMVP's Questions.csv"
         )
     questions: list[Question] = []
@@ -117,7 +117,7 @@ def _of_mmvp(number: int, row: Row, values: list[str], files: Root, single: bool
 
 
 def _spatial(path: Path) -> Iterator[Question]:
-    """Questions of a file of MilaWang/SpatialEval, each about the picture in its row."""
+    """Questions of a file of MilaWang/SpatialEval, each about the image in its row."""
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import ParquetFile
 
@@ -136,8 +136,8 @@ def _spatial(path: Path) -> Iterator[Question]:
             image = (row["image"] or {}).get("bytes")
             if not image or not all(row[name] for name in SPATIAL[:2] + SPATIAL[4:]):
                 raise DataError(
-                    f"{path.name}: question {row['id']!r} lacks its text, picture or answer; of SpatialEval's three "
-                    "parts vqa and vtqa show pictures"
+                    f"{path.name}: question {row['id']!r} lacks its text, image or answer; of SpatialEval's three "
+                    "parts, vqa and vtqa have images"
                 )
             letter, words = str(row["oracle_option"]).strip(), str(row["oracle_answer"]).strip()
             yield Question(row["id"], row["text"] + SPATIAL_SUFFIX, letter, (image,), words=words)

@@ -1,4 +1,4 @@
-"""ChangeChat-105k and RSCC: satellite pairs with conversations, and with long captions of disasters."""
+"""ChangeChat-105k and RSCC: pairs of satellite images with conversations or with long captions of disasters."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ INSTRUCTIONS = {"train": 87_935, "test": 17_172}
 
 
 class ChangeChat(Benchmark):
-    """ChangeChat-105k: instructions and answers on the pairs of LEVIR-CC: captions, counts, places, dialogues.
+    """ChangeChat-105k: instructions and answers on the pairs of LEVIR-CC: captions, counts, locations, dialogues.
 
-    A pair is one record. Its caption is one answer of the conversation; ``meta`` holds ``question``, the instruction
-    that it answers, and ``turns``, all of the conversation as (question, answer).
+    Each record is one pair. Its caption is one answer of the conversation; ``meta`` holds ``question``, the instruction
+    for that answer, and ``turns``, the full conversation as (question, answer) tuples.
 
-    Features: satellite images of one place, years apart, 256 x 256 pixels; six kinds of instructions.
+    Features: satellite images of one location, years apart, 256 x 256 pixels; six kinds of instructions.
     Format: PNG and JSON.
     Splits: 87,935 train and 17,172 test records.
     Licence: CC-BY for the annotations.
@@ -33,8 +33,8 @@ class ChangeChat(Benchmark):
         https://github.com/hanlinwu/DeltaVLM
 
     Args:
-        turn: which answer of a conversation is the caption.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        turn: answer of the conversation that is the caption: the first or the last.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = ChangeChat.split("data/changechat", "test")[0]
@@ -65,7 +65,7 @@ images/*                                      images, as the records name them, 
         records = []
         for row in read_objects(self.file(f"annotations/{split}.json")):
             images = row.values.get("image")
-            if not isinstance(images, list) or len(images) != 2 or not all(isinstance(one, str) for one in images):
+            if not isinstance(images, list) or len(images) != 2 or not all(isinstance(image, str) for image in images):
                 raise DataError(f"{row.where}: image is {short(images)}; expected the paths of two images")
             before, after = (self.files.file(f"images/{image}", row.where) for image in images)
             turns = conversation(row)
@@ -76,14 +76,14 @@ images/*                                      images, as the records name them, 
 
 
 def conversation(row: Row) -> list[tuple[str, str]]:
-    """Questions with their answers, without the marks of images.
+    """Turns of a conversation as (question, answer), without image placeholders.
 
     Raises:
-        DataError: the turns are not those of a person and a model, one after the other.
+        DataError: the turns do not alternate between ``human`` and ``gpt``.
     """
     turns = row.values.get("conversations")
-    right = isinstance(turns, list) and len(turns) >= 2 and len(turns) % 2 == 0
-    if not right or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
+    is_valid = isinstance(turns, list) and len(turns) >= 2 and len(turns) % 2 == 0
+    if not is_valid or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected questions and answers in turn")
     assert isinstance(turns, list)
     messages = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
@@ -94,13 +94,13 @@ def conversation(row: Row) -> list[tuple[str, str]]:
 
 
 class RSCC(Benchmark):
-    """RSCC: satellite images before and after disasters, each with a long caption that a model wrote.
+    """RSCC: satellite images before and after disasters, with long model-written captions.
 
-    The release has no split files. Test are the pairs whose image before is named in ``test_list``, one path a line,
-    each of which must be there; all others, or all where there is no list, are dealt by a hash of that path with
-    ``shares``.
+    The release has no split files. ``test_list`` has one path of a first image per line, all of which must exist;
+    these pairs are the test split. The other pairs, or all pairs without a list, are split by a hash of that path with
+    the fractions ``shares``.
 
-    Features: satellite images of disasters; one caption of several sentences a pair.
+    Features: satellite images of disasters; one caption of several sentences per pair.
     Format: images and JSON lines.
     Splits: about 62,000 pairs; drawn by ``shares``.
     Licence: that of xBD for its images; otherwise not stated.
@@ -108,9 +108,9 @@ class RSCC(Benchmark):
         https://github.com/Bili-Sakura/RSCC
 
     Args:
-        shares: of train, val and test.
-        test_list: file of test pairs, relative to the root.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        shares: fractions of train, val and test.
+        test_list: path of the list of test pairs, relative to the root.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = RSCC.split("data/rscc", "test")[0]
@@ -147,29 +147,29 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
 
     def read(self, split: Split) -> list[Record]:
         listed = self._listed()
-        named: set[str] = set()
+        pre_images: set[str] = set()
         records = []
         for row in read_objects(self.file("RSCC_qvq.jsonl")):
             sides = [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")]
-            named.add(sides[0])
-            home = "test" if sides[0] in listed else split_by_hash(sides[0], self._without_test(bool(listed)))
-            if home == split:
+            pre_images.add(sides[0])
+            record_split = "test" if sides[0] in listed else split_by_hash(sides[0], self._without_test(bool(listed)))
+            if record_split == split:
                 before, after = (self.files.file(side, row.where) for side in sides)
                 texts = sentences(row.values.get("change_caption"), row.where)
                 records.append(Record(sides[0], row.where, before, after, texts))
-        unknown = sorted(listed - named)
-        if unknown and self.official:  # the pairs that are meant would be trained on
+        unknown = sorted(listed - pre_images)
+        if unknown and self.official:  # these test pairs would end up in the training split
             shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
             raise DataError(
                 f"{self.root / str(self.test_list)} names {len(unknown)} of {len(listed)} images before that "
                 f"RSCC_qvq.jsonl does not: {shown}. Write them as pre_image has them, such as "
-                f"{min(named, default='')!r}; where the annotations are some of the official ones, official: false "
-                "passes over the others"
+                f"{min(pre_images, default='')!r}; where the annotations are some of the official ones, official: "
+                "false passes over the others"
             )
         return records
 
     def _listed(self) -> set[str]:
-        """Images before of the test pairs as ``test_list`` names them; none where there is no list.
+        """Paths of the first images of the test pairs; empty without ``test_list``.
 
         Raises:
             DataError: the list is empty.

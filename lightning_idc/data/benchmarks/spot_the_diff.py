@@ -1,4 +1,4 @@
-"""Spot-the-Diff: frames of surveillance cameras, and what people see that differs."""
+"""Spot-the-Diff: frames of surveillance cameras with human-written differences."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246
 class SpotTheDiff(Benchmark):
     """Spot-the-Diff: 12,562 annotation records on 11,329 pairs of frames from fixed cameras.
 
-    A pair was shown to one to three people, each of whom wrote one record of several sentences. The literature groups
-    them in three ways, whose numbers cannot be compared:
+    Each pair was annotated by one to three people, with one record of several sentences each. The literature groups
+    the records in three ways; scores are not comparable between them:
 
     - ``grouped``: one pair per image, with the sentences of all records as its references (the single-sentence
       protocol; 1,263 test pairs with a sentence);
-    - ``entry``: one pair per record, called ``ID``, ``ID#2``, ... (1,397 test pairs with a sentence);
+    - ``entry``: one pair per record, with ids ``ID``, ``ID#2``, ... (1,397 test pairs with a sentence);
     - ``multi``: one pair per image, with all sentences joined to one paragraph as its only reference (1,263).
 
-    Empty sentences, 66 in all, are left out, and pairs without any other. Published numbers are of 1,270 pairs (1,404
-    records) all the same: seven of them have nothing but an empty sentence, against which every caption scores 0. With
-    ``empty_references: keep`` these pairs stay in validation and test; protocols ``spot-the-diff/...`` take them.
+    Empty sentences (66) are left out, and so are pairs with no other sentences. Published scores nevertheless use 1,270
+    pairs (1,404 records), of which seven have an empty reference and always score 0. ``empty_references: keep`` keeps
+    these pairs in validation and test; the protocols ``spot-the-diff/...`` expect them.
 
-    Features: frames of surveillance cameras, minutes apart; one to three people describe each pair.
+    Features: frames of surveillance cameras, minutes apart; annotations by one to three people per pair.
     Format: PNG and JSON.
     Splits: 9,524 train, 1,634 val and 1,404 test records, on 8,566, 1,493 and 1,270 pairs.
     Licence: not stated.
@@ -48,10 +48,10 @@ class SpotTheDiff(Benchmark):
         https://github.com/harsh19/spot-the-diff
 
     Args:
-        grouping: one of the three.
-        max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
-        empty_references: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        grouping: grouping of the records, see above.
+        max_words: maximum length of the paragraph of ``multi`` (60 in CARD); None for no limit.
+        empty_references: treatment of validation and test pairs without a sentence: ``leave_out`` or ``keep``.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = SpotTheDiff.split("data/spot_the_diff", "test")[0]
@@ -105,7 +105,7 @@ annotations/val.json, test.json"""
         self.grouping: Grouping = grouping
         self.empty_references: EmptyReferences = empty_references
         self.max_words = max_words
-        self._found: dict[str, Counts] = {}
+        self._counts: dict[str, Counts] = {}
 
     def annotations(self, split: Split) -> list[list[str]]:
         return [[f"annotations/{split}.json", f"{split}.json"]]
@@ -120,23 +120,23 @@ annotations/val.json, test.json"""
         return f"{self.title} ({self.grouping})"
 
     def remarks(self) -> list[str]:
-        what = {
+        meaning = {
             "grouped": "one pair per image, with the sentences of all its records as references",
             "entry": "one pair per record",
             "multi": "one pair per image, with all sentences of its records joined to one reference",
         }
         entry = self.grouping == "entry"
-        there, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
+        totals, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
         with_silent = (
-            f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+            f"{totals['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
         )
         without_silent = (
-            f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
+            f"{totals['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
             "have no sentence and are left out (empty_references: keep takes them)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
-            f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
+            f"grouping {self.grouping}: {meaning[self.grouping]}; its numbers do not compare with those of {others}",
             with_silent if self.empty_references == "keep" else without_silent,
         ]
 
@@ -145,22 +145,22 @@ annotations/val.json, test.json"""
 
     def found(self, split: Split) -> Counts:
         self.records(split)
-        return self._found[split]
+        return self._counts[split]
 
     def read(self, split: Split) -> list[Record]:
         rows = read_objects(self.file(*self.annotations(split)[0]))
         pairs: dict[str, Record] = {}
-        times: dict[str, int] = {}
+        occurrences: dict[str, int] = {}
         for row in rows:
             name = needed(row, "img_id")
-            times[name] = times.get(name, 0) + 1
+            occurrences[name] = occurrences.get(name, 0) + 1
             before, after = (self.files.file(f"resized_images/{name}{ending}.png", row.where) for ending in ("", "_2"))
-            key = f"{name}#{times[name]}" if self.grouping == "entry" and times[name] > 1 else name
+            key = f"{name}#{occurrences[name]}" if self.grouping == "entry" and occurrences[name] > 1 else name
             record = Record(key, row.where, before, after, sentences(row.values.get("sentences"), row.where))
             if pairs.setdefault(key, record) is not record:
                 pairs[key].captions += record.captions
         records = list(pairs.values())
-        self._found[split] = count(records, len(rows))
+        self._counts[split] = count(records, len(rows))
         return [replace(r, captions=[self._paragraph(r.captions)]) for r in records] if self._joins else records
 
     @property

@@ -1,4 +1,4 @@
-"""VLM-SubtleBench: pairs that differ subtly, with questions, and for some of them a caption."""
+"""VLM-SubtleBench: subtly different pairs with questions, and with captions for some of them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _HUB = "/resolve/main/"
 
 
 class VLMSubtleBench(Benchmark):
-    """VLM-SubtleBench: pairs that differ in one of ten kinds of things, from five domains; validation and test only.
+    """VLM-SubtleBench: pairs with one of ten categories of differences, from five domains; validation and test only.
 
-    Captions are those of the pairs that have one; pairs with a question only are left out. ``meta`` holds ``question``,
-    ``answer``, ``distractors``, ``domain`` and ``origin`` of each. Types are the ten categories.
+    Pairs that have a question but no caption are left out. ``meta`` holds ``question``, ``answer``, ``distractors``,
+    ``domain`` and ``origin``. The types of change are the ten categories.
 
-    Features: natural, industrial, medical, aerial and synthetic images; a question each, a caption for some.
+    Features: natural, industrial, medical, aerial and synthetic images; one question per pair, captions for some.
     Format: images and JSON lines.
     Splits: validation and test; about 13,000 questions in all.
     Licence: not stated.
     Cite: VLM-SubtleBench (ICLR 2026), https://github.com/krafton-ai/VLM-SubtleBench
 
     Args:
-        category: keep pairs of one kind only.
-        domain_name: keep pairs of one domain only.
-        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
+        category: category of the pairs to keep; None for all.
+        domain_name: domain of the pairs to keep; None for all.
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = VLMSubtleBench.split("data/vlm_subtlebench", "test")[0]
@@ -66,16 +66,16 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
 
     def read(self, split: Split) -> list[Record]:
         records: list[Record] = []
-        times: dict[str, int] = {}
-        there: dict[str, set[str]] = {"category": set(), "domain_name": set()}
+        occurrences: dict[str, int] = {}
+        values_of: dict[str, set[str]] = {"category": set(), "domain_name": set()}
         for row in read_objects(self.file(f"data/{split}.jsonl")):
             kind, field = row.text("category"), row.text("domain")
-            there["category"].add(str(kind))
-            there["domain_name"].add(str(field))
-            # published paths are addresses of the hub, below which the files lie as in its repository
+            values_of["category"].add(str(kind))
+            values_of["domain_name"].add(str(field))
+            # published paths are URLs of the hub; the part after the prefix is the path in the repository
             sides = [needed(row, side).rpartition(_HUB)[2] for side in ("image_1", "image_2")]
             name = "_".join(filter(None, (kind, row.text("source"), row.text("source_id")))) or "..".join(sides)
-            times[name] = times.get(name, 0) + 1  # of pairs that are not chosen, too: ids stay what they are
+            occurrences[name] = occurrences.get(name, 0) + 1  # before the filter, so that ids do not depend on it
             if self.category not in (None, kind) or self.domain_name not in (None, field):
                 continue
             before, after = (self.files.file(side, row.where) for side in sides)
@@ -83,7 +83,7 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
             meta = {key: row.values.get(key) for key in ("question", "answer", "distractors")}
             records.append(
                 Record(
-                    name if times[name] == 1 else f"{name}#{times[name]}",
+                    name if occurrences[name] == 1 else f"{name}#{occurrences[name]}",
                     row.where,
                     before,
                     after,
@@ -93,7 +93,7 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
                 )
             )
         for option, chosen in (("category", self.category), ("domain_name", self.domain_name)):
-            if chosen is not None and chosen not in there[option]:
-                values = ", ".join(sorted(there[option])) or "no records"
+            if chosen is not None and chosen not in values_of[option]:
+                values = ", ".join(sorted(values_of[option])) or "no records"
                 raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {values}")
         return records

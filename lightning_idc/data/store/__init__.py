@@ -1,1 +1,1 @@
-"""One store for everything that is kept on disk: Arrow shards with checksums, memory-mapped, and one manifest."""
+"""On-disk store of images, features and records: memory-mapped Arrow shards with checksums, and a manifest."""

@@ -1,4 +1,4 @@
-"""Making a store as a whole, in a folder of another name, by one process while others wait."""
+"""Atomic construction of a store: one process writes it to a temporary folder and renames that; the others wait."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lightning_idc.utils.errors import StoreError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A store that is to be made.
+    """Description of a store to build.
 
     Args:
         folder: folder of the store.
-        identity: everything that decides its rows.
-        what: content of the store, for messages.
-        size: room that it takes, bytes, roughly.
-        elsewhere: how to name another folder, for messages.
+        identity: settings that determine the rows.
+        what: name of the content, for messages.
+        size: approximate size in bytes.
+        elsewhere: advice on choosing another folder, for messages.
     """
 
     folder: Path
@@ -35,16 +35,16 @@ class Plan:
     elsewhere: str
 
     def open(self) -> Store:
-        """The store that lies in the folder.
+        """Open the store.
 
         Raises:
-            StoreError: it is missing, damaged or has another identity.
+            StoreError: the store is missing, damaged or has another identity.
         """
-        remedy = f"delete {self.folder} and run again, which makes it anew"
+        remedy = f"delete {self.folder} and run again to rebuild it"
         return Store(self.folder, self.what, remedy, self.identity)
 
     def usable(self) -> bool:
-        """Whether the store is there, with shards of the right sizes."""
+        """Whether the store exists, with shards of the right sizes."""
         try:
             self.open()
         except StoreError:
@@ -53,32 +53,32 @@ class Plan:
 
 
 def rows_per_shard(rows: int, row_bytes: int) -> int:
-    """Rows of a shard: 256 MB of them, or more where the shards would be too many to stay mapped in random order."""
+    """Number of rows per shard: 256 MB, or more if the shards could not all stay mapped under random access."""
     return max(1, int(max(256e6, rows * row_bytes / (0.75 * OPEN_SHARDS)) / max(row_bytes, 1)))
 
 
 def complete(folder: Path, identity: Mapping[str, Any], shards: Iterable[Shard], **notes: Any) -> None:
-    """Write the manifest of a store whose shards are all there.
+    """Write the manifest of a store after all shards are written.
 
     Args:
         folder: folder of the store.
-        identity: everything that decides its rows.
-        shards: its shards.
-        notes: other plain values.
+        identity: settings that determine the rows.
+        shards: all shards of the store.
+        notes: other metadata, plain values.
     """
     sizes = {shard.name: shard.path.stat().st_size for shard in shards}
     Manifest(identity, sizes, notes).write(folder)
 
 
 def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
-    """Make a store where there is no usable one.
+    """Build a store unless a usable one exists.
 
     Args:
-        plan: store that is to be made.
-        fill: writes the shards into the empty folder that it is called with, and returns them.
+        plan: description of the store.
+        fill: function that writes the shards to the given empty folder and returns them.
 
     Raises:
-        StoreError: there is no room, or the folder cannot be written.
+        StoreError: the disk is full, or the folder cannot be written.
     """
     from filelock import FileLock
 
@@ -90,7 +90,7 @@ def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
         with FileLock(root / f"{folder.name}.lock"):
             if plan.usable():
                 return
-            for leftover in [*root.glob(f".{folder.name}.*"), folder]:  # a killed process left it
+            for leftover in [*root.glob(f".{folder.name}.*"), folder]:  # from a killed process
                 shutil.rmtree(leftover, ignore_errors=True)
             if shutil.disk_usage(root).free < plan.size:
                 raise OSError(errno.ENOSPC, "too little room")
@@ -99,7 +99,7 @@ def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
                 complete(draft, plan.identity, fill(draft))
                 draft.chmod(0o755)
                 draft.rename(folder)
-            except BaseException:  # Ctrl-C too leaves nothing behind
+            except BaseException:  # including KeyboardInterrupt
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The resized images of a split, decoded once and mapped into memory, where reading them is faster than the files."""
+"""Cache of the decoded and resized images of a split, memory-mapped, used if it is faster than the image files."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _TABLE = "pairs"
 
 
 class DecodedSource(View):
-    """Another source with its images read from a store of decoded ones.
+    """View of a source that reads images from a store of decoded images.
 
     Args:
-        source: source of everything but images and boxes.
-        store: decoded images.
+        source: source of everything except images and boxes.
+        store: store of the decoded images.
     """
 
     def __init__(self, source: PairSource, store: Store) -> None:
@@ -58,17 +58,17 @@ class DecodedSource(View):
 def decoded_once(
     source: PairSource, folder: Path, size: tuple[int, int], interpolation: Interpolation, log: Callable[[str], None]
 ) -> PairSource:
-    """The source itself, or a store of its decoded images below ``folder`` where that is faster; both are timed.
+    """Build a cache of decoded images below ``folder``, time both, and return the faster of source and cache.
 
     Args:
-        source: source whose images do not change.
-        folder: folder of all decoded images.
+        source: source with constant images.
+        folder: root folder of the caches.
         size: height and width.
-        interpolation: how images are scaled.
-        log: called with the choice and with the speed of both.
+        interpolation: interpolation for resizing.
+        log: callback for the choice and both speeds.
 
     Raises:
-        ConfigError: the source cannot tell whether its images changed, or has masks.
+        ConfigError: the source has no fingerprint, or has masks.
         StoreError: the store cannot be written.
     """
     decoded = DecodedSource(source, decode(source, folder, size, interpolation))
@@ -84,7 +84,7 @@ def decoded_once(
 
 
 def seconds_per_pair(load: Callable[[int], PairSample], indices: list[int]) -> float:
-    """Median time to load a pair."""
+    """Median time to load a pair, in seconds."""
     load(indices[0])
     times = []
     for index in indices:
@@ -95,16 +95,16 @@ def seconds_per_pair(load: Callable[[int], PairSample], indices: list[int]) -> f
 
 
 def decode(source: PairSource, root: Path, size: tuple[int, int], interpolation: Interpolation) -> Store:
-    """Decoded images of a source; they are written where they are not there yet, or damaged.
+    """Store of the decoded images of a source, built if it is missing or damaged.
 
     Args:
-        source: source whose images do not change.
-        root: folder of all decoded images.
+        source: source with constant images.
+        root: root folder of the caches.
         size: height and width.
-        interpolation: how images are scaled.
+        interpolation: interpolation for resizing.
 
     Raises:
-        ConfigError: the source cannot tell whether its images changed, or has masks.
+        ConfigError: the source has no fingerprint, or has masks.
         StoreError: the store cannot be written.
     """
     images = source.fingerprint()
@@ -166,7 +166,7 @@ def _resized(source: PairSource, size: tuple[int, int], interpolation: Interpola
 
 
 def _in_order(load: Callable[[int], PairSample], count: int) -> Iterator[PairSample]:
-    """All pairs in order, decoded a chunk at a time by threads."""
+    """All pairs in order, decoded by threads in chunks."""
     with ThreadPoolExecutor() as pool:
         for start in range(0, count, _CHUNK):
             yield from pool.map(load, range(start, min(start + _CHUNK, count)))

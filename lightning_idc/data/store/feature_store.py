@@ -1,7 +1,8 @@
-"""Features of a frozen encoder on disk, and whether reading them back is faster than computing them.
+"""On-disk cache of the features of a frozen encoder, used if reading is faster than computing.
 
-The key of a feature is the digest of its image, in a folder that is named by the encoder, its weights and how images
-are prepared. So nothing stale is read, whatever shuffles, mixes or augments the pairs; an augmented image is a new one.
+The key of a feature is the digest of its image; the folder name contains the encoder, its weights and the
+preprocessing. The cache is therefore never stale, and shuffling, mixing and augmentation need no special handling: an
+augmented image has another key.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from lightning_idc.utils.errors import DataError, StoreError
 from lightning_idc.utils.files import DIGEST_BYTES, digest_of_all
 
 _TOLERANCE = 0.05
-# types of different sizes, which the number of bytes tells apart
-_TOLD_BY_SIZE = (torch.uint8, torch.float16, torch.float32, torch.float64)
+# these types have different sizes, so the number of bytes identifies the type
+_IDENTIFIED_BY_SIZE = (torch.uint8, torch.float16, torch.float32, torch.float64)
 
 
 class FeatureCache:
-    """Features of images, read from a store where they are there, and otherwise computed and added to it.
+    """Callable that returns features of images from a store, and computes and stores missing ones.
 
-    At the first batch computing and reading are timed; where reading is not faster the disk is left alone. Many
-    processes may add to one folder at once; what others add is seen when it is opened again.
+    The first batch times computing and reading; if reading is not faster, the store is not used. Several processes may
+    write to one folder; features of other processes become visible when the store is reopened.
 
     Args:
-        encode: maps images ``(N, 3, H, W)``, each by itself, to features ``(N, ...)``.
+        encode: encoder of images ``(N, 3, H, W)``, independent of each other, to features ``(N, ...)``.
         folder: folder of the features of this encoder; see :func:`folder_of`.
-        dtype: type of the stored numbers; with float16 all features are rounded to it.
-        always: use the disk without timing it.
-        max_bytes: size of this process' new features; what does not fit is computed every time.
+        dtype: type of the stored features; with float16 all returned features are rounded to it.
+        always: whether the store is used without timing.
+        max_bytes: maximum size of the features that this process adds; further ones are recomputed each time.
 
     Raises:
-        StoreError: the folder holds another store, or a damaged manifest.
+        StoreError: the folder contains another store, or the manifest is damaged.
     """
 
     def __init__(
@@ -55,9 +56,9 @@ class FeatureCache:
         self.store = KeyedStore(folder, "features", f"delete {folder} and run again", identity)
         self.encode, self.dtype, self.max_bytes, self.written = encode, dtype, max_bytes, 0
         self.used: bool | None = True if always else None
-        """Whether the disk is used; None until it has been timed."""
+        """Whether the store is used; None until it has been timed."""
         self.seconds: dict[str, float] = {}
-        """Per image: ``encode`` and ``read``, as timed at the first batch."""
+        """Seconds per image for ``encode`` and ``read``, measured on the first batch."""
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ class FeatureCache:
         try:
             return self._read_or_encoded(images, keys)
         except StoreError as error:
-            print(f"features are computed anew: {error}", flush=True)
+            print(f"recomputing features: {error}", flush=True)
             self.store.remove_damaged()
             return self._read_or_encoded(images, keys)
 
@@ -98,28 +99,30 @@ class FeatureCache:
         return features
 
     def _add(self, keys: list[str], features: np.ndarray) -> None:
-        """Store features, as long as there is room."""
+        """Store features unless ``max_bytes`` would be exceeded."""
         first = self.store.first("features")
         if first is not None and first.shape != features.shape[1:]:
             raise StoreError(
                 f"{self.store.folder} holds features of shape {first.shape}, these are {features.shape[1:]}; give them "
                 "a folder of their own"
             )
-        rows = {key: row for row, key in enumerate(keys)}  # a batch may hold an image twice
+        rows = {key: row for row, key in enumerate(keys)}  # a batch may contain an image twice
         values = features[list(rows.values())].astype(self.dtype, copy=False)
         if self.written + values.nbytes <= self.max_bytes:
             self.store.add(list(rows), features=values)
             self.written += values.nbytes
 
     def _timed(self, images: Tensor) -> Tensor:
-        alone = self._encoded(images[:1])  # what is only slow the first time does not count
+        alone = self._encoded(images[:1])  # also warms up the encoder before the timing
         start = time.perf_counter()
         features = self._encoded(images)
         if images.device.type == "cuda":
             torch.cuda.synchronize(images.device)
         encoded = time.perf_counter()
         if (alone[0] - features[0]).abs().max() > _TOLERANCE * features.abs().max():
-            raise DataError("the encoder's features of an image depend on the images beside it, so none is stored")
+            raise DataError(
+                "the encoder's features of an image depend on the other images of the batch, so they cannot be cached"
+            )
         self._through_disk(images)
         filled = time.perf_counter()
         self._through_disk(images)
@@ -130,23 +133,23 @@ class FeatureCache:
 
 
 def folder_of(root: Path, encoder: nn.Module, name: str, *facts: str) -> Path:
-    """Folder of the features of an encoder, named by it, by what else decides them, and by its weights."""
+    """Folder of the features of an encoder, named by the encoder, the other settings and its weights."""
     prefix = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in (name, *facts))
     return root.expanduser() / f"{prefix}-{weights_digest(encoder)}"
 
 
 def image_digest(image: Tensor) -> str:
-    """Digest of an image's size, bytes and kind of numbers."""
-    dtype = "" if image.dtype in _TOLD_BY_SIZE else str(image.dtype)
-    # SHA-256 and not BLAKE2b: processors have instructions for it, which make it twice as fast
+    """Digest of an image's shape, dtype and bytes."""
+    dtype = "" if image.dtype in _IDENTIFIED_BY_SIZE else str(image.dtype)
+    # SHA-256 is twice as fast as BLAKE2b because processors have instructions for it
     state = hashlib.sha256(f"{tuple(image.shape)!r}{dtype}".encode())
-    # as bytes, since NumPy has no bfloat16
+    # viewed as bytes, since NumPy has no bfloat16
     state.update(image.contiguous().view(torch.uint8).numpy().data)
     return state.hexdigest()[: 2 * DIGEST_BYTES]
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of all weights and buffers of a module, those that no checkpoint keeps included, and of its structure."""
+    """Digest of the structure, weights and buffers of a module, including non-persistent buffers."""
 
     def parts() -> Iterator[Any]:
         yield repr(module)

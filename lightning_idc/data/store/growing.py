@@ -1,4 +1,4 @@
-"""Stores to which many processes add rows at once: each adds shards of its own, and reads what was there before."""
+"""Append-only stores with concurrent writers: each process writes separate shards, and reads those it opened with."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lightning_idc.utils.errors import StoreError
 
 
 class GrowingStore:
-    """A store to which rows may be added at any time.
+    """Store to which rows can be added at any time.
 
     Args:
-        folder: folder of the store; need not exist.
-        what: content of the store, for messages.
-        remedy: advice for a store that cannot be used, for messages.
-        identity: identity of the rows; None takes that of the manifest, if there is one.
+        folder: folder of the store, which need not exist.
+        what: name of the content, for messages.
+        remedy: advice for an unusable store, for messages.
+        identity: settings that determine the rows; None for those of the manifest, if there is one.
 
     Raises:
-        StoreError: the manifest is damaged or has another identity, or is missing where shards lie.
+        StoreError: the manifest is damaged, has another identity, or is missing although there are shards.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class GrowingStore:
         self.shards = present
 
     def table(self, name: str) -> Table:
-        """Rows of a table that were there when the store was opened, and those that this process added."""
+        """Rows of a table that existed when the store was opened, and rows that this process added."""
         return Table([shard for shard in self.shards if shard.name.table == name])
 
     def append(self, table: str, batch: Any, part: str | None = None) -> Shard:
@@ -53,7 +53,7 @@ class GrowingStore:
         Args:
             table: table of the rows.
             batch: record batch.
-            part: name of the shard that no other process uses; a new one when None.
+            part: unique name of the shard; a new one when None.
 
         Raises:
             OSError: the rows cannot be written.
@@ -61,7 +61,7 @@ class GrowingStore:
         if not (self.folder / MANIFEST).is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             self.manifest.write(self.folder)
-        part = part or f"{time.time_ns():020}{uuid.uuid4().hex[:8]}"  # in the order in which they are written
+        part = part or f"{time.time_ns():020}{uuid.uuid4().hex[:8]}"  # sorts by time of writing
         shard = write_shard(self.folder, self.manifest.fingerprint, [batch], table=table, part=part)
         shard = Shard(shard.path, shard.name, shard.fingerprint, remedy=self.remedy)
         self.shards.append(shard)
@@ -69,18 +69,18 @@ class GrowingStore:
 
 
 class KeyedStore(GrowingStore):
-    """A growing store whose rows are read by key; of two rows with one key the later one counts.
+    """Growing store with rows accessed by key; the last row of a key wins.
 
-    The keys of a shard have a shard of their own, so that opening the store reads no row.
+    The keys of each shard are stored in a separate shard, so that opening the store reads no rows.
 
     Args:
-        folder: folder of the store; need not exist.
-        what: content of the store, for messages.
-        remedy: advice for a store that cannot be used, for messages.
-        identity: identity of the rows; None takes that of the manifest, if there is one.
+        folder: folder of the store, which need not exist.
+        what: name of the content, for messages.
+        remedy: advice for an unusable store, for messages.
+        identity: settings that determine the rows; None for those of the manifest, if there is one.
 
     Raises:
-        StoreError: as `GrowingStore`.
+        StoreError: same as for :class:`GrowingStore`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class KeyedStore(GrowingStore):
         rows = {shard.name.part: shard for shard in self.shards if shard.name.table == "rows"}
         for shard in self.shards:
             if shard.name.table == "keys" and shard.name.part in rows:
-                with suppress(StoreError):  # rows whose keys are damaged were never added; `faults` names them
+                with suppress(StoreError):  # rows with damaged keys are ignored; `faults` reports them
                     keys = [key for batch in open_shard(shard).batches for key in batch.column("key").to_pylist()]
                     self._enter(keys, rows[shard.name.part])
 
@@ -112,7 +112,7 @@ class KeyedStore(GrowingStore):
         """Add rows.
 
         Args:
-            keys: key of each row.
+            keys: keys of the rows.
             columns: values of each column.
 
         Raises:
@@ -132,11 +132,11 @@ class KeyedStore(GrowingStore):
         return open_shard(shard).value(column, row)
 
     def first(self, column: str) -> Any:
-        """Cell of the first row; None where there are no rows."""
+        """Cell of the first row; None if there are no rows."""
         return self.value(next(iter(self._rows)), column) if self._rows else None
 
     def remove_damaged(self) -> list[Path]:
-        """Remove shards that are damaged, so that their rows count as never added, and return their paths."""
+        """Delete damaged shards together with their rows, and return their paths."""
         removed = []
         for shard in dict.fromkeys(shard for shard, _ in self._rows.values()):
             try:

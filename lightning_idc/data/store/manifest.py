@@ -1,8 +1,8 @@
-"""The manifest of a store: what its rows were made from, and the size and checksum of each shard.
+"""Manifest of a store: the settings that determine its rows, and the size and checksum of each shard.
 
-A store is a folder. Its rows lie in tables, a table in shards: Arrow files named ``TABLE-PART-ROWS-CHECKSUM.arrow``. A
-shard gets its name when all of it is on the disk, so a shard that exists is finished. While shards may still be added,
-the manifest does not list them; a store that is complete lists them all.
+A store is a folder of tables; each table consists of shards, Arrow files named ``TABLE-PART-ROWS-CHECKSUM.arrow``. A
+shard is renamed to this name after it is fully written, so every shard is complete. The manifest of a finished store
+lists all shards; that of a growing store lists none.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from lightning_idc.utils.errors import StoreError
 from lightning_idc.utils.files import atomic_write, digest, fingerprint
 
 FORMAT = 3
-"""Version of the layout; stores of another one are refused."""
+"""Version of the format; stores of other versions are rejected."""
 MANIFEST = "manifest.json"
 _SHARD_NAME = re.compile(r"([a-z]+)-([0-9a-z]+)-([0-9]+)-([0-9a-f]{16})\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardName:
-    """Name of a shard, which says what is in the file.
+    """Parsed file name of a shard.
 
     Args:
         table: table of the store.
-        part: number of the shard, or a name that only one process uses.
+        part: number of the shard, or a unique name.
         rows: number of rows.
         checksum: XXH3 of the store's fingerprint, table, part, rows and bytes.
     """
@@ -44,34 +44,34 @@ class ShardName:
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """Key that sorts the shards of a table by number, or by the time of their writing."""
+        """Sort key: by table, then by number or time of writing."""
         return self.table, len(self.part), self.part
 
     @classmethod
     def parse(cls, name: str) -> ShardName | None:
-        """Parts of a file's name; None where it is not a shard."""
+        """Parse a file name; None if it is not a shard."""
         match = _SHARD_NAME.fullmatch(name)
         return None if match is None else cls(match[1], match[2], int(match[3]), match[4])
 
 
 def numbered(number: int) -> str:
-    """Part of a shard that is known by its number."""
+    """Part name of a shard number."""
     return f"{number:05}"
 
 
 def fingerprint_of(identity: Mapping[str, Any]) -> str:
-    """Fingerprint of a store by what its rows are made from."""
+    """Fingerprint of a store from its identity."""
     return fingerprint([FORMAT, identity])
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store says of itself.
+    """Content of the manifest file.
 
     Args:
-        identity: everything that decides the rows, plain values.
+        identity: settings that determine the rows, plain values.
         shards: size of each shard in bytes; None while shards may be added.
-        notes: other plain values.
+        notes: other metadata, plain values.
     """
 
     identity: Mapping[str, Any]
@@ -84,7 +84,7 @@ class Manifest:
         return fingerprint_of(self.identity)
 
     def write(self, folder: Path) -> None:
-        """Write the manifest of a store as a whole.
+        """Write the manifest atomically.
 
         Raises:
             OSError: the file cannot be written.
@@ -103,12 +103,12 @@ def _checksum(content: Mapping[str, Any]) -> str:
 def read_manifest(
     folder: Path, what: str = "rows", remedy: str = "remove it", identity: Mapping[str, Any] | None = None
 ) -> Manifest:
-    """Manifest of a store.
+    """Read and check the manifest of a store.
 
     Args:
         folder: folder of the store.
-        what: content of the store, for messages.
-        remedy: advice for a store that cannot be used, for messages.
+        what: name of the content, for messages.
+        remedy: advice for an unusable store, for messages.
         identity: expected identity; None accepts any.
 
     Raises:
@@ -139,7 +139,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _listed(shards: Any, path: Path, remedy: str) -> dict[ShardName, int] | None:
-    """Shards of a manifest, whose names are those of files in its folder."""
+    """Sizes of the shards that a manifest lists, with their names checked."""
     if shards is None:
         return None
     names = {ShardName.parse(name): size for name, size in shards.items()} if isinstance(shards, dict) else {None: 0}

@@ -1,4 +1,4 @@
-"""Rows of a store by position, read from memory-mapped shards that are checked when they are first opened."""
+"""Random access to the rows of a store: memory-mapped shards, checked when they are first opened."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lightning_idc.utils.files import fingerprint
 
 
 def shards_in(folder: Path, manifest: Manifest, remedy: str = "") -> list[Shard]:
-    """Shards that lie in the folder of a store, in the order of their parts.
+    """Shards in the folder of a store, in the order of their parts.
 
-    Of two shards of one part, which processes left that made different bytes of it, the first by name counts.
+    If two processes wrote different bytes for the same part, the first shard by name is used.
 
     Args:
-        folder: folder of the store; need not exist.
-        manifest: its manifest.
-        remedy: advice for damage, for messages.
+        folder: folder of the store, which need not exist.
+        manifest: manifest of the store.
+        remedy: advice for a damaged shard, for messages.
     """
     files = sorted(os.listdir(folder)) if folder.is_dir() else []
     parts: dict[tuple[str, str], ShardName] = {}
@@ -62,16 +62,16 @@ class Table:
         return self.shards[number], index - (self._ends[number - 1] if number else 0)
 
     def value(self, column: str, index: int) -> Any:
-        """Cell: a read-only view of the memory map for a tensor, a plain value for anything else."""
+        """Cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
         shard, row = self.locate(index)
         return open_shard(shard).value(column, row)
 
     def column(self, name: str) -> Column:
-        """One column by position."""
+        """Column by name, indexed by position."""
         return Column(self, name)
 
     def batches(self) -> Iterator[Any]:
-        """All rows as record batches of Arrow."""
+        """All rows as Arrow record batches."""
         for shard in self.shards:
             yield from open_shard(shard).batches
 
@@ -95,14 +95,14 @@ class Column:
 
 
 class Store:
-    """A store that is complete.
+    """Finished, read-only store.
 
-    A copy for another process maps the files itself.
+    A pickled copy maps the files again in the other process.
 
     Args:
         folder: folder of the store.
-        what: content of the store, for messages.
-        remedy: advice for a store that cannot be used, for messages.
+        what: name of the content, for messages.
+        remedy: advice for an unusable store, for messages.
         identity: expected identity; None accepts any.
 
     Raises:
@@ -127,7 +127,7 @@ class Store:
         self._tables = {name: Table([shard for shard in shards if shard.name.table == name]) for name in names}
 
     def table(self, name: str) -> Table:
-        """Table by name; one without rows where the store has none of that name."""
+        """Table by name; an empty one if the store has no such table."""
         return self._tables.get(name) or Table([])
 
     @property
@@ -137,7 +137,7 @@ class Store:
 
 
 def check_sizes(shards: Sequence[Shard]) -> None:
-    """Compare the sizes of shards with those that the manifest lists; their bytes are checked when they are opened.
+    """Compare the sizes of shards with the manifest; checksums are verified when a shard is opened.
 
     Raises:
         StoreError: a file is missing or has another size.
@@ -152,7 +152,7 @@ def check_sizes(shards: Sequence[Shard]) -> None:
 
 
 def faults(folder: Path) -> list[str]:
-    """Everything that is wrong with a store, whose bytes are all read.
+    """Check all bytes of a store and return a message for each problem.
 
     Args:
         folder: folder of the store.
@@ -172,9 +172,9 @@ def faults(folder: Path) -> list[str]:
         except StoreError as error:
             messages.append(str(error).removesuffix("; "))
     names = {shard.path.name for shard in listed}
-    strange = [path for path in sorted(folder.glob("*.arrow")) if path.name not in names]
-    messages += [f"{path} does not belong to the store" for path in strange]
-    if manifest.shards is None:  # a growing store; where it has keys, all of its rows have some
+    unlisted = [path for path in sorted(folder.glob("*.arrow")) if path.name not in names]
+    messages += [f"{path} does not belong to the store" for path in unlisted]
+    if manifest.shards is None:  # a growing store; if it has keys, each part needs both keys and rows
         keys, rows = ({shard.name.part for shard in listed if shard.name.table == name} for name in ("keys", "rows"))
         messages += [f"{folder} lacks keys or rows of part {part}" for part in sorted(keys ^ rows)]
     return messages

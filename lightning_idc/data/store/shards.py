@@ -1,4 +1,4 @@
-"""Shards of a store: Arrow streams that are written as a whole, checked when they are first opened, and mapped."""
+"""Shards of a store: Arrow streams that are written atomically, checked when first opened, and memory-mapped."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lightning_idc.data.store.manifest import ShardName
 from lightning_idc.utils.errors import StoreError
 
 OPEN_SHARDS = 128
-"""Shards that a process keeps mapped at once, of all stores together."""
+"""Maximum number of shards that a process keeps mapped, over all stores."""
 _BLOCK = 1 << 20
 
 _checked: dict[tuple[str, str], tuple[int, int, int]] = {}
-"""Inode, size and time of the files that this process has checked, by path and fingerprint; forks inherit it."""
+"""Inode, size and time of files checked by this process, by path and fingerprint; forked processes inherit it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A file of a store; one that is opened anew is mapped anew.
+    """File of a store.
 
     Args:
-        path: file.
+        path: path of the file.
         name: parsed name of the file.
         fingerprint: fingerprint of the store.
-        bytes: size that the manifest lists; None while shards may be added to the store.
-        remedy: advice for damage, for messages.
+        bytes: size according to the manifest; None for a growing store.
+        remedy: advice for a damaged shard, for messages.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Shard:
 
 
 def tensor_batch(**columns: Any) -> Any:
-    """Record batch of columns by name; an array ``(N, ...)`` of two or more dimensions becomes a tensor column."""
+    """Record batch of named columns; an array ``(N, ...)`` of two or more dimensions becomes a tensor column."""
     import pyarrow as pa
 
     tensor = pa.FixedShapeTensorArray.from_numpy_ndarray
@@ -63,15 +63,15 @@ def tensor_batch(**columns: Any) -> Any:
 def write_shard(
     folder: Path, fingerprint: str, batches: Iterable[Any], *, table: str, part: str, schema: Any = None
 ) -> Shard:
-    """Write a shard, as a whole or not at all; only one process at a time may write the same part.
+    """Write a shard atomically; only one process at a time may write the same part.
 
     Args:
         folder: folder of the store.
         fingerprint: fingerprint of the store.
-        batches: record batches, with few rows each where a row is large.
+        batches: record batches; use few rows per batch if rows are large.
         table: table that the shard belongs to, lower-case letters.
         part: number or name of the shard in its table, digits and lower-case letters.
-        schema: schema of the batches; that of the first one when None.
+        schema: schema of the batches; that of the first batch when None.
 
     Raises:
         OSError: the file cannot be written.
@@ -90,17 +90,17 @@ def write_shard(
             raise ValueError("a shard without rows needs a schema")
         writer.close()
         file.flush()
-        os.fsync(file.fileno())  # a power cut must not leave a name without its bytes
+        os.fsync(file.fileno())  # after a power cut, a renamed file must be complete
     name = ShardName(table, part, rows, sink.of(rows))
     os.replace(partial, folder / str(name))
     return Shard(folder / str(name), name, fingerprint)
 
 
 class _Checksum:
-    """A file that computes the checksum of what is written to it.
+    """File-like object that computes the checksum of the bytes written to it.
 
     Args:
-        file: open file, or None to only compute.
+        file: open file, or None to compute the checksum only.
         fingerprint: fingerprint of the store.
         table: table of the shard.
         part: part of the shard.
@@ -108,7 +108,7 @@ class _Checksum:
 
     def __init__(self, file: Any, fingerprint: str, table: str, part: str) -> None:
         self.file, self.state, self.closed = file, xxhash.xxh3_64(), False
-        # swapped, renamed and foreign shards have other checksums, too
+        # includes the name, so that swapped, renamed and foreign shards are detected
         self.state.update(f"{fingerprint}/{table}-{part}/".encode())
 
     def write(self, data: Any) -> int:
@@ -116,7 +116,7 @@ class _Checksum:
         return 0 if self.file is None else int(self.file.write(data))
 
     def flush(self) -> None:
-        """Arrow calls it after each batch; the file is flushed once, at its end."""
+        """Do nothing: Arrow calls this after each batch, but the file is flushed once at the end."""
 
     def of(self, rows: int) -> str:
         state = self.state.copy()
@@ -125,11 +125,11 @@ class _Checksum:
 
 
 def check_shard(shard: Shard, *, again: bool = False) -> None:
-    """Compare the size and checksum of a shard with its name, once per process.
+    """Verify the size and checksum of a shard, once per process.
 
     Args:
         shard: shard to check.
-        again: check it even if this process did so before.
+        again: whether to repeat the check in this process.
 
     Raises:
         StoreError: the file is missing or damaged.
@@ -155,10 +155,10 @@ def check_shard(shard: Shard, *, again: bool = False) -> None:
 
 
 class OpenShard:
-    """Rows of a shard over its memory map, which is closed when neither this nor a row of it is in use.
+    """Memory-mapped rows of a shard; the map is closed when the object and all its rows are released.
 
     Args:
-        batches: batches of the stream.
+        batches: record batches of the stream.
         metadata: metadata of the schema.
     """
 
@@ -168,7 +168,7 @@ class OpenShard:
         self._tensors: dict[str, list[Any] | None] = {}
 
     def value(self, column: str, row: int) -> Any:
-        """Cell of a row: a read-only view of the map for a tensor, a plain value for anything else."""
+        """Cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
         number = bisect.bisect_right(self.starts, row) - 1
         if column not in self._tensors:
             self._tensors[column] = self._views(column)
@@ -178,12 +178,12 @@ class OpenShard:
         return self.batches[number].column(column)[row - self.starts[number]].as_py()
 
     def scalar(self, column: str, row: int) -> Any:
-        """Cell of a row as an Arrow scalar, of which nothing has been copied."""
+        """Cell of a row as an Arrow scalar, without a copy."""
         number = bisect.bisect_right(self.starts, row) - 1
         return self.batches[number].column(column)[row - self.starts[number]]
 
     def _views(self, column: str) -> list[Any] | None:
-        """Arrays of a tensor column by batch; None for other columns."""
+        """Arrays of a tensor column, one per batch; None for other columns."""
         import pyarrow as pa
 
         parts = [batch.column(column) for batch in self.batches]
@@ -193,7 +193,7 @@ class OpenShard:
 
 @lru_cache(maxsize=OPEN_SHARDS)
 def open_shard(shard: Shard) -> OpenShard:
-    """Map a shard into memory, and check it first where this process has not done so.
+    """Map a shard into memory after checking it; open shards are cached.
 
     Raises:
         StoreError: the shard is missing, damaged or cannot be mapped.
@@ -205,7 +205,7 @@ def open_shard(shard: Shard) -> OpenShard:
         with pa.memory_map(str(shard.path)) as file, pa.ipc.open_stream(file) as stream:
             batches = list(stream)
             for batch in batches:
-                batch.validate(full=True)  # offsets that a hostile author wrote must not be followed
+                batch.validate(full=True)  # do not follow malicious offsets
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{shard.path} cannot be mapped into memory ({error}); {shard.remedy}") from error
     if sum(batch.num_rows for batch in batches) != shard.rows:

@@ -1,4 +1,4 @@
-"""CLEVR-like pairs with ground truth for everything, rendered on the spot."""
+"""Synthetic CLEVR-like pairs with complete ground truth, rendered on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lightning_idc.data.synthetic.datamodule import SyntheticPairs as SyntheticPairs
     from lightning_idc.data.synthetic.source import SyntheticSource as SyntheticSource
 
-_HOMES = {
+_MODULES = {
     "ObjectCells": "cells",
     "SyntheticCells": "cells",
     "SyntheticPairs": "datamodule",
@@ -20,9 +20,9 @@ __all__ = ["ObjectCells", "SyntheticCells", "SyntheticPairs", "SyntheticSource"]
 
 
 def __getattr__(name: str) -> Any:
-    # reading captions back needs neither Lightning nor a data loader
+    # lazy, as parsing captions needs neither Lightning nor a data loader
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Rendered pairs on disk: made once, by one process, as a whole or not at all."""
+"""On-disk cache of rendered pairs: one process renders them once and writes them atomically."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
 
 VERSION = 2
-"""Raise it when the same key would give other pictures, captions or truth."""
+"""Cache version; increment it when images, captions or ground truth of a key change."""
 SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 CHUNK = 64
-"""Pairs rendered in one call."""
+"""Number of pairs rendered in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What decides every pixel and word of a split.
+    """Settings that determine every pixel and word of a split.
 
     Args:
-        mode: a name of `modes.MODES`.
+        mode: one of `modes.MODES`.
         split: train, val or test.
         pairs: number of pairs.
-        height: of the pictures, pixels.
-        width: of the pictures, pixels.
-        seed: of the whole data set.
-        world: what may be in a scene.
-        version: of this code.
+        height: height of the images in pixels.
+        width: width of the images in pixels.
+        seed: seed of the data set.
+        world: distribution of the scenes.
+        version: cache version.
     """
 
     mode: str
@@ -53,16 +53,16 @@ class Key:
     version: int = VERSION
 
     def plain(self) -> dict[str, Any]:
-        """The key as JSON would give it back."""
+        """JSON-compatible dictionary of the key."""
         return json.loads(json.dumps(asdict(self)))
 
     @property
     def folder(self) -> str:
-        """Name of the folder, readable and unique to the key."""
+        """Readable and unique folder name."""
         return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{fingerprint_of(self.plain())[:12]}"
 
     def plan(self, root: Path) -> Plan:
-        """Store of the pairs below a folder."""
+        """Description of the store of the pairs below ``root``."""
         return Plan(
             root / self.folder,
             self.plain(),
@@ -73,21 +73,21 @@ class Key:
 
 
 def draw_pair(key: Key, index: int) -> ScenePair:
-    """The scenes and captions of one pair, which depend on nothing but (seed, split, index) and the world."""
+    """Draw the scenes and captions of one pair, determined by seed, split, index, mode and world."""
     seeds = np.random.SeedSequence([key.seed, SPLIT_CODES[key.split], index])
     return load_mode(key.mode).draw(Rng(np.random.default_rng(seeds)), key.world)
 
 
 def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = None) -> Path:
-    """Folder with the rendered pairs of a key; renders them where they are not there yet, or damaged.
+    """Render the pairs of a key unless they are cached, and return their folder.
 
-    Several processes may ask at once: one renders, the others wait for it.
+    Concurrent calls are safe: one process renders, and the others wait.
 
     Args:
         key: pairs to render.
-        root: folder of all rendered data.
-        progress: show a bar with the time left.
-        workers: threads that render; None for one per core.
+        root: root folder of the cache.
+        progress: whether to show a progress bar.
+        workers: number of rendering threads; None for one per core.
 
     Raises:
         StoreError: the pairs cannot be written.
@@ -114,7 +114,7 @@ def _chunk(key: Key, start: int) -> tuple[np.ndarray, np.ndarray, list[dict[str,
 
 
 def _chunks(key: Key, workers: int) -> Iterator[Any]:
-    """Chunks in order, at most two per thread ahead of the one that is read."""
+    """Rendered chunks in order; at most two per thread are prefetched."""
     starts = deque(range(0, key.pairs, CHUNK))
     waiting: deque[Future[Any]] = deque()
     pool = ThreadPoolExecutor(workers)
@@ -144,7 +144,7 @@ def _render(key: Key, folder: Path, progress: bool, workers: int) -> list[Shard]
 
 
 def _batches(chunks: Iterator[Any], texts: list[Any], bar: Any) -> Iterator[Any]:
-    """Record batches of pixels; those of captions, which are read without any pixels, are added to ``texts``."""
+    """Record batches of images; batches of captions, which are stored separately, are appended to ``texts``."""
     for images, seen, records, captions in chunks:
         texts.append(tensor_batch(captions=captions, change_type=[record["change_type"] for record in records]))
         bar.update(len(records))

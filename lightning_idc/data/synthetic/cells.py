@@ -1,4 +1,4 @@
-"""Images with labels of the object in each cell of a grid, to pre-train a small image encoder with."""
+"""Rendered images with grid-cell labels of objects, for pre-training a small image encoder."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
-"""Number of labels of each attribute, in the order of the label maps; 0 means that nothing stands in the cell."""
+"""Number of labels of each attribute, in the order of the label maps; label 0 means an empty cell."""
 
 
 class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
-    """Both images of every pair of a source, each with its label maps.
+    """Single images of all pairs of a source with their label maps.
 
     An item is the image, uint8 ``(3, H, W)``, and the labels, int64 ``(4, rows, columns)``: size, color, material and
-    shape of the thing that covers most of the cell, 0 where there is none, else 1 + its place in `ATTRIBUTE_WORDS`.
+    shape of the object that covers most of the cell, as 1 + its index in `ATTRIBUTE_WORDS`, or 0 for an empty cell.
 
     Args:
-        source: rendered pairs.
-        grid: rows and columns, or one number for both.
-        min_share: share of a cell that a thing must cover to be named there.
+        source: source of rendered pairs.
+        grid: numbers of rows and columns, or one number for both.
+        min_share: minimum fraction of a cell that an object must cover to be its label.
     """
 
     def __init__(self, source: SyntheticSource, grid: int | tuple[int, int] = 8, min_share: float = 0.08) -> None:
         self.source = source
         self.grid = grid
         self.min_share = min_share
-        # labels are kept from the first epoch on: 256 bytes each are less work than reading the truth again
+        # labels are cached in the first epoch: 256 bytes each, faster than parsing the ground truth again
         shape = (grid, grid) if isinstance(grid, int) else grid
         self._labels = np.zeros((2 * len(source), len(ATTRIBUTE_WORDS), *shape), np.uint8)
-        self._known = np.zeros(2 * len(source), bool)
+        self._is_cached = np.zeros(2 * len(source), bool)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._is_cached)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pair, side = divmod(index, 2)
-        if not self._known[index]:
+        if not self._is_cached[index]:
             things = self.source.truth(pair)["after" if side else "before"]["things"]
             self._labels[index] = cell_labels(self.source.seen[pair][side], things, self.grid, self.min_share)
-            self._known[index] = True
+            self._is_cached[index] = True
         image = torch.from_numpy(np.array(self.source.images[pair][side]))
         return image, torch.from_numpy(self._labels[index].astype(np.int64))
 
 
 class PairsOfCells(Dataset[tuple[Tensor, Tensor]]):
-    """The same, both images of a pair at once: uint8 ``(2, 3, H, W)`` and int64 ``(2, 4, rows, columns)``.
+    """Pairs of images with their label maps: uint8 ``(2, 3, H, W)`` and int64 ``(2, 4, rows, columns)``.
 
     Args:
-        cells: of single images.
+        cells: data set of the single images.
     """
 
     def __init__(self, cells: ObjectCells) -> None:
@@ -68,24 +68,24 @@ class PairsOfCells(Dataset[tuple[Tensor, Tensor]]):
         return len(self.cells) // 2
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        (before, then), (after, now) = self.cells[2 * index], self.cells[2 * index + 1]
-        return torch.stack([before, after]), torch.stack([then, now])
+        (before, before_labels), (after, after_labels) = self.cells[2 * index], self.cells[2 * index + 1]
+        return torch.stack([before, after]), torch.stack([before_labels, after_labels])
 
 
 class SyntheticCells(SyntheticPairs):
-    """The images of `SyntheticPairs` with the same arguments, batched with their cell labels instead of captions.
+    """:class:`SyntheticPairs` with batches of images and cell labels instead of captions.
 
-    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, rows, columns)``; with ``pairs`` they are
-    ``(B, 2, 3, H, W)`` and ``(B, 2, 4, rows, columns)``.
+    A batch is a tuple of images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, rows, columns)``; with ``pairs``
+    the shapes are ``(B, 2, 3, H, W)`` and ``(B, 2, 4, rows, columns)``.
 
     Args:
-        grid: rows and columns, or one number for both.
-        batch_size: images per batch, or pairs.
-        pairs: keep the images of a pair together.
+        grid: numbers of rows and columns, or one number for both.
+        batch_size: images (or pairs) per batch.
+        pairs: whether an item is both images of a pair.
         kwargs: arguments of `SyntheticPairs`.
 
     Raises:
-        ConfigError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
+        ConfigError: `image_size` or `transform` is set, which would invalidate the labels.
 
     Example:
         >>> sizes = {"train_pairs": 2, "val_pairs": 1, "test_pairs": 1, "render_size": 16}
@@ -106,18 +106,18 @@ class SyntheticCells(SyntheticPairs):
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
             raise ConfigError(
-                "cell labels are for the pictures as rendered: set render_size, not image_size or transform"
+                "cell labels are valid for rendered images only: set render_size, not image_size or transform"
             )
         self.grid, self.pairs = grid, pairs
 
     def _cells(self, split: Split) -> DataLoader[tuple[Tensor, Tensor]]:
-        order = torch.Generator().manual_seed(self.seed)  # its own: the global one belongs to the model
+        order = torch.Generator().manual_seed(self.seed)  # leaves the global generator to the model
         single = ObjectCells(self.source(split), self.grid)
         cells = PairsOfCells(single) if self.pairs else single
-        each = len(cells) // len(self.source(split))
-        kept = range(len(cells) if self.limit is None else min(len(cells), each * self.limit))
+        items_per_pair = len(cells) // len(self.source(split))
+        indices = range(len(cells) if self.limit is None else min(len(cells), items_per_pair * self.limit))
         return DataLoader(
-            Subset(cells, kept),
+            Subset(cells, indices),
             self.batch_size,
             shuffle=split == "train",
             num_workers=self.num_workers,

@@ -1,4 +1,4 @@
-"""What a sentence about a change says, as data: the common ground of templates, grammar and truth."""
+"""Structured content of a sentence about a change, shared by templates, grammar and ground truth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_idc.data.synthetic.scene import SceneObject
 
 
 class Attributes(NamedTuple):
-    """What a noun phrase says about a thing; None where it is silent.
+    """Attributes of an object in a noun phrase; None for an attribute that is not mentioned.
 
     Args:
         size: a key of `scene.SIZES`.
@@ -26,32 +26,32 @@ class Attributes(NamedTuple):
 
     @classmethod
     def of(cls, thing: SceneObject) -> Attributes:
-        """All four attributes of a thing."""
+        """All four attributes of an object."""
         return cls(thing.size, thing.color, thing.material, thing.shape)
 
     @property
     def complete(self) -> bool:
-        """Whether all four are named."""
+        """Whether all four attributes are specified."""
         return None not in self
 
     def phrase(self, plural: bool = False) -> str:
-        """The noun phrase without a determiner, such as ``small red metal cube``."""
+        """Noun phrase without a determiner, such as ``small red metal cube``."""
         return " ".join(word for word in self if word) + ("s" if plural else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedChange:
-    """One change as a sentence tells it; every field is None where the sentence is silent.
+    """One change as described in a sentence; a field is None if the sentence does not mention it.
 
     Args:
-        kind: the type of change, as the mode names it.
-        thing: what changed, as it was (as it is, for something new).
-        relation: where it stands as seen from the anchor: left, right, front or behind.
-        anchor: the thing that the relation refers to.
-        region: part of the picture where it stands: left side, center or right side.
-        old: what was before: a letter or a number word.
-        value: what is now: a colour, a material, a letter, a number word, or a direction of change.
-        replacement: the object that is there instead.
+        kind: type of change in the terms of the mode.
+        thing: attributes of the changed object before the change, or after it for a new object.
+        relation: position of the object relative to the anchor: left, right, front or behind.
+        anchor: attributes of the object to which the relation refers.
+        region: region of the image: left side, center or right side.
+        old: value before the change: a letter or a number word.
+        value: value after the change: a colour, a material, a letter, a number word, or a direction of change.
+        replacement: attributes of the object that replaces the changed one.
     """
 
     kind: str | None = None
@@ -66,13 +66,13 @@ class ParsedChange:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change and the things that took part in it.
+    """A change and the objects involved in it.
 
     Args:
-        claim: what there is to say about it.
-        before: indices of the things involved, in the before scene.
-        after: indices of the things involved, in the after scene.
-        side: index of the picture that the referring part of the claim describes, 0 = before and 1 = after.
+        claim: structured description of the change.
+        before: indices of the involved objects in the before scene.
+        after: indices of the involved objects in the after scene.
+        side: image that the referring part of the claim describes: 0 = before, 1 = after.
     """
 
     claim: ParsedChange
@@ -81,7 +81,7 @@ class Change:
     side: int = 0
 
     def plain(self) -> dict[str, Any]:
-        """The change as nested dicts and lists of plain types."""
+        """Nested dictionaries and lists of plain types."""
         claim = asdict(self.claim)
         for name in ("thing", "anchor", "replacement"):
             attributes = getattr(self.claim, name)
@@ -90,8 +90,8 @@ class Change:
 
 
 def claim_of(plain: Mapping[str, Any]) -> ParsedChange:
-    """The claim of a change that went through `Change.plain`."""
-    known = {field.name: plain[field.name] for field in fields(ParsedChange)}
+    """Restore the claim of a change from the output of `Change.plain`."""
+    values = {field.name: plain[field.name] for field in fields(ParsedChange)}
     for name in ("thing", "anchor", "replacement"):
-        known[name] = None if known[name] is None else Attributes(**known[name])
-    return ParsedChange(**known)
+        values[name] = None if values[name] is None else Attributes(**values[name])
+    return ParsedChange(**values)

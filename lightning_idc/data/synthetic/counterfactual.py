@@ -1,7 +1,7 @@
-"""Planted confusable captions: a true sentence about a rendered pair with one fact made wrong.
+"""Counterfactual captions: true sentences about a rendered pair with one fact changed.
 
-They are what a careless captioner would say: another thing of the same scene, the opposite relation, the change read
-backwards in time, one attribute off. The scene decides that each of them is false.
+They are typical errors of captioners: another object of the same scene, the opposite relation, the reverse change in
+time, one wrong attribute. Each caption is checked against the scene to be false.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 
 
-def false_claims(truth: Mapping[str, Any]) -> list[ParsedChange]:
-    """Claims that differ from what happened in one fact, each once; some may still hold in the scene.
+def false_claims(ground_truth: Mapping[str, Any]) -> list[ParsedChange]:
+    """Distinct claims that differ from the true change in one fact; some may still be true in the scene.
 
     Args:
-        truth: of a pair of ``clevr_change`` or ``clevr_dc``, as `SyntheticSource.truth` gives it.
+        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.truth`.
 
     Raises:
-        ConfigError: the pair is of a mode with more than one change.
+        ConfigError: the pair has several changes.
     """
-    if truth.get("mode") == "omnidiff" or len(truth["changes"]) > 1:
+    if ground_truth.get("mode") == "omnidiff" or len(ground_truth["changes"]) > 1:
         raise ConfigError(
             "counterfactuals are planted in pairs with one change; use the modes clevr_change or clevr_dc"
         )
-    if not truth["changes"]:
-        return list(dict.fromkeys(_invented(truth)))
-    return list(dict.fromkeys(_altered(claim_of(truth["changes"][0]), truth)))
+    if not ground_truth["changes"]:
+        return list(dict.fromkeys(_invented(ground_truth)))
+    return list(dict.fromkeys(_altered(claim_of(ground_truth["changes"][0]), ground_truth)))
 
 
-def _others(truth: Mapping[str, Any], side: str) -> list[Attributes]:
-    things = truth[side]["things"]
+def _others(ground_truth: Mapping[str, Any], side: str) -> list[Attributes]:
+    things = ground_truth[side]["things"]
     return [Attributes(*(thing[name] for name in Attributes._fields)) for thing in things]
 
 
-def _invented(truth: Mapping[str, Any]) -> Iterator[ParsedChange]:
-    """Changes of things that are there, in a scene where only the view changed."""
-    for thing in _others(truth, "before"):
+def _invented(ground_truth: Mapping[str, Any]) -> Iterator[ParsedChange]:
+    """Claims about changes of existing objects in an unchanged scene."""
+    for thing in _others(ground_truth, "before"):
         for kind in ("move", "drop", "add"):
             yield ParsedChange(kind, thing)
         for color in COLORS:
@@ -61,14 +61,14 @@ def _invented(truth: Mapping[str, Any]) -> Iterator[ParsedChange]:
                 yield ParsedChange("color", thing, value=color)
 
 
-def _altered(claim: ParsedChange, truth: Mapping[str, Any]) -> Iterator[ParsedChange]:
+def _altered(claim: ParsedChange, ground_truth: Mapping[str, Any]) -> Iterator[ParsedChange]:
     assert claim.thing is not None and claim.kind is not None
     for name, words in WORDS.items():
-        # the change itself would be contradicted: nothing turns red that was red, nor metal that was metal
+        # without contradictions: an object that turns red was not red before
         for word in words:
             if word not in (getattr(claim.thing, name), claim.value):
                 yield replace(claim, thing=claim.thing._replace(**{name: word}))
-    for thing in _others(truth, "after" if claim.kind == "add" else "before"):
+    for thing in _others(ground_truth, "after" if claim.kind == "add" else "before"):
         if thing not in (claim.thing, claim.anchor) and claim.value not in thing:
             yield replace(claim, thing=thing)
     if claim.relation is not None:
@@ -84,37 +84,37 @@ def _altered(claim: ParsedChange, truth: Mapping[str, Any]) -> Iterator[ParsedCh
 
 
 def counterfactuals(
-    truth: Mapping[str, Any], count: int, generator: torch.Generator, wording: int | None = None
+    ground_truth: Mapping[str, Any], count: int, generator: torch.Generator, wording: int | None = None
 ) -> list[str]:
-    """False sentences about a pair, each false in one fact, drawn without repetition.
+    """Sample false sentences about a pair, each with one wrong fact, without repetition.
 
     Args:
-        truth: of a pair of ``clevr_change`` or ``clevr_dc``, as `SyntheticSource.truth` gives it.
-        count: how many; fewer come back where a scene does not offer as many.
-        generator: draws them and their wording.
-        wording: number of the template they are all told with; drawn for each when None.
+        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.truth`.
+        count: maximum number of sentences; a scene may have fewer.
+        generator: source of all randomness.
+        wording: index of the template of all sentences; None for a random template each.
 
     Raises:
-        ConfigError: the pair is of a mode with more than one change.
+        ConfigError: the pair has several changes.
     """
-    claims = false_claims(truth)
-    found: list[str] = []
-    for place in torch.randperm(len(claims), generator=generator).tolist():
-        ways = sentences(claims[place])
-        way = int(torch.randint(len(ways), (), generator=generator)) if wording is None else wording
-        if is_false(ways[way], truth):
-            found.append(ways[way])
-        if len(found) == count:
+    claims = false_claims(ground_truth)
+    captions: list[str] = []
+    for index in torch.randperm(len(claims), generator=generator).tolist():
+        variants = sentences(claims[index])
+        choice = int(torch.randint(len(variants), (), generator=generator)) if wording is None else wording
+        if is_false(variants[choice], ground_truth):
+            captions.append(variants[choice])
+        if len(captions) == count:
             break
-    return found
+    return captions
 
 
-def true_sentence(truth: Mapping[str, Any], wording: int) -> str:
-    """What happened in a pair of ``clevr_change`` or ``clevr_dc``, told with the template of this number."""
-    claim = claim_of(truth["changes"][0]) if truth["changes"] else ParsedChange("no_change")
+def true_sentence(ground_truth: Mapping[str, Any], wording: int) -> str:
+    """True sentence about a pair of ``clevr_change`` or ``clevr_dc``, from the template with this index."""
+    claim = claim_of(ground_truth["changes"][0]) if ground_truth["changes"] else ParsedChange("no_change")
     return sentences(claim)[wording]
 
 
-def is_false(caption: str, truth: Mapping[str, Any]) -> bool:
-    """Whether a sentence gets at least one fact of the pair wrong."""
-    return False in change_accuracy(caption, truth).values()
+def is_false(caption: str, ground_truth: Mapping[str, Any]) -> bool:
+    """Whether a sentence has at least one wrong fact."""
+    return False in change_accuracy(caption, ground_truth).values()

@@ -1,4 +1,4 @@
-"""The embedded data set: rendered where it is needed, for training, tests and benchmarks."""
+"""Data module of rendered pairs, for training, tests and benchmarks without downloads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
+from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
@@ -18,29 +18,29 @@ from lightning_idc.utils.files import default_cache_dir
 
 
 class SyntheticPairs(PairDataModule):
-    """Pairs of CLEVR-like scenes with captions and ground truth, rendered once and kept on disk.
+    """Pairs of CLEVR-like scenes with captions and ground truth, rendered once and cached on disk.
 
     Args:
         mode: ``clevr_change``, ``clevr_dc``, ``clevr_wide`` or ``omnidiff``.
-        train_pairs: number of pairs to train on.
-        val_pairs: number of pairs to validate on.
-        test_pairs: number of pairs to test on; they are what is predicted, too.
-        render_size: height and width of the pictures, or one number for both; pixels.
-        things: least and greatest number of things in a scene; None for the mode's own. In `omnidiff` it counts the
-            bystanders, to which those that change are added.
-        camera_jitter: each coordinate of the camera moves by up to this much in every picture, world units; None
-            for the mode's own.
-        no_change: share of pairs in which only camera and lights change; None for the mode's own.
-        relations: ``always``: captions say where a thing stands; ``needed``: only where another thing looks the same;
-            None for the mode's own. `omnidiff` has its own rules.
-        data_seed: seed of the scenes, apart from the seed of training.
+        train_pairs: number of training pairs.
+        val_pairs: number of validation pairs.
+        test_pairs: number of test pairs, which are also used for prediction.
+        render_size: height and width of the images in pixels, or one number for both.
+        things: minimum and maximum number of objects in a scene; None for the default of the mode. For `omnidiff` this
+            is the number of unchanged objects, to which the changed ones are added.
+        camera_jitter: maximum shift of each camera coordinate per image in world units; None for the default of the
+            mode.
+        no_change: fraction of pairs in which only camera and lights change; None for the default of the mode.
+        relations: ``always``: captions give the position of the object; ``needed``: only if another object looks the
+            same; None for the default of the mode. Not for `omnidiff`.
+        data_seed: seed of the scenes, separate from the training seed.
         cache_dir: folder for rendered pairs; None for ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
-        progress: show a bar with the time left while rendering.
-        render_workers: threads that render; None for one per core.
+        progress: whether to show a progress bar while rendering.
+        render_workers: number of rendering threads; None for one per core.
         kwargs: arguments of `PairDataModule`.
 
     Raises:
-        ConfigError: an argument that no scene can be drawn with.
+        ConfigError: an argument is out of range.
 
     Example:
         >>> data = SyntheticPairs(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
@@ -67,14 +67,14 @@ class SyntheticPairs(PairDataModule):
     ) -> None:
         check_arguments(SyntheticPairs.__init__, locals())
         super().__init__(**kwargs)
-        refuse_options(self.image_options, "rendered pairs are 8-bit images")
+        check_no_options(self.image_options, "rendered pairs are 8-bit images")
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
         if min(height, width) < 16:
             raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels each way")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
         if relations is not None and mode == "omnidiff":
             raise ConfigError("relations is for the modes with a single change; omnidiff has rules of its own")
-        given: dict[str, Any] = {
+        overrides: dict[str, Any] = {
             "things": things,
             "camera_jitter": camera_jitter,
             "no_change": no_change,
@@ -83,8 +83,8 @@ class SyntheticPairs(PairDataModule):
         if things is not None:
             if len(things) != 2 or not 2 <= things[0] <= things[1]:
                 raise ConfigError(f"things is {things}; expected a least and a greatest number, at least 2")
-            given["things"] = tuple(things)
-        world = replace(world, **{name: value for name, value in given.items() if value is not None})
+            overrides["things"] = tuple(things)
+        world = replace(world, **{name: value for name, value in overrides.items() if value is not None})
         sizes = {"train": train_pairs, "val": val_pairs, "test": test_pairs}
         self._keys = {split: Key(mode, split, pairs, height, width, data_seed, world) for split, pairs in sizes.items()}
         self._root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
@@ -98,25 +98,26 @@ class SyntheticPairs(PairDataModule):
         return self._native
 
     def prepare_data(self) -> None:
-        """Render what is not on disk yet; called by one process of each machine."""
+        """Render missing splits; called by one process per machine."""
         for split in self._keys:
             ensure(self._keys[split], self._root, self._progress, self._workers)
 
     def source(self, split: Split) -> SyntheticSource:
-        """Pairs of a split, rendered first where they have to be."""
+        """Pairs of a split; missing ones are rendered first."""
         name = "test" if split == "predict" else split
         if name not in self._rendered:
             self._rendered[name] = SyntheticSource(self._keys[name], self._root, self._progress, self._workers)
         return self._rendered[name]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """What a caption gets right, judged by the scene: see the functions of `facts`."""
+        """Correctness of a caption according to the scene; see the functions of `facts`."""
         source = self.source(split)
-        truth = source.truth(int(id.rpartition("-")[2]))
+        ground_truth = source.truth(int(id.rpartition("-")[2]))
         if source.key.mode == "omnidiff":
-            shares = report_accuracy(caption, truth)
+            scores = report_accuracy(caption, ground_truth)
             return {
-                "types": shares["type_recall"] == 1.0 == shares["type_precision"],
-                "facts": shares["fact_recall"] == 1.0,
+                "types": scores["type_recall"] == 1.0 == scores["type_precision"],
+                "facts": scores["fact_recall"] == 1.0,
             }
-        return {name.removesuffix("_correct"): right for name, right in change_accuracy(caption, truth).items()}
+        accuracy = change_accuracy(caption, ground_truth)
+        return {name.removesuffix("_correct"): is_correct for name, is_correct in accuracy.items()}

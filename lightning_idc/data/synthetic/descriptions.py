@@ -1,8 +1,7 @@
-"""Implicit-change descriptions of rendered pairs, with a known share of wrong words and wrong descriptions.
+"""Implicit-change descriptions of rendered pairs with a known fraction of wrong words and wrong descriptions.
 
-A stand-in for descriptions that a large model wrote: since the noise is planted, it can be measured how well it is
-found. What is planted is a claim that the picture contradicts, never a word of another language or topic, which
-anything would notice.
+They stand in for descriptions by a large model: because the noise is planted, its detection can be measured. The noise
+contradicts the image but stays in the domain, as unrelated words would be too easy to detect.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from lightning_idc.utils.errors import ConfigError
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
 _KINDS = tuple(ATTRIBUTE_WORDS)
 _STREAM = 0x1DC
-"""Keeps the numbers that descriptions are drawn with apart from those of the scenes."""
+"""Seed component that makes the random numbers of descriptions independent of those of the scenes."""
 
 Part = str | Attributes
-"""A piece of an object description: plain words, or the attributes of one thing."""
+"""Part of an object description: plain words, or the attributes of one object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """An implicit-change description and what is wrong with it.
+    """An implicit-change description with labels of its planted noise.
 
     Args:
-        text: the sentence.
-        wrong: one per word of ``words_of(text)``: True where noise was planted.
-        attribute: one per word: True where it names an attribute within an object description.
+        text: text of the description.
+        wrong: for each word of ``words_of(text)``, whether it is planted noise.
+        attribute: for each word, whether it is an attribute within an object description.
     """
 
     text: str
@@ -53,107 +52,110 @@ class Description:
     attribute: tuple[bool, ...]
 
 
-def object_descriptions(truth: Mapping[str, Any]) -> tuple[list[Part], list[Part]]:
-    """What to say of the before and of the after image: the thing that changes and its anchor.
+def object_descriptions(ground_truth: Mapping[str, Any]) -> tuple[list[Part], list[Part]]:
+    """Parts of the descriptions of the before and the after image: the changed object and its anchor.
 
     Args:
-        truth: of a pair of a mode with a single change.
+        ground_truth: ground truth of a pair of a mode with a single change.
     """
-    if not truth["changes"]:
-        things = [_attributes(plain) for plain in truth["before"]["things"][:2]]
+    if not ground_truth["changes"]:
+        things = [_attributes(plain) for plain in ground_truth["before"]["things"][:2]]
         both: list[Part] = ["a", things[0], "and a", things[1]]
         return both, list(both)
-    claim = claim_of(truth["changes"][0])
+    claim = claim_of(ground_truth["changes"][0])
     assert claim.thing is not None and claim.anchor is not None and claim.relation is not None
     where = RELATION_PHRASES[claim.relation]
-    there: list[Part] = ["a", claim.thing, f"{where} a", claim.anchor]
-    bare: list[Part] = ["a", claim.anchor, f"with nothing {where} it"]
+    with_target: list[Part] = ["a", claim.thing, f"{where} a", claim.anchor]
+    without_target: list[Part] = ["a", claim.anchor, f"with nothing {where} it"]
     if claim.kind == "add":
-        return bare, there
+        return without_target, with_target
     if claim.kind == "drop":
-        return there, bare
+        return with_target, without_target
     if claim.kind == "move":
-        return there, ["a", claim.thing, "away from a", claim.anchor]
-    changed = _attributes(truth["after"]["things"][truth["changes"][0]["after"][0]])
-    return there, ["a", changed, f"{where} a", claim.anchor]
+        return with_target, ["a", claim.thing, "away from a", claim.anchor]
+    changed = _attributes(ground_truth["after"]["things"][ground_truth["changes"][0]["after"][0]])
+    return with_target, ["a", changed, f"{where} a", claim.anchor]
 
 
 def describe(
-    truth: Mapping[str, Any],
+    ground_truth: Mapping[str, Any],
     rng: Rng,
     words: float = 0.0,
     descriptions: float = 0.0,
     other: Mapping[str, Any] | None = None,
     hallucinations: float = 0.0,
 ) -> Description:
-    """Describe a pair, partly wrongly.
+    """Describe a pair with planted noise.
 
     Args:
-        truth: of the pair.
-        rng: draws verbs and noise.
-        words: share of attribute words that are replaced by another word of their kind, such that the phrase
-            names nothing in the image; where there is one, a word that is true of no thing in the image.
-        descriptions: share of object descriptions that are replaced by those of ``other``.
-        other: truth of another pair.
-        hallucinations: share of object descriptions that go on to name a thing which is not there, always the same
-            beside the same thing, as a model that has learned what goes with what does.
+        ground_truth: ground truth of the pair.
+        rng: source of all randomness.
+        words: fraction of attribute words that are replaced by another word of the same attribute, such that the phrase
+            matches no object in the image; a word that is true of no object in the image is preferred.
+        descriptions: fraction of object descriptions that are replaced by those of ``other``.
+        other: ground truth of another pair.
+        hallucinations: fraction of object descriptions that also mention an absent object. This object is a function of
+            the first one, like the co-occurrence bias of a trained model.
     """
-    sides = object_descriptions(truth)
-    strangers = None if other is None else object_descriptions(other)
+    sides = object_descriptions(ground_truth)
+    other_sides = None if other is None else object_descriptions(other)
     verbs = (rng.pick(_VERBS), rng.pick(_VERBS))
     texts: list[str] = []
     labels: list[list[tuple[bool, bool]]] = []
     for side, (name, parts) in enumerate(zip(("before", "after"), sides, strict=True)):
-        strange = strangers is not None and rng.chance(descriptions)
-        things = [_attributes(plain) for plain in truth[name]["things"]]
-        said, wrong = _say(strangers[side] if strange else parts, things, rng, 0.0 if strange else words)  # type: ignore[index]
-        if hallucinations and not strange and rng.chance(hallucinations):
-            told, false = _hallucinated(parts, things)
-            said, wrong = said + told, wrong + false
-        texts.append(said)
-        labels.append([(strange or false, attribute) for false, attribute in wrong])
+        is_replaced = other_sides is not None and rng.chance(descriptions)
+        things = [_attributes(plain) for plain in ground_truth[name]["things"]]
+        if other_sides is not None and is_replaced:
+            text, word_labels = _verbalize(other_sides[side], things, rng, 0.0)
+        else:
+            text, word_labels = _verbalize(parts, things, rng, words)
+        if hallucinations and not is_replaced and rng.chance(hallucinations):
+            extra_text, extra_labels = _hallucinated(parts, things)
+            text, word_labels = text + extra_text, word_labels + extra_labels
+        texts.append(text)
+        labels.append([(is_replaced or is_wrong, attribute) for is_wrong, attribute in word_labels])
     text = compose(texts[0], texts[1], verbs)
     spans = component_spans(words_of(text))
     assert spans is not None
     flags = [(False, False)] * len(words_of(text))
     for span, label in zip(spans, labels, strict=True):
         flags[span.start : span.stop] = label
-    return Description(text, tuple(wrong for wrong, _ in flags), tuple(attribute for _, attribute in flags))
+    return Description(text, tuple(is_wrong for is_wrong, _ in flags), tuple(attribute for _, attribute in flags))
 
 
-def _say(
-    parts: Sequence[Part], things: Sequence[Attributes], rng: Rng, share: float
+def _verbalize(
+    parts: Sequence[Part], things: Sequence[Attributes], rng: Rng, noise_rate: float
 ) -> tuple[str, list[tuple[bool, bool]]]:
-    """Words of a description with, for each, whether it is wrong and whether it names an attribute."""
-    said: list[str] = []
+    """Text of a description and, for each word, whether it is wrong and whether it is an attribute."""
+    words: list[str] = []
     labels: list[tuple[bool, bool]] = []
     for part in parts:
         if isinstance(part, str):
-            said += part.split()
+            words += part.split()
             labels += [(False, False)] * len(part.split())
             continue
         phrase = part
         for kind in _KINDS:
-            wrong = _wrong_words(phrase, kind, things) if rng.chance(share) else []
+            wrong = _wrong_words(phrase, kind, things) if rng.chance(noise_rate) else []
             if wrong:
                 phrase = phrase._replace(**{kind: rng.pick(wrong)})
             labels.append((bool(wrong), True))
-        said += [word for word in phrase if word]
-    return " ".join(said), labels
+        words += [word for word in phrase if word]
+    return " ".join(words), labels
 
 
 def _hallucinated(parts: Sequence[Part], things: Sequence[Attributes]) -> tuple[str, list[tuple[bool, bool]]]:
-    """What is said beside the first thing of a description though it is not there, with labels as of `_say`.
+    """Text about an absent object that follows the first object of a description, with labels as in `_verbalize`.
 
-    It is the next of each kind of attribute, and nothing where the image has just that.
+    Each of its attributes is the successor of the first object's one; the text is empty if the image has this object.
     """
-    known = next(part for part in parts if not isinstance(part, str))
+    first = next(part for part in parts if not isinstance(part, str))
     following = {
         kind: words[(words.index(word) + 1) % len(words)]
         for kind, words in ATTRIBUTE_WORDS.items()
-        if (word := getattr(known, kind))
+        if (word := getattr(first, kind))
     }
-    thing = known._replace(**following)
+    thing = first._replace(**following)
     if thing in things:
         return "", []
     names = [word for word in thing if word]
@@ -161,7 +163,7 @@ def _hallucinated(parts: Sequence[Part], things: Sequence[Attributes]) -> tuple[
 
 
 def _wrong_words(phrase: Attributes, kind: str, things: Sequence[Attributes]) -> list[str]:
-    """Words in whose company a phrase is true of nothing; none where another thing has what each would say."""
+    """Words of an attribute that make the phrase match no object; preferably words that are true of no object."""
     others = [word for word in ATTRIBUTE_WORDS[kind] if word != getattr(phrase, kind)]
     absent = [word for word in others if all(getattr(thing, kind) != word for thing in things)]
     return absent or [word for word in others if phrase._replace(**{kind: word}) not in things]
@@ -172,14 +174,14 @@ def _attributes(plain: Mapping[str, Any]) -> Attributes:
 
 
 class DescribedSource(PairSource):
-    """Rendered pairs with one implicit-change description each in place of their captions.
+    """Rendered pairs with one implicit-change description each instead of their captions.
 
     Args:
-        source: rendered pairs of a mode with a single change.
-        words: as in :func:`describe`.
-        descriptions: as in :func:`describe`.
-        seed: of verbs and noise.
-        hallucinations: as in :func:`describe`.
+        source: source of rendered pairs of a mode with a single change.
+        words: fraction of wrong attribute words, see :func:`describe`.
+        descriptions: fraction of object descriptions of another pair, see :func:`describe`.
+        seed: seed of verbs and noise.
+        hallucinations: fraction of object descriptions with an absent object, see :func:`describe`.
     """
 
     def __init__(
@@ -187,16 +189,16 @@ class DescribedSource(PairSource):
     ) -> None:
         self.source = source
         self.ids = source.ids
-        shares = (words, descriptions, hallucinations)
-        self.described = [self._describe(index, shares, seed) for index in range(len(source))]
+        rates = (words, descriptions, hallucinations)
+        self.described = [self._describe(index, rates, seed) for index in range(len(source))]
 
-    def _describe(self, index: int, shares: tuple[float, float, float], seed: int) -> Description:
-        words, descriptions, hallucinations = shares
+    def _describe(self, index: int, rates: tuple[float, float, float], seed: int) -> Description:
+        words, descriptions, hallucinations = rates
         split = ("train", "val", "test").index(self.source.key.split)
         rng = Rng(np.random.default_rng([_STREAM, seed, split, index]))
         other = (index + rng.integer(1, max(1, len(self.source) - 1))) % len(self.source)
-        stranger = self.source.truth(other) if descriptions and other != index else None
-        return describe(self.source.truth(index), rng, words, descriptions, stranger, hallucinations)
+        other_ground_truth = self.source.truth(other) if descriptions and other != index else None
+        return describe(self.source.truth(index), rng, words, descriptions, other_ground_truth, hallucinations)
 
     def captions(self, index: int) -> list[str]:
         return [self.described[index].text]
@@ -205,7 +207,7 @@ class DescribedSource(PairSource):
         return self.source.change_type(index)
 
     def load(self, index: int) -> PairSample:
-        # without boxes, masks and truth, which pre-training does not read: they are most of the work
+        # boxes, masks and ground truth are slow to load and not used in pre-training
         before, after = torch.from_numpy(np.array(self.source.images[index]))
         return PairSample(self.ids[index], before, after, self.captions(index), self.change_type(index))
 
@@ -213,19 +215,19 @@ class DescribedSource(PairSource):
 class SyntheticDescriptions(SyntheticPairs):
     """`SyntheticPairs` with noisy implicit-change descriptions, for pre-training.
 
-    The test split is described without noise. Training and validation carry it: what masks noise must be measured on
-    noise that it was not trained on.
+    The test split has no noise; training and validation splits have noise, because noise detection must be measured on
+    held-out noise.
 
     Args:
-        word_noise: share of wrong attribute words, see :func:`describe`.
-        description_noise: share of object descriptions that belong to another pair.
-        noise_seed: of verbs and noise.
-        hallucinations: share of object descriptions that also name a thing which is not there.
-        kwargs: arguments of `SyntheticPairs`; a mode with a single change. Relations are said always, since they are
-            half of what a description describes.
+        word_noise: fraction of wrong attribute words, see :func:`describe`.
+        description_noise: fraction of object descriptions that belong to another pair.
+        noise_seed: seed of verbs and noise.
+        hallucinations: fraction of object descriptions that also mention an absent object.
+        kwargs: arguments of `SyntheticPairs`; the mode must have a single change, and ``relations`` must be
+            ``always``, since descriptions consist of objects and their relations.
 
     Raises:
-        ConfigError: a share is not between 0 and 1, the mode has several changes, or ``relations`` is not ``always``.
+        ConfigError: a fraction is not in [0, 1], the mode has several changes, or ``relations`` is not ``always``.
 
     Example:
         >>> data = SyntheticDescriptions(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
@@ -247,9 +249,11 @@ class SyntheticDescriptions(SyntheticPairs):
         if mode == "omnidiff":
             raise ConfigError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
         if relations != "always":
-            raise ConfigError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
+            raise ConfigError(
+                f"relations is {relations!r}; descriptions give the positions of objects: leave it at 'always'"
+            )
         super().__init__(mode=mode, relations=relations, **kwargs)
-        shares = {"word_noise": word_noise, "description_noise": description_noise, "hallucinations": hallucinations}
+
         self._noise = (word_noise, description_noise, hallucinations)
         self._noise_seed = noise_seed
         self._described: dict[str, DescribedSource] = {}
@@ -265,25 +269,26 @@ class SyntheticDescriptions(SyntheticPairs):
         return self._described[name]
 
     def planted(self, split: Split, id: str) -> Description:
-        """Description of a pair with what is wrong in it."""
+        """Description of a pair with labels of its planted noise."""
         return self.source(split).described[int(id.rpartition("-")[2])]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Whether a caption describes the before and the after image exactly as it would be without noise."""
-        truth = self._rendered_pairs(split).truth(int(id.rpartition("-")[2]))
-        said = components(caption)
-        right = components(describe(truth, Rng(np.random.default_rng(0))).text)
-        assert right is not None
-        return {side: said is not None and said[i] == right[i] for i, side in enumerate(("before", "after"))}
+        """Whether a caption has the noise-free description of the before and of the after image."""
+        ground_truth = self._rendered_pairs(split).truth(int(id.rpartition("-")[2]))
+        predicted = components(caption)
+        expected = components(describe(ground_truth, Rng(np.random.default_rng(0))).text)
+        assert expected is not None
+        sides = enumerate(("before", "after"))
+        return {side: predicted is not None and predicted[i] == expected[i] for i, side in sides}
 
     def train_captions(self) -> list[str]:
-        """Descriptions and plain captions of the training pairs, so that one vocabulary serves the fine-tuning, too."""
+        """Descriptions and plain captions of the training pairs, so that fine-tuning can use the same vocabulary."""
         plain = self._rendered_pairs("train")
         used = range(len(self.pairs_of("train")))
         return super().train_captions() + [caption for index in used for caption in plain.captions(index)]
 
     def no_change_captions(self) -> list[str]:
-        """Sentences of unchanged pairs among the plain captions."""
+        """Distinct plain captions of unchanged training pairs."""
         plain = self._rendered_pairs("train")
         unchanged = (index for index in range(len(self.pairs_of("train"))) if plain.change_type(index) == NO_CHANGE)
         return list(dict.fromkeys(caption for index in unchanged for caption in plain.captions(index)))

@@ -1,4 +1,4 @@
-"""Where things fall in a picture: projection, outlines, occlusion and the four spatial relations."""
+"""Image geometry of objects: projection, outlines, occlusion and the four spatial relations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from lightning_idc.data.synthetic.scene import Camera, SceneObject
 
 RELATIONS = ("left", "right", "front", "behind")
 RELATION_MARGIN = 0.2
-"""World units by which a relation must hold, as in CLEVR."""
+"""Minimum distance in world units for a relation to hold, as in CLEVR."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A camera made ready for projecting; build it with `view_of`.
+    """Projection of a camera; built by `view_of`.
 
     Args:
-        position: of the camera, world units.
-        axes: rows right, up, forward; orthonormal, ``(3, 3)``.
-        focal: distance of an image plane whose half width is 1.
-        right: camera's right on the ground, unit length.
-        behind: away from the camera on the ground, unit length.
+        position: position of the camera in world units.
+        axes: orthonormal axes right, up and forward as rows, ``(3, 3)``.
+        focal: distance of the image plane of half width 1.
+        right: unit vector on the ground to the camera's right.
+        behind: unit vector on the ground away from the camera.
     """
 
     position: tuple[float, float, float]
@@ -35,7 +35,7 @@ class View:
 
 
 def view_of(camera: Camera) -> View:
-    """Basis and ground directions of a camera whose up is +z."""
+    """Axes and ground directions of a camera with +z up."""
     fx, fy, fz = (t - p for t, p in zip(camera.target, camera.position, strict=True))
     length = math.sqrt(fx * fx + fy * fy + fz * fz)
     fx, fy, fz = fx / length, fy / length, fz / length
@@ -49,7 +49,7 @@ def view_of(camera: Camera) -> View:
 
 
 def offset(view: View, thing: SceneObject, other: SceneObject) -> tuple[float, float]:
-    """How far `thing` stands to the right of `other` and behind it, as the camera sees the ground; world units."""
+    """Offset of `thing` from `other` to the camera's right and away from the camera, in world units."""
     dx, dy = thing.x - other.x, thing.y - other.y
     return (
         dx * view.right[0] + dy * view.right[1],
@@ -65,10 +65,10 @@ def related(view: View, thing: SceneObject, relation: str, other: SceneObject, m
 
 
 def clear_relation(view: View, thing: SceneObject, other: SceneObject, dominance: float = 1.4) -> str | None:
-    """The one relation of `thing` to `other` that a person would name, or None where two compete.
+    """Unambiguous relation of `thing` to `other`, or None if two relations apply.
 
     Args:
-        dominance: by how much the larger of the two ground components must exceed the smaller.
+        dominance: minimum ratio of the larger to the smaller ground component.
     """
     rightness, depth = offset(view, thing, other)
     across, along = abs(rightness), abs(depth)
@@ -88,19 +88,19 @@ def _unit_points() -> dict[str, np.ndarray]:
 
 
 _POINTS = _unit_points()
-_TURN = np.arange(24) * 2.399963  # the golden angle: points that cover a disc evenly
+_TURN = np.arange(24) * 2.399963  # golden angle, for an even distribution of points on a disc
 _DISC = 0.92 * np.sqrt((np.arange(24)[:, None] + 0.5) / 24) * np.stack([np.cos(_TURN), np.sin(_TURN)], 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Outlines:
-    """Things as the camera sees them; everything in fractions of the picture, x right and y down.
+    """Projected outlines of objects, in relative image coordinates with x right and y down.
 
     Args:
-        centre: middle of each outline, ``(N, 2)``.
-        half: half its width and height, ``(N, 2)``.
-        depth: distance of the thing's centre along the line of sight, ``(N,)``.
-        power: 2 for the outline of a sphere, more for a box-like one, ``(N,)``.
+        centre: centre of each outline, ``(N, 2)``.
+        half: half width and height of each outline, ``(N, 2)``.
+        depth: distance of each object's centre along the line of sight, ``(N,)``.
+        power: exponent of the superellipse: 2 for a sphere, more for box-like outlines, ``(N,)``.
     """
 
     centre: np.ndarray
@@ -110,10 +110,10 @@ class Outlines:
 
 
 def outlines(things: Sequence[SceneObject], view: View, aspect: float = 1.0) -> Outlines:
-    """Approximate outlines without drawing anything.
+    """Approximate outlines of objects without rendering.
 
     Args:
-        aspect: width of the picture over its height.
+        aspect: width over height of the image.
     """
     count = len(things)
     points = np.empty((count, 16, 3))
@@ -121,7 +121,7 @@ def outlines(things: Sequence[SceneObject], view: View, aspect: float = 1.0) -> 
     for i, thing in enumerate(things):
         radius = radii[i] = thing.radius
         if thing.shape == "sphere":
-            # a ring that faces the camera bounds the sphere's outline
+            # the outline of a sphere is bounded by a ring that faces the camera
             turns = _POINTS["cylinder"][:8, :2] * radius
             ring = turns[:, :1] * view.axes[0] + turns[:, 1:] * view.axes[1]
             points[i] = np.concatenate([ring, ring])
@@ -131,36 +131,36 @@ def outlines(things: Sequence[SceneObject], view: View, aspect: float = 1.0) -> 
         else:
             points[i] = _POINTS[thing.shape] * radius
         points[i] += (thing.x, thing.y, radius)
-    seen = (points - view.position) @ view.axes.T
-    flat = seen[..., :2] / np.maximum(seen[..., 2:], 1e-3) * view.focal
+    camera_points = (points - view.position) @ view.axes.T
+    flat = camera_points[..., :2] / np.maximum(camera_points[..., 2:], 1e-3) * view.focal
     flat = 0.5 + 0.5 * flat * (1.0, -aspect)
     low, high = flat.min(1), flat.max(1)
     return Outlines(
         (low + high) / 2,
         (high - low) / 2,
-        seen[..., 2].mean(1),
+        camera_points[..., 2].mean(1),
         np.array([2.0 if thing.shape == "sphere" else 4.0 for thing in things]),
     )
 
 
 def visible_shares(shapes: Outlines, border: float = 0.01) -> np.ndarray:
-    """Share of each outline that is inside the picture and not behind a nearer thing, ``(N,)``.
+    """Fraction of each outline that is inside the image and not hidden by a nearer object, ``(N,)``.
 
     Args:
-        border: strip along the picture's edges that does not count, as a fraction of its size.
+        border: width of the excluded border as a fraction of the image size.
     """
     points = shapes.centre[:, None] + shapes.half[:, None] * _DISC  # (N, P, 2)
     inside = ((points > border) & (points < 1 - border)).all(-1)
-    apart = np.abs(points[:, :, None] - shapes.centre) / shapes.half  # (N, P, M, 2)
-    apart *= apart
+    distances = np.abs(points[:, :, None] - shapes.centre) / shapes.half  # (N, P, M, 2)
+    distances *= distances
     boxy = shapes.power > 2
-    apart = np.where(boxy[:, None], apart * apart, apart)
-    hit = (apart.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
+    distances = np.where(boxy[:, None], distances * distances, distances)
+    hit = (distances.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
     return (inside & ~hit.any(-1)).mean(1)
 
 
 def box_iou(first: Sequence[float], second: Sequence[float]) -> float:
-    """Overlap of two boxes x1 y1 x2 y2 over the area of their union."""
+    """Intersection over union of two boxes x1, y1, x2, y2."""
     width = min(first[2], second[2]) - max(first[0], second[0])
     height = min(first[3], second[3]) - max(first[1], second[1])
     if width <= 0 or height <= 0:

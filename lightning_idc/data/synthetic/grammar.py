@@ -1,7 +1,7 @@
-"""Reading captions back: from a sentence to what it claims, for any string whatever.
+"""Parser of captions: from any string to its claims.
 
-The inverse of the templates in `phrases` and `report`. It looks for noun phrases, relations between them and key
-words, so sentences of other writers in the manner of CLEVR-Change are understood as well.
+The parser is the inverse of the templates in `phrases` and `report`. It searches for noun phrases, relations and cue
+words, so it also parses other sentences in the style of CLEVR-Change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REGIONS = {
     ("right", "side", "of", "the", "scene"): "right side",
     ("center", "of", "the", "scene"): "center",
 }
-# in order: the first rule with a cue word in the sentence decides
+# in order: the first rule with a cue word in the sentence applies
 _CLEVR_CUES: tuple[tuple[str, frozenset[str]], ...] = (
     ("no_change", frozenset(("unchanged", "same", "identical", "nothing", "difference"))),
     ("move", frozenset(("moved", "place", "location", "position"))),
@@ -68,8 +68,8 @@ def _words(text: str) -> list[str]:
     return [_SPELT.get(word, word) for word in _WORDS.findall(text.lower())]
 
 
-def _read(words: list[str]) -> tuple[list[tuple[int, int, Attributes]], list[int]]:
-    """Noun phrases as (first word, end, attributes), and the positions of all other words."""
+def _noun_phrases(words: list[str]) -> tuple[list[tuple[int, int, Attributes]], list[int]]:
+    """Noun phrases as (first word, end, attributes), and the indices of all other words."""
     phrases: list[tuple[int, int, Attributes]] = []
     rest: list[int] = []
     start = 0
@@ -90,9 +90,9 @@ def _read(words: list[str]) -> tuple[list[tuple[int, int, Attributes]], list[int
     return phrases, rest
 
 
-def _spoken(words: list[str]) -> tuple[ParsedChange, list[str], list[Attributes]]:
-    """Referring part of a sentence, the words outside of it, and the noun phrases that are not part of it."""
-    phrases, rest = _read(words)
+def _referring_part(words: list[str]) -> tuple[ParsedChange, list[str], list[Attributes]]:
+    """Referring part of a sentence, the words outside of it, and the other noun phrases."""
+    phrases, rest = _noun_phrases(words)
     region = None
     for pattern, name in _REGIONS.items():
         for i in range(len(words) - len(pattern) + 1):
@@ -103,27 +103,27 @@ def _spoken(words: list[str]) -> tuple[ParsedChange, list[str], list[Attributes]
     others = [attributes for _, _, attributes in phrases[1:]]
     if len(phrases) > 1:
         between = [i for i in rest if phrases[0][1] <= i < phrases[1][0]]
-        found = [i for i in between if words[i] in _RELATIONS]
-        if found:
-            relation, anchor = _RELATIONS[words[found[-1]]], others.pop(0)
+        relation_indices = [i for i in between if words[i] in _RELATIONS]
+        if relation_indices:
+            relation, anchor = _RELATIONS[words[relation_indices[-1]]], others.pop(0)
             rest = [i for i in rest if i not in between]
     thing = phrases[0][2] if phrases else None
     return ParsedChange(None, thing, relation, anchor, region), [words[i] for i in rest], others
 
 
 def _kind(words: list[str], cues: tuple[tuple[str, frozenset[str]], ...]) -> str | None:
-    said = set(words)
-    return next((kind for kind, cue in cues if said & cue), None)
+    word_set = set(words)
+    return next((kind for kind, cue in cues if word_set & cue), None)
 
 
 def parse(caption: str) -> ParsedChange:
-    """Read one sentence of the modes `clevr_change` and `clevr_dc`.
+    """Parse one sentence of the modes `clevr_change` and `clevr_dc`.
 
     Args:
-        caption: any string; what is not understood stays None.
+        caption: any string; fields that cannot be parsed are None.
     """
     words = _words(caption)
-    part, rest, _ = _spoken(words)
+    part, rest, _ = _referring_part(words)
     value = next((_SLOTS[word][1] for word in reversed(rest) if word in _SLOTS and _SLOTS[word][0] in (1, 2)), None)
     kind = _kind(rest, _CLEVR_CUES)
     if kind is None and part.thing is None and "no" in rest and {"change", "changed", "changes"} & set(rest):
@@ -136,7 +136,7 @@ def parse(caption: str) -> ParsedChange:
 
 
 def parse_report(caption: str) -> list[ParsedChange]:
-    """Read a report of the mode `omnidiff`, one claim per sentence.
+    """Parse a report of the mode `omnidiff` into one claim per sentence.
 
     Args:
         caption: any string; sentences end with a full stop.
@@ -146,7 +146,7 @@ def parse_report(caption: str) -> list[ParsedChange]:
 
 def _parse_sentence(sentence: str) -> ParsedChange:
     words = _words(sentence)
-    part, rest, others = _spoken(words)
+    part, rest, others = _referring_part(words)
     kind = _kind(rest, _REPORT_CUES)
     old = value = None
     replacement = None
@@ -154,8 +154,12 @@ def _parse_sentence(sentence: str) -> ParsedChange:
         upper = [word.upper() for word in words if word.upper() in LETTERS]
         old, value = (upper[0], upper[1]) if len(upper) > 1 else (None, upper[0] if upper else None)
     elif kind == "counting":
-        numbers = [word for word in rest if word in NUMBERS]
-        old, value = (numbers[0], numbers[1]) if len(numbers) > 1 else (None, numbers[0] if numbers else None)
+        number_words = [word for word in rest if word in NUMBERS]
+        old, value = (
+            (number_words[0], number_words[1])
+            if len(number_words) > 1
+            else (None, number_words[0] if number_words else None)
+        )
     elif kind == "substitution":
         replacement = others[0] if others else None
     elif kind == "color":

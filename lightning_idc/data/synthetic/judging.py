@@ -1,4 +1,4 @@
-"""Whether a claim states a difference of a rendered pair, by what both sentences say and not by their words."""
+"""Exact judge of claims about rendered pairs: compares parsed facts instead of words."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from lightning_idc.utils.errors import DataError
 
 
 def exact_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
-    """Matches of differences and claims that name the same kind of change, object and new value.
+    """Match differences and claims that have the same kind of change, object and new value.
 
-    Where something stands does not count.
+    Positions are ignored.
 
     Args:
-        pairs: differences and claims of each pair, in the sentences of the rendered worlds.
+        pairs: differences and claims of each pair, as sentences in the style of the rendered worlds.
 
     Raises:
-        DataError: a difference is not such a sentence.
+        DataError: a difference cannot be parsed.
     """
-    for there, _ in pairs:
-        for text in there:
+    for differences, _ in pairs:
+        for text in differences:
             if not _facts(text):
                 raise DataError(f"{text!r} is not a sentence of the rendered worlds, which the exact judge reads only")
-    return [best_matches(there, claims, _same, 1.0) for there, claims in pairs]
+    return [best_matches(differences, claims, _same, 1.0) for differences, claims in pairs]
 
 
 def _same(difference: str, claim: str) -> float:
@@ -33,10 +33,10 @@ def _same(difference: str, claim: str) -> float:
 
 
 def _facts(text: str) -> set[tuple[object, ...]]:
-    """What a sentence says, as the grammars of the worlds read it; empty where none does."""
-    read: list[ParsedChange] = [parse(text), *parse_report(text)]
+    """Facts of a sentence according to both grammars; empty if neither can parse it."""
+    changes: list[ParsedChange] = [parse(text), *parse_report(text)]
     return {
         (change.kind, change.thing, change.value, change.old, change.replacement)
-        for change in read
+        for change in changes
         if change.kind is not None and (change.thing is not None or change.value is not None)
     }

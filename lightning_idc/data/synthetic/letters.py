@@ -1,4 +1,4 @@
-"""Letters written on the ground with small things: CLEVR's world has no text, so its text is made of what it has."""
+"""Letters made of small objects on the ground, since CLEVR's world has no text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CELLS = {
     "U": (0, 2, 3, 5, 6, 7, 8),
     "X": (0, 2, 4, 6, 8),
 }
-"""Cells of a grid of three by three, row by row from the farthest, as the camera reads it."""
+"""Occupied cells of a 3 x 3 grid, row by row from the farthest, as seen by the camera."""
 LETTERS = tuple(CELLS)
 _ACROSS, _ALONG = 0.78, 1.1
-"""Distance of the cells, world units; rows are wider apart because the camera sees the ground at a slant."""
+"""Distance of the cells in world units; larger between rows because of the perspective."""
 
 
 def letter_spots(view: View, right: float, behind: float) -> list[Spot]:
-    """Places of the nine cells around a point that is given along the camera's ground axes, world units."""
+    """Positions of the nine cells around a point in the camera's ground coordinates, in world units."""
     spots = []
     for cell in range(9):
         across, along = right + (cell % 3 - 1) * _ACROSS, behind + (1 - cell // 3) * _ALONG

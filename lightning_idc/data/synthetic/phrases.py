@@ -1,8 +1,8 @@
-"""Sentences about a single change, in the manner of CLEVR-Change.
+"""Sentences about a single change in the style of CLEVR-Change.
 
-One word for each attribute and one noun for each shape, because a decoder that picks the likeliest word prefers a
-shape whose probability is not shared between synonyms. All references of a pair agree on the facts; they differ in how
-they say that something happened.
+There is one word per attribute and one noun per shape: with synonyms, a greedy decoder would prefer shapes with fewer
+synonyms, of which the probability is not split. All references of a pair have the same facts and differ in the verb
+phrase only.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _TEMPLATES = {
 
 
 def noun_phrase(claim: ParsedChange) -> str:
-    """What and where, such as ``the small red metal cube that is left of the large blue rubber sphere``."""
+    """Noun phrase of object and relation: ``the small red metal cube that is left of the large blue rubber sphere``."""
     if claim.thing is None:
         return ""
     phrase = f"the {claim.thing.phrase()}"
@@ -69,10 +69,10 @@ def noun_phrase(claim: ParsedChange) -> str:
 
 
 def sentences(claim: ParsedChange) -> list[str]:
-    """All ways of saying one change of the CLEVR-Change kinds.
+    """All paraphrases of one change of the CLEVR-Change kinds.
 
     Args:
-        claim: with a kind of `KINDS`.
+        claim: claim with a kind of `KINDS`.
     """
     if claim.kind is None:
         raise ValueError("a claim without a kind has nothing to say")

@@ -1,7 +1,7 @@
-"""Rays that meet balls, boxes and cylinders: the geometry of the compiled ray tracer.
+"""Intersection of rays with spheres, boxes and cylinders: the geometry of the compiled ray tracer.
 
-All scalars are float32, so constants are too: numba would widen to float64 where a literal meets them. A thing is a
-row of `THING_FIELDS`; -1 in place of a thing is the ground, -2 is nothing at all.
+All scalars and constants are float32, since numba would widen to float64 where a Python literal is used. An object is
+a row of `THING_FIELDS`; the index -1 is the ground, and -2 is the background.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -27,13 +27,13 @@ OCCLUSION, BEVEL = _f(shading.OCCLUSION), _f(shading.BEVEL)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A function that is compiled into those that call it."""
+    """Compile a function, for use in other compiled functions."""
     return numba.njit(nogil=True, **OPTIONS)(function)
 
 
 @inlined
 def meet(things, k, ox, oy, oz, dx, dy, dz):
-    """Distance along a ray to a thing, FAR where it is missed."""
+    """Distance along a ray to an object, FAR if the ray misses it."""
     radius = things[k, 3]
     x, y, z = ox - things[k, 1], oy - things[k, 2], oz - radius
     if things[k, 0] == ZERO:
@@ -69,13 +69,13 @@ def meet(things, k, ox, oy, oz, dx, dy, dz):
 
 @inlined
 def normal(things, k, px, py, pz):
-    """Unit normal at a point of a thing, bent where an edge would be rounded."""
+    """Unit normal at a point of an object, interpolated at edges to make them look rounded."""
     radius = things[k, 3]
     x, y, z = (px - things[k, 1]) / radius, (py - things[k, 2]) / radius, pz / radius - ONE
     if things[k, 0] == ONE:
         cos, sin = things[k, 5], things[k, 6]
         u, v = x * cos + y * sin, y * cos - x * sin
-        # a face has its own coordinate at 1: the rounding of the others grows from 0 to 1 over the bevel
+        # the coordinate normal to a face is 1; the weight of the others grows from 0 to 1 over the bevel
         bu = max(abs(u) - (ONE - BEVEL), ZERO)
         bv = max(abs(v) - (ONE - BEVEL), ZERO)
         bz = max(abs(z) - (ONE - BEVEL), ZERO)
@@ -94,10 +94,10 @@ def normal(things, k, px, py, pz):
 
 @inlined
 def nearest(things, count, skip, ox, oy, oz, dx, dy, dz):
-    """What a ray meets first, and at what distance; `skip` is the convex thing that it leaves."""
-    best, found = FAR, -2
+    """Distance and index of the first object that a ray hits; `skip` is the convex object at its origin."""
+    best, hit = FAR, -2
     if dz < -SMALL:
-        best, found = -oz / dz, -1
+        best, hit = -oz / dz, -1
     for k in range(count):
         if k != skip:
             x, y, z = things[k, 1] - ox, things[k, 2] - oy, things[k, 3] - oz
@@ -105,13 +105,13 @@ def nearest(things, count, skip, ox, oy, oz, dx, dy, dz):
             if along > -things[k, 4] and x * x + y * y + z * z - along * along < things[k, 4] * things[k, 4]:
                 distance = meet(things, k, ox, oy, oz, dx, dy, dz)
                 if distance < best:
-                    best, found = distance, k
-    return best, found
+                    best, hit = distance, k
+    return best, hit
 
 
 @inlined
 def depth(things, k, x, y, z, along, dx, dy, dz):
-    """How deep a line passes below a thing's silhouette, negative outside; from the thing's centre, unit direction."""
+    """Depth of a line inside an object's silhouette, negative outside; the direction is a unit vector."""
     radius = things[k, 3]
     if things[k, 0] == ZERO:
         return radius - sqrt(max(x * x + y * y + z * z - along * along, ZERO))
@@ -120,7 +120,7 @@ def depth(things, k, x, y, z, along, dx, dy, dz):
         u, v = x * cos + y * sin, y * cos - x * sin
         du, dv = dx * cos + dy * sin, dy * cos - dx * sin
         au, av, az = abs(du), abs(dv), abs(dz)
-        # seen along each axis the box is a rectangle: distance of the line from its nearest corner
+        # along each axis, the projected box is a rectangle: distance of the line from its nearest corner
         a = (radius * (au + av) - abs(u * dv - v * du)) / sqrt(du * du + dv * dv + TINY)
         b = (radius * (au + az) - abs(u * dz - z * du)) / sqrt(du * du + dz * dz + TINY)
         c = (radius * (av + az) - abs(v * dz - z * dv)) / sqrt(dv * dv + dz * dz + TINY)
@@ -134,7 +134,7 @@ def depth(things, k, x, y, z, along, dx, dy, dz):
 
 @inlined
 def passed(things, k, px, py, pz, dx, dy, dz, spread):
-    """Share of a light's disc that a thing leaves to a point; `spread` is the disc's radius over its distance."""
+    """Fraction of a light's disc that an object leaves visible; `spread` is the disc's radius over its distance."""
     x, y, z = px - things[k, 1], py - things[k, 2], pz - things[k, 3]
     along = -(x * dx + y * dy + z * dz)
     if along > ZERO:
@@ -149,18 +149,18 @@ def passed(things, k, px, py, pz, dx, dy, dz, spread):
 
 @inlined
 def visibility(things, count, skip, px, py, pz, dx, dy, dz, spread):
-    """Share of a light's disc that a point sees."""
-    share = ONE
+    """Fraction of a light's disc that is visible from a point."""
+    visible = ONE
     for k in range(count):
         if k != skip:
-            share *= passed(things, k, px, py, pz, dx, dy, dz, spread)
-    return share
+            visible *= passed(things, k, px, py, pz, dx, dy, dz, spread)
+    return visible
 
 
 @inlined
 def openness(things, count, skip, px, py, pz, nx, ny, nz):
-    """Share of the ambient light that the things around leave to a point: each takes as much as a sphere would."""
-    taken = ZERO
+    """Fraction of the ambient light that reaches a point; each nearby object occludes like a sphere."""
+    occluded = ZERO
     for k in range(count):
         if k != skip:
             radius = things[k, 3]
@@ -169,7 +169,7 @@ def openness(things, count, skip, px, py, pz, nx, ny, nz):
             square = x * x + y * y + z * z
             if facing > ZERO and square < (_f(36) * radius * radius):
                 square = max(square, radius * radius)
-                # less a constant, so that it ends smoothly at six radii
+                # minus a constant, so that it vanishes continuously at six radii
                 near = max(radius * radius / square - ONE / _f(36), ZERO)
-                taken += near * facing / sqrt(square)
-    return max(ONE - OCCLUSION * taken, ZERO)
+                occluded += near * facing / sqrt(square)
+    return max(ONE - OCCLUSION * occluded, ZERO)

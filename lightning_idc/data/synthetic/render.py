@@ -1,9 +1,9 @@
-"""Pictures of scenes: an analytic ray tracer of CLEVR's world, without any randomness of its own.
+"""Renderer of scenes: a deterministic analytic ray tracer of CLEVR's world.
 
-Every formula is closed: rays meet spheres, upright boxes and upright cylinders exactly, and an area light is
-covered by the share of its disc that lies behind the nearest silhouette of a thing, so soft shadows need no
-samples and have no noise. Each pixel is traced through its centre; only where neighbouring pixels differ
-are four more rays averaged in. All numbers are float32.
+All formulas are in closed form: intersections with spheres, upright boxes and upright cylinders are exact, and the
+occlusion of an area light is the fraction of its disc behind an object's silhouette, so soft shadows need no samples
+and have no noise. Each pixel is traced through its centre; four more rays are averaged only where neighbouring pixels
+differ. All numbers are float32.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from lightning_idc.data.synthetic.shading import pack
 from lightning_idc.utils.errors import ConfigError
 
 MAX_SIZE = 8192
-"""Largest height and width, pixels."""
+"""Maximum height and width in pixels."""
 
 
 def render(scenes: Sequence[Scene], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Draw scenes in one thread that holds no lock; the picture of a scene does not depend on what else is drawn.
+    """Render scenes in one thread without the GIL; the image of a scene does not depend on the other scenes.
 
     Args:
-        scenes: what to draw; may be empty.
-        height: pixels.
-        width: pixels.
+        scenes: scenes to render; may be empty.
+        height: height in pixels.
+        width: width in pixels.
 
     Returns:
-        Pictures, uint8 ``(N, 3, height, width)``, and the index of the thing at each pixel's centre or -1 for none,
+        Images, uint8 ``(N, 3, height, width)``, and the index of the object at each pixel's centre or -1 for none,
         int16 ``(N, height, width)``.
 
     Raises:
-        ConfigError: sizes out of range.
-        DataError: a scene that cannot be drawn.
+        ConfigError: a size is out of range.
+        DataError: a scene cannot be rendered.
     """
     if not (1 <= height <= MAX_SIZE and 1 <= width <= MAX_SIZE):
         raise ConfigError(f"cannot draw {height}x{width} pixels (height x width); expected 1 to {MAX_SIZE} each way")
-    # compiled when it is imported, which nobody waits for who only reads what is rendered
+    # the import compiles the renderer, which is not needed for reading cached pairs
     from lightning_idc.data.synthetic.render_numba import draw
 
     return draw(pack(scenes), height, width)

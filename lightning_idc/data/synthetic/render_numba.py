@@ -1,6 +1,6 @@
-"""The ray tracer compiled by numba: one thread, no interpreter lock held, nothing allocated per pixel.
+"""Ray tracer compiled by numba: one thread, without the GIL, without allocations per pixel.
 
-Scalars and things are those of :mod:`~lightning_idc.data.synthetic.rays`; a light is a row of `Packed.lights`.
+Scalars and objects are as in :mod:`~lightning_idc.data.synthetic.rays`; a light is a row of `Packed.lights`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -46,12 +46,12 @@ GLOSS_SCALE = _f(1 / shading.LIGHT_POWER)
 ENCODE_2, ENCODE_4, ENCODE_1 = (_f(value) for value in shading.ENCODE)
 CODES, CONTRAST = _f(255), _f(shading.CONTRAST)
 SAMPLES = np.array(shading.SAMPLES, np.float32)
-SHARE = _f(1 / (1 + len(shading.SAMPLES)))
+SAMPLE_WEIGHT = _f(1 / (1 + len(shading.SAMPLES)))
 
 
 @inlined
 def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, nx, ny, nz, rx, ry, rz):
-    """Light that a surface gathers, matte in three colours and mirrored in three colours."""
+    """Light that reaches a surface: three diffuse and three specular colour values."""
     level = ambient * (P8 + P2 * nz) * openness(things, count, skip, px, py, pz, nx, ny, nz)
     red, green, blue = level, level, level
     gloss_red, gloss_green, gloss_blue = ZERO, ZERO, ZERO
@@ -90,9 +90,9 @@ def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, n
 
 
 @inlined
-def _backdrop(found, px, py, dz, red, green, blue):
-    """Colour of a ray that meets the ground, lit as given, or nothing."""
-    if found == -2:
+def _backdrop(hit, px, py, dz, red, green, blue):
+    """Colour of a ray that hits the ground under the given light, or the background."""
+    if hit == -2:
         level = HORIZON + (ZENITH - HORIZON) * min(dz, ONE)
         return level, level, level
     square = px * px + py * py
@@ -104,23 +104,23 @@ def _backdrop(found, px, py, dz, red, green, blue):
 
 
 @inlined
-def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, dx, dy, dz):
-    """Linear colour of the thing that a ray has met."""
+def _colour(things, count, lights, light_count, ambient, hit, t, ox, oy, oz, dx, dy, dz):
+    """Linear colour of the object that a ray hits."""
     px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
-    metal = things[found, 10]
-    nx, ny, nz = normal(things, found, px, py, pz)
+    metal = things[hit, 10]
+    nx, ny, nz = normal(things, hit, px, py, pz)
     twice = TWO * (dx * nx + dy * ny + dz * nz)
     rx, ry, rz = dx - twice * nx, dy - twice * ny, dz - twice * nz
     red, green, blue, gloss_red, gloss_green, gloss_blue = _lit(
-        things, count, lights, light_count, ambient, found, metal, px, py, pz, nx, ny, nz, rx, ry, rz
+        things, count, lights, light_count, ambient, hit, metal, px, py, pz, nx, ny, nz, rx, ry, rz
     )
     if metal == ZERO:
         return (
-            things[found, 7] * red + gloss_red,
-            things[found, 8] * green + gloss_green,
-            things[found, 9] * blue + gloss_blue,
+            things[hit, 7] * red + gloss_red,
+            things[hit, 8] * green + gloss_green,
+            things[hit, 9] * blue + gloss_blue,
         )
-    t, other = nearest(things, count, found, px, py, pz, rx, ry, rz)
+    t, other = nearest(things, count, hit, px, py, pz, rx, ry, rz)
     qx, qy, qz = px + t * rx, py + t * ry, pz + t * rz
     mx, my, mz = ZERO, ZERO, ONE
     if other >= 0:
@@ -135,17 +135,17 @@ def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, d
     else:
         a, b, c = _backdrop(other, qx, qy, rz, a, b, c)
     red, green, blue = METAL_DIFFUSE * red, METAL_DIFFUSE * green, METAL_DIFFUSE * blue
-    own = ONE - METAL_WHITE
+    tint = ONE - METAL_WHITE
     return (
-        things[found, 7] * (red + METAL_MIRROR * a) + gloss_red * (METAL_WHITE + own * things[found, 7]),
-        things[found, 8] * (green + METAL_MIRROR * b) + gloss_green * (METAL_WHITE + own * things[found, 8]),
-        things[found, 9] * (blue + METAL_MIRROR * c) + gloss_blue * (METAL_WHITE + own * things[found, 9]),
+        things[hit, 7] * (red + METAL_MIRROR * a) + gloss_red * (METAL_WHITE + tint * things[hit, 7]),
+        things[hit, 8] * (green + METAL_MIRROR * b) + gloss_green * (METAL_WHITE + tint * things[hit, 8]),
+        things[hit, 9] * (blue + METAL_MIRROR * c) + gloss_blue * (METAL_WHITE + tint * things[hit, 9]),
     )
 
 
 @inlined
 def _trace(things, count, lights, light_count, camera, boxes, active, column, px, py, height, width):
-    """Colour and thing of the ray through a point of the picture; `active` lists what `_listed` found for its row."""
+    """Colour and object of the ray through a point of the image; `active` is the list from `_list_row` for its row."""
     u = (TWO * px - width) / width
     v = (height - TWO * py) / width
     dx = camera[9] + u * camera[3] + v * camera[6]
@@ -154,16 +154,16 @@ def _trace(things, count, lights, light_count, camera, boxes, active, column, px
     scale = ONE / sqrt(dx * dx + dy * dy + dz * dz)
     dx, dy, dz = dx * scale, dy * scale, dz * scale
     ox, oy, oz = camera[0], camera[1], camera[2]
-    best, found = FAR, -2
+    best, hit = FAR, -2
     if dz < -SMALL and oz > ZERO:
-        best, found = -oz / dz, -1
+        best, hit = -oz / dz, -1
     for i in range(active[0, 0]):
         k = active[0, 1 + i]
         if boxes[0, k, 0] <= column <= boxes[0, k, 1]:
             distance = meet(things, k, ox, oy, oz, dx, dy, dz)
             if distance < best:
-                best, found = distance, k
-    if found == -1:
+                best, hit = distance, k
+    if hit == -1:
         qx, qy = ox + best * dx, oy + best * dy
         level = camera[12] * openness(things, count, -1, qx, qy, ZERO, ZERO, ZERO, ONE)
         red, green, blue = level, level, level
@@ -178,17 +178,17 @@ def _trace(things, count, lights, light_count, camera, boxes, active, column, px
                     if boxes[1 + n, k, 0] <= column <= boxes[1 + n, k, 1]:
                         level *= passed(things, k, qx, qy, ZERO, x, y, z, lights[n, 3] * inverse)
                 red, green, blue = red + lights[n, 4] * level, green + lights[n, 5] * level, blue + lights[n, 6] * level
-        red, green, blue = _backdrop(found, qx, qy, dz, red, green, blue)
-    elif found == -2:
-        red, green, blue = _backdrop(found, ZERO, ZERO, dz, ZERO, ZERO, ZERO)
+        red, green, blue = _backdrop(hit, qx, qy, dz, red, green, blue)
+    elif hit == -2:
+        red, green, blue = _backdrop(hit, ZERO, ZERO, dz, ZERO, ZERO, ZERO)
     else:
-        red, green, blue = _colour(things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz)
-    return red, green, blue, found
+        red, green, blue = _colour(things, count, lights, light_count, camera[12], hit, best, ox, oy, oz, dx, dy, dz)
+    return red, green, blue, hit
 
 
 @inlined
 def _box(camera, focal, x, y, z, bound, height, width, box):
-    """Pixels outside of which no sample's ray meets a ball: first and last column and row."""
+    """Bounding box of a sphere's pixels, including all samples: first and last column, first and last row."""
     x, y, z = x - camera[0], y - camera[1], z - camera[2]
     u = x * camera[3] + y * camera[4] + z * camera[5]
     v = x * camera[6] + y * camera[7] + z * camera[8]
@@ -208,7 +208,7 @@ def _box(camera, focal, x, y, z, bound, height, width, box):
 
 @inlined
 def _patch(camera, cx, cy, x, y, near, far, half, height, width, box):
-    """The same of a rectangle on the ground: `near` to `far` from a point in a direction, `half` to both sides."""
+    """Bounding box of a rectangle on the ground: `near` to `far` along a direction, `half` to both sides."""
     left, right, top, bottom = FAR, -FAR, FAR, -FAR
     for corner in range(4):
         along, aside = near if corner < 2 else far, half if corner % 2 else -half
@@ -221,14 +221,14 @@ def _patch(camera, cx, cy, x, y, near, far, half, height, width, box):
         row = HALF * _f(height) - scale * (px * camera[6] + py * camera[7] + pz * camera[8])
         left, right = min(left, column), max(right, column)
         top, bottom = min(top, row), max(bottom, row)
-    limit = _f(1 << 20)  # an integer can hold it
+    limit = _f(1 << 20)  # avoids integer overflow
     box[0], box[1] = max(int(max(left, -limit)) - 2, 0), min(int(min(right, limit)) + 2, width - 1)
     box[2], box[3] = max(int(max(top, -limit)) - 2, 0), min(int(min(bottom, limit)) + 2, height - 1)
 
 
 @inlined
 def _bounds(things, count, lights, light_count, camera, height, width, boxes):
-    """Where in the picture things and their shadows on the ground can be."""
+    """Bounding boxes of objects and of their shadows on the ground."""
     focal = sqrt(camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
     for k in range(count):
         cx, cy, cz, bound = things[k, 1], things[k, 2], things[k, 3], things[k, 4]
@@ -239,14 +239,14 @@ def _bounds(things, count, lights, light_count, camera, height, width, boxes):
             x, y, z = cx - lights[n, 0], cy - lights[n, 1], lights[n, 2] - cz
             flat = sqrt(x * x + y * y)
             distance = sqrt(flat * flat + z * z)
-            # the cone of shadow with its penumbra, first with too wide a penumbra, then with the one that follows
+            # cone of the shadow and its penumbra: first with an upper bound of the penumbra, then with a tighter one
             blur = HALF * lights[n, 3] + NEAR
             for step in range(2):
                 sine = (bound + blur) / distance
                 if sine >= ONE:
                     break
                 cosine = sqrt(ONE - sine * sine)
-                # directions to the shadow's near and far end: sines and cosines of sums and differences of angles
+                # directions to the near and far end of the shadow by the angle addition formulas
                 fall, run = (z * cosine - flat * sine) / distance, (flat * cosine + z * sine) / distance
                 if fall < _f(0.05):
                     break
@@ -263,15 +263,15 @@ def _bounds(things, count, lights, light_count, camera, height, width, boxes):
 
 
 @inlined
-def _listed(boxes, count, light_count, row, active):
-    """For a row of pixels how many things, and then shadows of each light, can be in it, and which."""
+def _list_row(boxes, count, light_count, row, active):
+    """Count and list the objects, and the shadows of each light, that can be visible in a row of pixels."""
     for g in range(1 + light_count):
-        found = 0
+        num_active = 0
         for k in range(count):
             if boxes[g, k, 2] <= row <= boxes[g, k, 3]:
-                found += 1
-                active[g, found] = k
-        active[g, 0] = found
+                num_active += 1
+                active[g, num_active] = k
+        active[g, 0] = num_active
 
 
 @inlined
@@ -283,10 +283,10 @@ def _encode(value):
 
 @inlined
 def _differ(codes, seen, row, column, other_row, other_column):
-    apart = abs(codes[row, column, 0] - codes[other_row, other_column, 0])
-    apart = max(apart, abs(codes[row, column, 1] - codes[other_row, other_column, 1]))
-    apart = max(apart, abs(codes[row, column, 2] - codes[other_row, other_column, 2]))
-    return apart > CONTRAST or seen[row, column] != seen[other_row, other_column]
+    difference = abs(codes[row, column, 0] - codes[other_row, other_column, 0])
+    difference = max(difference, abs(codes[row, column, 1] - codes[other_row, other_column, 1]))
+    difference = max(difference, abs(codes[row, column, 2] - codes[other_row, other_column, 2]))
+    return difference > CONTRAST or seen[row, column] != seen[other_row, other_column]
 
 
 @inlined
@@ -295,9 +295,9 @@ def _picture(things, count, lights, light_count, camera, boxes, active, linear, 
     high, wide = _f(height), _f(width)
     _bounds(things, count, lights, light_count, camera, height, width, boxes)
     for row in range(height):
-        _listed(boxes, count, light_count, row, active)
+        _list_row(boxes, count, light_count, row, active)
         for column in range(width):
-            red, green, blue, found = _trace(
+            red, green, blue, hit = _trace(
                 things, count, lights, light_count, camera, boxes, active, column,
                 _f(column) + HALF, _f(row) + HALF, high, wide,
             )  # fmt: skip
@@ -305,7 +305,7 @@ def _picture(things, count, lights, light_count, camera, boxes, active, linear, 
             codes[row, column, 0], codes[row, column, 1], codes[row, column, 2] = (
                 _encode(red), _encode(green), _encode(blue),
             )  # fmt: skip
-            seen[row, column] = max(found, -1)
+            seen[row, column] = max(hit, -1)
     rough[:] = False
     for row in range(height):
         for column in range(width):
@@ -314,10 +314,10 @@ def _picture(things, count, lights, light_count, camera, boxes, active, linear, 
             if row + 1 < height and _differ(codes, seen, row, column, row + 1, column):
                 rough[row, column] = rough[row + 1, column] = True
     for row in range(height):
-        _listed(boxes, count, light_count, row, active)
+        _list_row(boxes, count, light_count, row, active)
         for column in range(width):
             if rough[row, column]:
-                # what is too bright to show counts as white, or a highlight's edge stays jagged
+                # overexposed values are clipped to white, as the edges of highlights would stay jagged otherwise
                 red, green = min(linear[row, column, 0], ONE), min(linear[row, column, 1], ONE)
                 blue = min(linear[row, column, 2], ONE)
                 for s in range(SAMPLES.shape[0]):
@@ -327,14 +327,14 @@ def _picture(things, count, lights, light_count, camera, boxes, active, linear, 
                     )  # fmt: skip
                     red, green, blue = red + min(a, ONE), green + min(b, ONE), blue + min(c, ONE)
                 codes[row, column, 0], codes[row, column, 1], codes[row, column, 2] = (
-                    _encode(red * SHARE), _encode(green * SHARE), _encode(blue * SHARE),
+                    _encode(red * SAMPLE_WEIGHT), _encode(green * SAMPLE_WEIGHT), _encode(blue * SAMPLE_WEIGHT),
                 )  # fmt: skip
             for c in range(3):
                 image[c, row, column] = np.uint8(codes[row, column, c] + HALF)
 
 
 def _drawer(stamp: int) -> Callable[..., None]:
-    """The compiled loop over scenes; `stamp` is part of what its copy on disk is known by."""
+    """Compile the loop over scenes; `stamp` becomes part of numba's cache key."""
 
     def _draw(things, counts, lights, light_counts, cameras, images, seen):
         total, height, width = seen.shape
@@ -354,12 +354,12 @@ def _drawer(stamp: int) -> Callable[..., None]:
     return compiled(_draw, **OPTIONS)
 
 
-# numba looks at the age and length of this file alone; the others are compiled in as well
+# numba's cache checks this file only, but functions of the other modules are compiled in as well
 _draw = _drawer(zlib.crc32("".join(map(inspect.getsource, (rays, shading, sys.modules[__name__]))).encode()))
 
 
 def draw(packed: shading.Packed, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures and maps of the things seen, as `lightning_idc.data.synthetic.render.render` returns them."""
+    """Images and object maps, as returned by `lightning_idc.data.synthetic.render.render`."""
     total = len(packed.counts)
     images = np.empty((total, 3, height, width), np.uint8)
     seen = np.empty((total, height, width), np.int16)

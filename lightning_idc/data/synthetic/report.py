@@ -1,4 +1,4 @@
-"""Long captions about several changes: one sentence each, a referring part and a change part."""
+"""Long captions about several changes: one sentence per change, with a referring part and a change part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = (
     "OCR",
     "counting",
 )
-"""The order in which a report tells them."""
+"""Types of change in the order of a report."""
 
 _CHANGE_PARTS = {
     "addition": "has newly appeared on ground that was empty before",
@@ -50,7 +50,7 @@ _REGIONS = {
 
 
 def report(claims: Sequence[ParsedChange]) -> str:
-    """One sentence for each claim, in the order given."""
+    """One sentence per claim, in order."""
     return " ".join(_sentence(claim) for claim in claims)
 
 

@@ -1,4 +1,4 @@
-"""Drawing scenes by lot: attributes, places, cameras and lights."""
+"""Random scenes: attributes, positions, cameras and lights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 Relations = Literal["always", "needed"]
 
 GROUND_RADIUS = 3.0
-"""Things stand within this distance of the centre, world units."""
+"""Maximum distance of objects from the centre in world units."""
 GAP = 0.25
-"""Least free ground between two things, world units; CLEVR's value."""
+"""Minimum gap between two objects in world units; CLEVR's value."""
 TRIES = 400
-"""Layouts drawn before a scene counts as impossible; 5 are enough for nine scenes in ten."""
+"""Maximum number of layouts per scene; 5 are enough for 90 % of the scenes."""
 
 _CAMERA = Camera((6.7, -5.9, 6.8), (0.0, 0.0, 0.35), 42.0)
-# CLEVR's direction and distance, ten degrees higher: a square picture shows more ground, so things hide each other less
+# CLEVR's direction and distance, ten degrees higher: a square image shows more ground, with less occlusion
 _LIGHTS = (
     Light((6.4, -2.9, 4.3), 1.0, 0.9),
     Light((-4.7, -3.7, 2.4), 0.35, 0.9),
@@ -33,45 +33,45 @@ _LIGHTS = (
 
 
 class Rng:
-    """Random choices from a numpy generator, as few lines as scenes need."""
+    """Random choices with a numpy generator."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._draw = rng.random
 
     def uniform(self, low: float, high: float) -> float:
-        """A number between the two."""
+        """Uniform random number between two bounds."""
         return low + (high - low) * float(self._draw())
 
     def pick(self, options: Sequence[T]) -> T:
-        """One of the options, all equally likely."""
+        """Uniform random choice of one option."""
         return options[int(self._draw() * len(options))]
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """True with a probability."""
         return float(self._draw()) < probability
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """Uniform random integer from low to high, both included."""
         return low + int(self._draw() * (high - low + 1))
 
     def shuffled(self, items: Sequence[T]) -> list[T]:
-        """The items in random order."""
+        """Items in random order."""
         return [items[i] for i in np.argsort([self._draw() for _ in items])]
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What a mode may put into a scene and how it looks at it.
+    """Distribution of the scenes and cameras of a mode.
 
     Args:
-        things: least and greatest number of things.
-        camera_jitter: each coordinate of the camera moves by up to this much, in both pictures, world units.
-        light_jitter: the same for the lights, world units.
-        no_change: share of pairs in which nothing changes but camera and lights.
-        aspect: width of the pictures over their height.
-        relations: in captions of a single change, where a thing stands is said always, or only where another thing
-            has the same four attributes.
-        visible: least visible share of what changes and its anchor, and of everything else.
+        things: minimum and maximum number of objects.
+        camera_jitter: maximum shift of each camera coordinate per image in world units.
+        light_jitter: maximum shift of each light coordinate per image in world units.
+        no_change: fraction of pairs in which only camera and lights change.
+        aspect: width over height of the images.
+        relations: whether captions of a single change always give the object's position, or only if another object has
+            the same four attributes.
+        visible: minimum visible fraction of the changed object and its anchor, and of all other objects.
     """
 
     things: tuple[int, int] = (3, 6)
@@ -84,15 +84,15 @@ class World:
 
 
 def draw_attributes(rng: Rng, shapes: Sequence[str] = SHAPES) -> Attributes:
-    """Every combination is equally likely."""
+    """Draw all four attributes uniformly."""
     return Attributes(rng.pick(tuple(SIZES)), rng.pick(tuple(COLORS)), rng.pick(MATERIALS), rng.pick(shapes))
 
 
 def draw_camera(rng: Rng, jitter: float, turn: float = 0.0) -> Camera:
-    """CLEVR's camera, moved by chance.
+    """Draw a camera around CLEVR's camera.
 
     Args:
-        turn: angle by which it is first carried around the scene, radians.
+        turn: rotation around the scene before the jitter, in radians.
     """
     x, y, z = _CAMERA.position
     cos, sin = math.cos(turn), math.sin(turn)
@@ -105,7 +105,7 @@ def draw_camera(rng: Rng, jitter: float, turn: float = 0.0) -> Camera:
 
 
 def draw_lights(rng: Rng, jitter: float, strength: float = 1.0) -> tuple[Light, ...]:
-    """CLEVR's key, fill and back light, moved by chance and a little brighter or dimmer."""
+    """Draw CLEVR's key, fill and back light with random shifts and intensities."""
     lights = []
     for light in _LIGHTS:
         x, y, z = (value + rng.uniform(-jitter, jitter) for value in light.position)
@@ -115,7 +115,7 @@ def draw_lights(rng: Rng, jitter: float, strength: float = 1.0) -> tuple[Light, 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place on the ground that is taken."""
+    """Occupied disc on the ground."""
 
     x: float
     y: float
@@ -123,7 +123,7 @@ class Spot:
 
 
 def free(x: float, y: float, radius: float, taken: Sequence[Spot], gap: float = GAP) -> bool:
-    """Whether a thing of that radius can stand there."""
+    """Whether an object of this radius fits at a position."""
     if x * x + y * y > GROUND_RADIUS * GROUND_RADIUS:
         return False
     for spot in taken:
@@ -134,7 +134,7 @@ def free(x: float, y: float, radius: float, taken: Sequence[Spot], gap: float = 
 
 
 def find_spot(rng: Rng, radius: float, taken: Sequence[Spot], tries: int = 30) -> Spot | None:
-    """A free place on the ground, or None when there seems to be none."""
+    """Random free position on the ground, or None if all tries fail."""
     for _ in range(tries):
         x, y = rng.uniform(-GROUND_RADIUS, GROUND_RADIUS), rng.uniform(-GROUND_RADIUS, GROUND_RADIUS)
         if free(x, y, radius, taken):
@@ -143,22 +143,22 @@ def find_spot(rng: Rng, radius: float, taken: Sequence[Spot], tries: int = 30) -
 
 
 def stand(rng: Rng, attributes: Attributes, spot: Spot) -> SceneObject:
-    """A thing with all four attributes at a place, turned by chance."""
+    """Object with the attributes at a position, with a random rotation."""
     size, color, material, shape = (word or "" for word in attributes)
     return SceneObject(shape, size, color, material, spot.x, spot.y, rng.uniform(0.0, 2 * math.pi))
 
 
 @dataclass(frozen=True, slots=True)
 class ScenePair:
-    """Two scenes and what happened between them.
+    """Two scenes and the changes between them.
 
     Args:
         before: scene of the before image.
         after: scene of the after image.
-        changes: what there is to tell, none in a pair of the kind ``no_change``.
-        captions: all references.
+        changes: changes, empty for a pair of the kind ``no_change``.
+        captions: all reference captions.
         change_type: kind of the first change, or ``no_change``.
-        same: pairs of indices (before, after) of one and the same thing, changed or not.
+        same: index pairs (before, after) of the same object, changed or not.
     """
 
     before: Scene

@@ -1,6 +1,6 @@
-"""CLEVR's world in words and numbers: what a scene is, before anything is drawn.
+"""Scene description in CLEVR's world: objects, camera and lights.
 
-World units are CLEVR's: the ground is the plane z = 0, objects stand on it within about |x|, |y| <= 3.
+World units are CLEVR's: the ground is the plane z = 0, and objects are on it within about |x|, |y| <= 3.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ COLORS = {
     "cyan": (41, 208, 208),
     "yellow": (255, 238, 51),
 }
-"""sRGB, 0 to 255."""
+"""sRGB values, 0 to 255."""
 
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """One object standing on the ground.
+    """One object on the ground.
 
     Args:
         shape: one of ``SHAPES``.
         size: a key of ``SIZES``.
         color: a key of ``COLORS``.
         material: one of ``MATERIALS``.
-        x: world units.
-        y: world units.
-        rotation: about the vertical axis, radians.
+        x: x coordinate of the centre in world units.
+        y: y coordinate of the centre in world units.
+        rotation: rotation about the vertical axis in radians.
     """
 
     shape: str
@@ -48,18 +48,18 @@ class SceneObject:
 
     @property
     def radius(self) -> float:
-        """Half the extent in world units: of a sphere or cylinder the radius, of a cube half its edge."""
+        """Half the extent in world units: the radius of a sphere or cylinder, half the edge of a cube."""
         return SIZES[self.size] / (2**0.5 if self.shape == "cube" else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """A pinhole camera that looks at a point; ``up`` is +z.
+    """Pinhole camera directed at a point, with +z up.
 
     Args:
-        position: world units.
-        target: world units.
-        fov: horizontal field of view, degrees.
+        position: position in world units.
+        target: target point in world units.
+        fov: horizontal field of view in degrees.
     """
 
     position: tuple[float, float, float]
@@ -72,9 +72,9 @@ class Light:
     """A small area light.
 
     Args:
-        position: world units.
+        position: position in world units.
         intensity: radiance relative to the key light of CLEVR's base scene.
-        radius: world units; 0 casts hard shadows.
+        radius: radius in world units; 0 for hard shadows.
     """
 
     position: tuple[float, float, float]
@@ -84,14 +84,14 @@ class Light:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that is needed to draw one image.
+    """Complete description of one image.
 
     Args:
-        things: in it.
-        camera: that sees it.
-        lights: around it.
-        ambient: light from everywhere.
-        albedo: factor of the colours of rubber, and by its square root of metal.
+        things: objects of the scene.
+        camera: camera of the image.
+        lights: lights of the scene.
+        ambient: intensity of the ambient light.
+        albedo: factor of the colours of rubber; its square root is the factor for metal.
     """
 
     things: tuple[SceneObject, ...]

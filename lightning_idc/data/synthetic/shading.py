@@ -1,6 +1,6 @@
-"""What both ray tracers read: the constants of light and materials, and scenes as arrays.
+"""Constants of light and materials, and conversion of scenes to arrays, shared by both ray tracers.
 
-The compiled one is :mod:`~lightning_idc.data.synthetic.render_numba`; the other, in torch, is the tests' oracle.
+One is :mod:`~lightning_idc.data.synthetic.render_numba`; the other, in torch, is the reference for the tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light,
 from lightning_idc.utils.errors import DataError
 
 DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 46.0)
-"""CLEVR's place of the camera; everything within |x|, |y| <= 3 is in a square picture."""
+"""CLEVR's camera; everything within |x|, |y| <= 3 is visible in a square image."""
 DEFAULT_LIGHTS = (
     Light((6.4, -2.9, 4.3), 1.0, 0.9),
     Light((-4.7, -3.7, 2.4), 0.35, 0.9),
@@ -23,22 +23,22 @@ DEFAULT_LIGHTS = (
 )
 """Key, fill and back light of CLEVR's base scene."""
 
-# What things look like; linear light. Fitted by eye to pictures of CLEVR-Change.
+# appearance of objects in linear light, fitted by eye to images of CLEVR-Change
 GROUND_ALBEDO = 0.33
-HORIZON, ZENITH = 0.135, 0.03  # what a ray sees that meets nothing
-HAZE = 11.0  # distance from the centre at which the ground is half lost in the horizon, world units
+HORIZON, ZENITH = 0.135, 0.03  # background brightness
+HAZE = 11.0  # distance from the centre at which ground and horizon are mixed equally, world units
 LIGHT_POWER = 34.0  # light at distance d of intensity i gives i * LIGHT_POWER / d^2
 LIGHT_TINTS = ((1.04, 1.0, 0.94), (0.94, 0.99, 1.08), (1.0, 1.0, 1.0))  # key warm, fill cool, others neutral
-AMBIENT_GAIN = 0.75  # ambient light that reaches a surface that faces up
-OCCLUSION = 0.9  # how much a thing nearby takes from the ambient light
-BEVEL = 0.14  # rounding of edges in the normals, as a share of the radius
+AMBIENT_GAIN = 0.75  # ambient light on an upward surface
+OCCLUSION = 0.9  # strength of the ambient occlusion
+BEVEL = 0.14  # width of the rounded edges in the normals, relative to the radius
 RUBBER_GLOSS = 0.05  # times the 8th power of the mirrored light's cosine
-METAL_DIFFUSE, METAL_MIRROR = 0.16, 1.15  # shares of matte and mirrored light, both tinted
+METAL_DIFFUSE, METAL_MIRROR = 0.16, 1.15  # weights of diffuse and mirrored light, both tinted
 METAL_GLOSS, METAL_SHEEN = 3.0, 0.55  # times the 128th and the 16th power of the mirrored light's cosine
-METAL_WHITE = 0.45  # how white the highlights of metal are; the rest has the thing's colour
+METAL_WHITE = 0.45  # white fraction of metal highlights; the rest has the object's colour
 SAMPLES = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
-"""Further rays of a pixel that differs from its neighbours, from its centre, pixels."""
-CONTRAST = 10.0  # difference of neighbours, in steps of 255, from which on both get further rays
+"""Offsets in pixels of the additional rays of a pixel that differs from its neighbours."""
+CONTRAST = 10.0  # difference of neighbours (0 to 255) above which both get additional rays
 ENCODE = (1.3054, -0.0796, -0.2258)  # times x^(1/2), x^(1/4) and x, their sum is nearly the sRGB code of linear x
 
 THING_FIELDS = ("kind", "x", "y", "radius", "bound", "cos", "sin", "red", "green", "blue", "metal")
@@ -52,11 +52,11 @@ class Packed:
 
     Args:
         things: ``(N, T, 11)`` with `THING_FIELDS` last; rows after `counts` are zero.
-        counts: things of each scene, int64 ``(N,)``.
-        lights: ``(N, L, 10)``, each x, y, z, radius, the power in red, green and blue, and the direction from the
-            world's centre, which its disc faces; unused rows are zero.
-        light_counts: lights of each scene, int64 ``(N,)``.
-        cameras: ``(N, 13)``, position, right, up, forward times focal length, ambient light.
+        counts: number of objects of each scene, int64 ``(N,)``.
+        lights: ``(N, L, 10)``: x, y, z, radius, power in red, green and blue, and the direction from the
+            world's centre to which its disc is perpendicular; unused rows are zero.
+        light_counts: number of lights of each scene, int64 ``(N,)``.
+        cameras: ``(N, 13)``: position, right, up, forward times focal length, ambient light.
     """
 
     things: np.ndarray
@@ -67,8 +67,8 @@ class Packed:
 
 
 def _thing_row(thing: SceneObject, albedo: float) -> tuple[float, ...]:
-    share = albedo if thing.material == "rubber" else math.sqrt(albedo)
-    red, green, blue = (share * value / 255 for value in COLORS[thing.color])
+    factor = albedo if thing.material == "rubber" else math.sqrt(albedo)
+    red, green, blue = (factor * value / 255 for value in COLORS[thing.color])
     radius = thing.radius
     return (
         _KIND[thing.shape], thing.x, thing.y, radius, radius * _BOUND[thing.shape] * 1.0001,
@@ -93,10 +93,10 @@ def _camera_row(camera: Camera, ambient: float) -> tuple[float, ...]:
 
 
 def pack(scenes: Sequence[Scene]) -> Packed:
-    """Scenes as the arrays that are drawn from.
+    """Convert scenes to arrays for the renderer.
 
     Raises:
-        DataError: a camera that cannot look, or numbers that are not finite.
+        DataError: a camera is invalid, or a number is not finite.
     """
     count = len(scenes)
     things = np.zeros((count, max((len(scene.things) for scene in scenes), default=0), len(THING_FIELDS)), np.float32)

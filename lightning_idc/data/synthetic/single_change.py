@@ -1,9 +1,9 @@
-"""Drawing a pair with one change or none; the modes of the CLEVR-Change kind share it.
+"""Random pairs with one change or none, shared by the modes of the CLEVR-Change kind.
 
-The thing that changes is drawn first and kept while places are drawn again and again, so that what a caption names is
-balanced over shapes, sizes, colours and materials whatever the places allow. Its nearest neighbour is the one thing
-that the caption refers to: unlike all others, clearly nearest, and clearly in one of four directions. That makes the
-second half of a sentence as predictable from the picture as the first.
+The changed object is drawn first and does not change while layouts are rejected, so that captions are balanced over
+shapes, sizes, colours and materials regardless of the layout constraints. Its anchor in the caption is its nearest
+neighbour: it has unique attributes, is clearly nearest, and is clearly in one of four directions. The relation in a
+sentence is therefore as predictable from the image as the object.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from lightning_idc.data.synthetic.sampling import (
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SIZES, Camera, Scene
 
 TWINS = 0.1
-"""Share of pairs in which another thing looks like the one that changes: only the relation tells them apart."""
-NEAREST_BY = 0.5
-"""World units by which the anchor is nearer than any other thing."""
-LEAST_MOVE = 1.6
-"""World units that a thing moves at least."""
+"""Fraction of pairs in which another object looks like the changed one; only the relation distinguishes them."""
+ANCHOR_MARGIN = 0.5
+"""Minimum difference in world units between the distances of the anchor and of any other object."""
+MIN_MOVE = 1.6
+"""Minimum displacement of a moved object in world units."""
 
 CameraPair = Callable[[Rng, float], tuple[Camera, Camera]]
 
 
 def draw_single(rng: Rng, world: World, cameras: CameraPair) -> ScenePair:
-    """One pair of scenes with its captions.
+    """Draw one pair of scenes with its captions.
 
     Args:
-        cameras: draws both cameras, given the jitter in world units.
+        cameras: function that draws both cameras, given the jitter in world units.
 
     Raises:
         RuntimeError: the world is too crowded for any scene.
@@ -77,7 +77,7 @@ def _changed(rng: Rng, kind: str, target: Attributes) -> Attributes:
 
 
 def _others(rng: Rng, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
-    """Attributes of the anchor, then of the rest; only a twin may equal the target, none may equal the anchor."""
+    """Attributes of the anchor and of the others; all are distinct from the target, except for a possible twin."""
     unlike = {target, changed}
     drawn: list[Attributes] = []
     while len(drawn) < count - 1:
@@ -118,14 +118,18 @@ def _attempt(
     twins = [other for other in around if Attributes.of(other) == target]
     if relation is None or any(related(views[side], twin, relation, anchor, -0.1) for twin in twins):
         return None
-    # what changes is the last thing of a list, so that the others keep their numbers when it comes or goes
+    # the changed object is the last one, so that the indices of the others do not change when it is added or dropped
     scenes = [
         tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))
     ]
-    seen, others_seen = world.visible
-    for things, view, gone in zip(scenes, views, ("add", "drop"), strict=True):
-        shares = visible_shares(outlines(things, view, world.aspect))
-        if shares.min() < others_seen or shares[0] < seen or (kind != gone and shares[-1] < seen):
+    min_changed, min_others = world.visible
+    for things, view, absent_kind in zip(scenes, views, ("add", "drop"), strict=True):
+        visible = visible_shares(outlines(things, view, world.aspect))
+        if (
+            visible.min() < min_others
+            or visible[0] < min_changed
+            or (kind != absent_kind and visible[-1] < min_changed)
+        ):
             return None
     last = len(around)
     same = [(i, i) for i in range(last)] + ([] if kind in ("add", "drop") else [(last, last)])
@@ -137,10 +141,10 @@ def _attempt(
         if world.relations == "always" or twins:
             claim = replace(claim, relation=relation, anchor=Attributes.of(anchor))
         changes = (Change(claim, () if kind == "add" else (last,), () if kind == "drop" else (last,), side),)
-    lit = [draw_lights(rng, world.light_jitter) for _ in range(2)]
+    lights = [draw_lights(rng, world.light_jitter) for _ in range(2)]
     return ScenePair(
-        Scene(scenes[0], cameras[0], lit[0]),
-        Scene(scenes[1], cameras[1], lit[1]),
+        Scene(scenes[0], cameras[0], lights[0]),
+        Scene(scenes[1], cameras[1], lights[1]),
         changes,
         tuple(rng.shuffled(sentences(claim))),
         kind,
@@ -149,12 +153,12 @@ def _attempt(
 
 
 def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
-    """Places of the target, of its anchor and of the rest, which all stay farther from the target than the anchor."""
+    """Positions of the target, its anchor and the others, which are all farther from the target than the anchor."""
     radii = [SIZES[attributes.size or ""] for attributes in (target, *others)]
     first = find_spot(rng, radii[0], ())
     if first is None:
         return None
-    # the thing stands in this direction from its anchor, at most 30 degrees off
+    # direction of the target from its anchor, within 30 degrees
     relation, slant = rng.pick(RELATIONS), rng.uniform(-math.pi / 6, math.pi / 6)
     major, minor = math.cos(slant), math.sin(slant)
     away = radii[0] + radii[1] + GAP + rng.uniform(0.05, 0.7)
@@ -165,10 +169,12 @@ def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes
     if not free(x, y, radii[1], [first]):
         return None
     spots = [first, Spot(x, y, radii[1])]
-    # a thing seems as near as its edge, so the circle to stay out of is larger for larger things
+    # distances are measured between edges, so the reserved radius depends on the radius of the object
     for radius in radii[2:]:
-        kept = [Spot(first.x, first.y, away + NEAREST_BY - radius - GAP if away + NEAREST_BY > radius + GAP else 0.0)]
-        spot = find_spot(rng, radius, [*kept, *spots])
+        reserved = [
+            Spot(first.x, first.y, away + ANCHOR_MARGIN - radius - GAP if away + ANCHOR_MARGIN > radius + GAP else 0.0)
+        ]
+        spot = find_spot(rng, radius, [*reserved, *spots])
         if spot is None:
             return None
         spots.append(spot)
@@ -178,6 +184,6 @@ def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes
 def _move(rng: Rng, spots: Sequence[Spot]) -> Spot | None:
     for _ in range(8):
         spot = find_spot(rng, spots[0].radius, spots[1:], 8)
-        if spot is not None and math.hypot(spot.x - spots[0].x, spot.y - spots[0].y) >= LEAST_MOVE:
+        if spot is not None and math.hypot(spot.x - spots[0].x, spot.y - spots[0].y) >= MIN_MOVE:
             return spot
     return None

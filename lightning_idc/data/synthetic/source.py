@@ -1,4 +1,4 @@
-"""Rendered pairs as a source that data modules read."""
+"""Source of rendered pairs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lightning_idc.images.types import PairSample
 
 
 class SyntheticSource(PairSource):
-    """Pairs of one split, read from disk as they are asked for.
+    """Rendered pairs of one split, read from disk on access.
 
     Args:
-        key: what to read, and to render when it is not there yet.
-        root: folder of all rendered data.
-        progress: show a bar with the time left while rendering.
-        workers: threads that render; None for one per core.
+        key: settings of the pairs, which are rendered if they are not cached.
+        root: root folder of the cache.
+        progress: whether to show a progress bar while rendering.
+        workers: number of rendering threads; None for one per core.
 
     Raises:
         StoreError: the pairs cannot be written.
@@ -42,7 +42,7 @@ class SyntheticSource(PairSource):
         self._kinds: list[str] = [row for batch in texts for row in batch.column("change_type").to_pylist()]
 
     def __getstate__(self) -> dict[str, Any]:
-        # captions would be copied to every worker; they are read again instead
+        # without the captions: workers read them again, which avoids copies
         return {"key": self.key, "folder": self.folder, "ids": self.ids}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -57,25 +57,26 @@ class SyntheticSource(PairSource):
         return self._captions[index]
 
     def change_type(self, index: int) -> str:
-        """Kind of the (first) change of a pair."""
+        """Type of the (first) change of a pair."""
         return self._kinds[index]
 
     def truth(self, index: int) -> dict[str, Any]:
-        """Everything known about a pair, in plain types: see `truth.measure`."""
+        """Ground truth of a pair in plain types; see `truth.measure`."""
         return json.loads(self._truth[index])
 
     def load(self, index: int) -> PairSample:
-        """One pair with its images, references, boxes, masks and truth."""
-        truth = self.truth(index)
+        """Pair with its images, references, boxes, masks and ground truth."""
+        ground_truth = self.truth(index)
         before, after = torch.from_numpy(np.array(self.images[index]))
         seen = self.seen[index]
         masks = np.empty(seen.shape, bool)
         for side, name in enumerate(("before", "after")):
-            involved = np.zeros(len(truth[name]["things"]) + 1, bool)  # index -1, nothing seen, reads the last
-            involved[[thing for change in truth["changes"] for thing in change[name]]] = True
+            # the last entry is for the index -1, no object
+            involved = np.zeros(len(ground_truth[name]["things"]) + 1, bool)
+            involved[[thing for change in ground_truth["changes"] for thing in change[name]]] = True
             masks[side] = involved[seen[side]]
         empty = [math.nan] * 4
-        boxes = [[box or empty for box in change] for change in truth["boxes"]]
+        boxes = [[box or empty for box in change] for change in ground_truth["boxes"]]
         return PairSample(
             id=self.ids[index],
             before=before,
@@ -84,5 +85,5 @@ class SyntheticSource(PairSource):
             change_type=self._kinds[index],
             boxes=torch.tensor(boxes, dtype=torch.float32).reshape(-1, 2, 4),
             masks=torch.from_numpy(masks),
-            meta=truth,
+            meta=ground_truth,
         )

@@ -1,4 +1,4 @@
-"""Ground truth of a rendered pair, measured on the maps that say which thing is seen at each pixel."""
+"""Ground truth of a rendered pair, measured on its object maps."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ ATTRIBUTE_WORDS: dict[str, tuple[str, ...]] = {
     "material": MATERIALS,
     "shape": SHAPES,
 }
-"""What a cell of the grid is labelled with; label 0 is "nothing here", label i + 1 is word i."""
+"""Label words of the grid cells by attribute; label 0 is an empty cell, label i + 1 is word i."""
 
 
 def boxes_of(seen: np.ndarray, count: int) -> list[list[float] | None]:
-    """Box x1 y1 x2 y2 of the visible part of each thing, in pixels, the last two exclusive; None where nothing shows.
+    """Boxes x1, y1, x2, y2 of the visible part of each object in pixels, exclusive ends; None for a hidden object.
 
     Args:
-        seen: index of the thing at each pixel or -1, ``(H, W)``.
-        count: number of things.
+        seen: index of the object at each pixel or -1, ``(H, W)``.
+        count: number of objects.
     """
     boxes: list[list[float] | None] = []
     for index in range(count):
-        here = seen == index
-        columns, rows = np.flatnonzero(here.any(0)), np.flatnonzero(here.any(1))
+        mask = seen == index
+        columns, rows = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
         if len(rows) == 0:
             boxes.append(None)
         else:
@@ -40,24 +40,29 @@ def boxes_of(seen: np.ndarray, count: int) -> list[list[float] | None]:
 
 
 def union_box(boxes: Iterable[list[float] | None]) -> list[float] | None:
-    """Smallest box around all that are not None."""
-    known = [box for box in boxes if box is not None]
-    if not known:
+    """Smallest box around all boxes that are not None; None if there are none."""
+    visible = [box for box in boxes if box is not None]
+    if not visible:
         return None
-    return [min(b[0] for b in known), min(b[1] for b in known), max(b[2] for b in known), max(b[3] for b in known)]
+    return [
+        min(b[0] for b in visible),
+        min(b[1] for b in visible),
+        max(b[2] for b in visible),
+        max(b[3] for b in visible),
+    ]
 
 
 def view_overlap(
     before: Sequence[list[float] | None], after: Sequence[list[float] | None], same: Iterable[tuple[int, int]]
 ) -> float | None:
-    """How far the two views agree: mean IoU of the boxes of each thing in the before and in the after image.
+    """Overlap of two views: mean IoU of each object's boxes in the before and the after image.
 
-    CLEVR-Change measures the difficulty of a pair by the IoU of its objects' boxes; a low value is a large shift.
+    CLEVR-Change measures the difficulty of a pair by this IoU; a low value means a large shift.
 
     Args:
-        before: boxes of the things of the before scene.
-        after: boxes of the things of the after scene.
-        same: (before, after) indices of the things that stand in one place in both.
+        before: boxes of the objects of the before scene.
+        after: boxes of the objects of the after scene.
+        same: index pairs (before, after) of the objects that did not move.
     """
     overlaps = []
     for i, j in same:
@@ -69,13 +74,13 @@ def view_overlap(
 def cell_labels(
     seen: np.ndarray, things: Sequence[Any], grid: int | tuple[int, int] = 8, min_share: float = 0.08
 ) -> np.ndarray:
-    """Name what dominates each cell of a grid over the picture, uint8 ``(4, rows, columns)``.
+    """Labels of the dominant object in each cell of a grid over the image, uint8 ``(4, rows, columns)``.
 
     Args:
-        seen: index of the thing at each pixel or -1, ``(H, W)``.
-        things: mappings with the keys of `ATTRIBUTE_WORDS`, one per thing.
-        grid: rows and columns, or one number for both.
-        min_share: share of a cell that a thing must cover to be named there.
+        seen: index of the object at each pixel or -1, ``(H, W)``.
+        things: mappings with the keys of `ATTRIBUTE_WORDS`, one per object.
+        grid: numbers of rows and columns, or one number for both.
+        min_share: minimum fraction of a cell that an object must cover to be its label.
     """
     down, across = (grid, grid) if isinstance(grid, int) else grid
     height, width = seen.shape
@@ -95,11 +100,11 @@ def cell_labels(
 
 
 def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
-    """Everything known about a pair, in plain types.
+    """Complete ground truth of a pair in plain types.
 
     Args:
-        pair: the scenes and what happened between them.
-        seen: index of the thing at each pixel or -1, ``(2, H, W)``.
+        pair: scenes and changes.
+        seen: index of the object at each pixel or -1, ``(2, H, W)``.
     """
     scenes = (pair.before, pair.after)
     boxes = [boxes_of(seen[side], len(scene.things)) for side, scene in enumerate(scenes)]
@@ -123,7 +128,7 @@ def _plain_scene(scene: Scene, boxes: Sequence[list[float] | None], seen: np.nda
     pixels = np.bincount(seen[seen >= 0].ravel(), minlength=len(scene.things))
     plain = asdict(scene)
     if scene.albedo == 1.0:
-        del plain["albedo"]  # of worlds that do not draw it, as it was when there was none
+        del plain["albedo"]  # omitted for modes without random albedo, so that their stored ground truth stays the same
     plain["things"] = [
         {**thing, "box": box, "pixels": int(count)}
         for thing, box, count in zip(plain["things"], boxes, pixels, strict=True)

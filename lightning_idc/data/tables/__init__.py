@@ -1,1 +1,1 @@
-"""Readers and stores of annotations, images and features."""
+"""Readers of annotation tables and image folders, and download of benchmarks."""

@@ -1,4 +1,4 @@
-"""Pairs whose images are files: one record per pair, read when asked for."""
+"""Pairs of image files: one record per pair; images are read on access."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from lightning_idc.utils.files import digest_of_all
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
 
-_Seen = tuple[int, int] | str
-_SURELY_FITS = LONGEST_NAME // 4  # characters; in UTF-8 none takes more than four bytes
-# (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
-_scanned: dict[tuple[str, int, int, str], _Seen] = {}
+_ScanResult = tuple[int, int] | str
+_SURELY_FITS = LONGEST_NAME // 4  # characters; one takes at most four bytes in UTF-8
+# cache: (path, modification time, bytes, options) of a scanned image to its height and width, or to an error message
+_scanned: dict[tuple[str, int, int, str], _ScanResult] = {}
 
 
 @dataclass(slots=True)
 class Record:
-    """One pair as a table or a folder names it.
+    """One pair of image files, from a table or a folder.
 
     Args:
-        id: of the pair.
-        where: file and line, for messages.
-        before: path of the image.
-        after: path of the image.
-        captions: all of them, "" for an empty one.
-        split: as named; None where nothing names it.
+        id: id of the pair.
+        where: source of the record (file and line), for error messages.
+        before: path of the first image.
+        after: path of the second image.
+        captions: all captions, "" for an empty one.
+        split: name of the split; None if it is not specified.
         change_type: label of the change.
-        meta: whatever else the benchmark says of the pair.
+        meta: other metadata of the pair.
     """
 
     id: str
@@ -56,14 +56,14 @@ class Record:
 
 
 class FileSource(PairSource):
-    """Pairs whose images are files.
+    """Source of pairs of image files.
 
     Args:
-        records: one per pair.
-        size: height and width of the images; None leaves them.
-        interpolation: how images are scaled.
-        options: value range, bands and page of the files.
-        scale_after: scale a second image of another size to that of the first, as where an edit may be a crop.
+        records: one record per pair.
+        size: height and width of the resized images; None keeps the original sizes.
+        interpolation: interpolation for resizing.
+        options: decoding options: value range, bands, page.
+        scale_after: whether the second image is scaled to the size of the first, as for edits that crop the image.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class FileSource(PairSource):
         return self.records[index].meta
 
     def fingerprint(self) -> str:
-        return digest_of_all(self._decisive())
+        return digest_of_all(self._fingerprint_parts())
 
-    def _decisive(self) -> Iterator[str]:
+    def _fingerprint_parts(self) -> Iterator[str]:
         yield f"{type(self).__qualname__}/{self.size}/{self.interpolation}"
         yield "" if self.options == PLAIN else f"/{self.options.to_dict()}"
         for record in self.records:
@@ -115,29 +115,29 @@ class FileSource(PairSource):
 
 
 def state_of(path: Path, record: str) -> str:
-    """Path, times and size of a file: what is otherwise once the file has changed.
+    """Path, times and size of a file as one string, which changes when the file does.
 
     Args:
-        path: of the file.
-        record: what the file belongs to, for the message.
+        path: path of the file.
+        record: name of the pair, for the error message.
 
     Raises:
-        DataError: it is not there.
+        DataError: the file cannot be read.
     """
     try:
-        seen = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise DataError(f"{record}: {str(path)!r} cannot be read ({error})") from error
-    # anybody can set the time of change of the content, nobody that of the file's entry
-    return f"{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
+    # mtime can be set by any program, ctime cannot
+    return f"{path}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_size}"
 
 
 class Root:
-    """Files below one folder; each folder below it is resolved once, however many files it holds.
+    """Root folder of a data set; each folder below it is resolved once, for any number of files.
 
     Args:
-        path: the folder; nothing outside it is read.
-        follow_links: read what links below it lead to, wherever that is.
+        path: root folder; no file outside it is read.
+        follow_links: whether symbolic links below the root are followed to files outside it.
     """
 
     def __init__(self, path: str | Path, follow_links: bool = False) -> None:
@@ -145,23 +145,23 @@ class Root:
         self._folders: dict[str, Path] = {}
 
     def file(self, relative: str, record: str) -> Path:
-        """Path of a file that may or may not be there.
+        """Path of a file, which need not exist.
 
         Raises:
-            DataError: the path is absolute, leaves the root or cannot be one.
+            DataError: the path is absolute, leaves the root or is invalid.
         """
         folder, name = self.parts(relative, record)
         return self._folders[folder] / name
 
     def parts(self, relative: str, record: str) -> tuple[str, str]:
-        """Folder and name of a file that may or may not be there; cheaper than its path.
+        """Folder and name of a file, which need not exist; cheaper than :meth:`file`.
 
         Raises:
-            DataError: the path is absolute, leaves the root or cannot be one.
+            DataError: the path is absolute, leaves the root or is invalid.
         """
         folder, _, name = (relative.replace("\\", "/") if "\\" in relative else relative).rpartition("/")
         if folder not in self._folders or relative[:1] == "/":
-            # the first file of a folder is judged with its own path, which the message then names
+            # the first file of a folder is checked by its full path, so that the error message shows it
             inside(self.path, relative, record, self.follow_links)
             self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
         if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, LONGEST_NAME)):
@@ -169,7 +169,7 @@ class Root:
         return folder, name
 
     def folder(self, name: str) -> Path:
-        """Path of a folder that need not exist; "" for the root.
+        """Path of a folder, which need not exist; "" is the root.
 
         Raises:
             DataError: the path is absolute or leaves the root.
@@ -177,7 +177,7 @@ class Root:
         return inside(self.path, name or ".", "", self.follow_links)
 
     def fault(self, relative: str, is_folder: bool = False) -> str | None:
-        """Message if a path is absolute, leaves the root or is not that of a file or folder; None otherwise."""
+        """Error message for a path that is absolute, leaves the root or is invalid; None for a valid path."""
         try:
             self.folder(relative) if is_folder else self.parts(relative, "")
         except DataError as error:
@@ -185,7 +185,7 @@ class Root:
         return None
 
     def absent(self, paths: Iterable[Path]) -> list[Path]:
-        """Those of the paths where no file is; every folder is listed once.
+        """Paths of files that do not exist; every folder is listed once.
 
         Raises:
             DataError: a file is a link that leaves the root.
@@ -204,7 +204,7 @@ class Root:
         """Names of the files in a folder.
 
         Raises:
-            DataError: a file is a link that leaves the root, or the folder does.
+            DataError: the folder or a file in it is a link that leaves the root.
         """
         return self._files_in(self.folder(folder))
 
@@ -234,17 +234,17 @@ def folders_of(paths: Any) -> Any:
 
 
 def check_shares(shares: Sequence[float]) -> None:
-    """Check the shares of train, val and test, each of which is from 0 to 1.
+    """Check that the fractions of train, val and test, each in [0, 1], sum to 1.
 
     Raises:
-        ConfigError: they do not sum to 1.
+        ConfigError: there are not three fractions, or they do not sum to 1.
     """
     if len(shares) != 3 or abs(sum(shares) - 1) > 1e-6:
         raise ConfigError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
 
 
 def split_by_hash(name: str, shares: Sequence[float]) -> str:
-    """Split of an id, from its hash alone."""
+    """Split of an id, determined by its hash only, so that adding pairs does not change it."""
     point = int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big") / 2**64
     return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
 
@@ -255,19 +255,19 @@ def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
     return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
 
 
-def fault_of(record: Record, sized: bool, options: ImageOptions = PLAIN) -> str | None:
-    """What is wrong with the images of a pair; they may differ in size where both are resized."""
+def fault_of(record: Record, is_resized: bool, options: ImageOptions = PLAIN) -> str | None:
+    """Error message for the images of a pair, None if they are valid; sizes may differ if both are resized."""
     before, after = _scan(record.before, options), _scan(record.after, options)
     for size in (before, after):
         if isinstance(size, str):
             return size
-    if before == after or sized:
+    if before == after or is_resized:
         return None
     return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; set image_size to resize both"
 
 
-def _scan(path: Path, options: ImageOptions) -> _Seen:
-    """Height and width of an image, or what is wrong with it."""
+def _scan(path: Path, options: ImageOptions) -> _ScanResult:
+    """Height and width of an image, or an error message."""
     try:
         stat = os.stat(path)
     except OSError:

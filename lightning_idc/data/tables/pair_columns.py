@@ -1,6 +1,6 @@
-"""Pairs of a table: its columns checked and turned into a :class:`RecordTable`, all rows at once.
+"""Conversion of a table to a :class:`RecordTable`, vectorised over all rows.
 
-A million rows are checked in Arrow's and numpy's functions; Python looks only at rows that may be wrong.
+Arrow and numpy check all rows; Python code handles suspicious rows only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_idc.utils.paths import LONGEST_NAME
 
 SPLITS = ("train", "val", "test", "predict")
 SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-"""Other names of splits."""
+"""Aliases of split names."""
 SIDES = ("before", "after")
 CAPTIONS = "or 'caption', or 'caption_1' to 'caption_n'"
 # blanks of str.split other than the space
@@ -27,24 +27,24 @@ _BLANKS = "\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u30
 _JSON_LIST = r"""^\s*\[\s*["'\]]"""
 
 
-def wanted(name: str) -> bool:
-    """Whether a column says something of a pair."""
+def is_pair_column(name: str) -> bool:
+    """Whether a column has a meaning for pairs."""
     return name in ("id", *SIDES, "images", "split", "change_type") or is_caption_column(name)
 
 
 def pairs_of(root: Root, table: Table, split: str | None) -> tuple[RecordTable, str | None]:
-    """Pairs of a table with the columns before and after, or images with both.
+    """Convert a table with the columns before and after, or images with both paths.
 
     Args:
         root: folder that the paths are relative to.
-        table: table with the columns that are :func:`wanted`.
-        split: split of all pairs; None if a column or nothing names it.
+        table: table with the columns for which :func:`is_pair_column` is true.
+        split: split of all pairs; None to use the column ``split``, if there is one.
 
     Returns:
-        The pairs, and the message that captions are missing if no column holds any.
+        The pairs, and an error message if there is no caption column, else None.
 
     Raises:
-        DataError: the table lacks a column or contradicts itself; the first five bad rows are listed.
+        DataError: a column is missing, or rows are contradictory; the first five bad rows are listed.
     """
     if "images" in table.columns and not any(side in table.names for side in SIDES):
         _split_images(table)
@@ -60,10 +60,10 @@ def pairs_of(root: Root, table: Table, split: str | None) -> tuple[RecordTable, 
 
 
 def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split: str | None = None) -> RecordTable:
-    """One record for each id, with the captions of all its rows.
+    """Group rows by id into one record each, with the captions of all rows.
 
     Raises:
-        DataError: rows of one id contradict each other, or a cell is not what it should be.
+        DataError: rows of one id contradict each other, or a cell is invalid.
     """
     import pyarrow
 
@@ -99,7 +99,7 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
 
 
 def _split_images(table: Table) -> None:
-    """Turn a column with a list of both images, as TRL has it, into the columns before and after."""
+    """Convert TRL's column ``images``, a list of both images, to the columns before and after."""
     import pyarrow
 
     sides: list[tuple[str, str]] = []
@@ -116,17 +116,17 @@ def two_images(value: Any, where: str) -> tuple[str, str]:
     """Paths of a list of two images; each is a path, or an object with one.
 
     Raises:
-        DataError: the value is something else.
+        DataError: the value has another form.
     """
     items = value if isinstance(value, list) else []
-    paths: list[Any] = [one.get("path") if isinstance(one, dict) else one for one in items]
+    paths: list[Any] = [item.get("path") if isinstance(item, dict) else item for item in items]
     if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
         raise DataError(f"{where} is {short(value)}; expected the paths of two images")
     return check_text(paths[0], where), check_text(paths[1], where)
 
 
 def _paths(table: Table, side: str, root: Root) -> Any:
-    """Paths of one side with slashes; bad ones are added to the faults of the table."""
+    """Normalised paths of one side; invalid ones are added to the faults of the table."""
     import pyarrow.compute as pc
 
     paths = pc.utf8_trim_whitespace(table.columns[side])
@@ -139,7 +139,7 @@ def _paths(table: Table, side: str, root: Root) -> Any:
     message = f"{side} is empty; expected the path of an image, relative to {root.path}"
     table.faults.add_rows(table.lines[empty], lambda index: message)
 
-    # a folder that may not be read makes all paths in it wrong
+    # all paths in a forbidden folder are invalid
     folders = folders_of(paths)
     forbidden = [
         code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(folder, is_folder=True)
@@ -154,7 +154,7 @@ def _paths(table: Table, side: str, root: Root) -> Any:
 
 
 def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
-    """Ids of the column id; a row without one is named by its own paths, so that other rows never change it."""
+    """Ids of the column ``id``; a row without one gets an id from its paths, which is independent of other rows."""
     import pyarrow.compute as pc
 
     ids = _column(table, "id")
@@ -171,7 +171,7 @@ def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
 
 
 def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
-    """Captions of all rows, and how many each row has: captions, caption, then caption_1 to caption_n."""
+    """Captions of all rows (captions, caption, then caption_1 to caption_n), and their number per row."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -185,7 +185,7 @@ def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
             continue
         column = table.columns[name]
         count = np.ones(len(table), np.int64)
-        if name in numbered:  # a column for each caption is blank where a pair has fewer
+        if name in numbered:  # numbered columns are blank for pairs with fewer captions
             full = pc.not_equal(column, "")
             column, count = column.filter(full), full.to_numpy(zero_copy_only=False).astype(np.int64)
         elif name == "captions" and pc.any(pc.match_substring(column, "[")).as_py():
@@ -199,7 +199,7 @@ def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
 
 
 def _lists(table: Table, column: Any) -> Any:
-    """Lists of captions in a column some of whose cells are JSON lists."""
+    """Lists of captions of a column in which cells may be JSON lists."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -215,7 +215,7 @@ def _lists(table: Table, column: Any) -> Any:
 
 
 def _texts_of(cell: str) -> list[str]:
-    """Texts of a JSON list."""
+    """Parse a JSON list of captions."""
     try:
         captions: list[str] = parse_json(cell, "captions")
     except DataError as error:
@@ -228,7 +228,7 @@ def _texts_of(cell: str) -> list[str]:
 
 
 def _with_single_spaces(texts: Any) -> Any:
-    """``" ".join(text.split())`` of an Arrow array."""
+    """Vectorised ``" ".join(text.split())`` of an Arrow array."""
     import pyarrow.compute as pc
 
     texts = pc.utf8_trim_whitespace(texts)
@@ -242,7 +242,7 @@ def _with_single_spaces(texts: Any) -> Any:
 
 
 def _splits(table: Table) -> Any:
-    """Names of splits, "" if nothing names one."""
+    """Canonical split name of each row, "" if it is not specified."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -260,14 +260,14 @@ def _splits(table: Table) -> Any:
 
 
 def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
-    """Add the rows whose cell is not that of the first row of their id.
+    """Report rows that contradict the first row of the same id.
 
     Args:
         table: table of the rows.
         ids: id of each row.
         firsts: index of the first row with the same id, for each row.
-        name: column.
-        column: cells.
+        name: name of the column.
+        column: cells of the column.
     """
     import pyarrow
     import pyarrow.compute as pc
@@ -303,7 +303,7 @@ def _repeat(text: str, count: int) -> Any:
 
 
 def _column(table: Table, name: str) -> Any:
-    """Texts of a column without blanks around them; "" in every row if there is no such column."""
+    """Stripped texts of a column; "" in every row if the column does not exist."""
     import pyarrow.compute as pc
 
     return pc.utf8_trim_whitespace(table.columns[name]) if name in table.columns else _repeat("", len(table))

@@ -1,4 +1,4 @@
-"""Pairs of two folders of images with equal names, and the table of their captions."""
+"""Pairs from two folders of images with equal file names, with an optional table of captions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, group_rows, wanted
+from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, group_rows, is_pair_column
 from lightning_idc.data.tables.record_table import RecordTable, concatenate
 from lightning_idc.data.tables.tables import (
     ENDINGS,
@@ -32,10 +32,10 @@ _IGNORED = ("Thumbs.db", "desktop.ini")
 
 
 def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
-    """Pairs of ``before/`` and ``after/`` with equal names, and the captions of a table.
+    """Match images of ``before/`` and ``after/`` by name, and add the captions of a table.
 
     Returns:
-        The pairs, and the message that captions are missing if there is no table of them.
+        The pairs, and an error message if there is no table of captions, else None.
 
     Raises:
         DataError: an image has no partner, or the table names images that do not exist.
@@ -44,12 +44,12 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
     import pyarrow.compute as pc
 
     images = [images_below(root, side) for side in SIDES]
-    lonely = sorted(images[0].keys() ^ images[1].keys())
-    if lonely:
-        shown = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in lonely[:SHOWN])
+    unmatched = sorted(images[0].keys() ^ images[1].keys())
+    if unmatched:
+        shown = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in unmatched[:SHOWN])
         raise DataError(
-            f"{len(lonely)} images in {root.path} have no partner of the same name on the other side: {shown}"
-            f"{', ...' if len(lonely) > SHOWN else ''}"
+            f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {shown}"
+            f"{', ...' if len(unmatched) > SHOWN else ''}"
         )
     names = sorted(images[0])
     paths = [pyarrow.array([side[name] for name in names], pyarrow.large_string()) for side in images]
@@ -61,7 +61,7 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
             f"{root.path} has no captions.csv or captions.jsonl (columns id and captions), so there is nothing to "
             "learn from or to compare with; without captions it can be predicted only"
         )
-    table = read_table(path, wanted)
+    table = read_table(path, is_pair_column)
     if "id" not in table.columns:
         raise DataError(missing_column(table.names, "id", path, "the name of the images without their ending"))
     if not any(map(is_caption_column, table.columns)):
@@ -82,7 +82,7 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
 
 
 def _captions_in(folder: Path) -> Path | None:
-    """The table of captions beside two folders."""
+    """Path of the table of captions in a folder; None if there is none."""
     tables = [path for path in tables_in(folder) if table_stem(path) == "captions"]
     if len(tables) > 1:
         names = ", ".join(path.name for path in tables)
@@ -91,7 +91,7 @@ def _captions_in(folder: Path) -> Path | None:
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """Tables in a folder, by name, without hidden ones, which some systems add to each."""
+    """Tables in a folder, sorted by name, without hidden files such as those of macOS."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -100,27 +100,26 @@ def tables_in(folder: Path) -> list[Path]:
 
 
 def images_below(root: Root, side: str) -> dict[str, str]:
-    """Images of one side, also in folders below it: by their path without the ending, relative to the side.
+    """Images of one side, including subfolders, by their path relative to the side without the extension.
 
-    Files that are not images are counted and named in a warning; hidden ones are not looked at.
+    Files that are not images are listed in a warning; hidden files are ignored.
 
     Returns:
         Paths relative to the root.
 
     Raises:
-        DataError: two images differ in nothing but their ending, or a name is not text.
+        DataError: two images differ only in their extension, or a name is not UTF-8.
     """
     images: dict[str, str] = {}
-    passed: list[str] = []
+    skipped: list[str] = []
     base = root.path / side
-    seen: set[str] = set()
-    for folder, below, files in os.walk(base, followlinks=root.follow_links):
-        # a link may lead back to a folder above it
-        below[:] = sorted(name for name in below if not name.startswith(".") and _new(os.path.join(folder, name), seen))
+    visited: set[str] = set()
+    for folder, subfolders, files in os.walk(base, followlinks=root.follow_links):
+        # a link may point to a parent folder
+        paths = {name: os.path.join(folder, name) for name in subfolders if not name.startswith(".")}
+        subfolders[:] = sorted(name for name, path in paths.items() if _is_unvisited(path, visited))
         if not root.follow_links:
-            passed += [
-                f"{os.path.join(folder, name)} (a link)" for name in below if os.path.islink(os.path.join(folder, name))
-            ]
+            skipped += [f"{paths[name]} (a link)" for name in subfolders if os.path.islink(paths[name])]
         for name in sorted(files):
             if name.startswith(".") or name in _IGNORED:
                 continue
@@ -130,7 +129,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             stem, ending = os.path.splitext(relative)
             stem = _composed(stem)
             if ending.lower() not in decode.ENDINGS:
-                passed.append(f"{side}/{relative}")
+                skipped.append(f"{side}/{relative}")
             elif stem in images:
                 raise DataError(
                     f"{base} holds {images[stem][len(side) + 1 :]!r} and {relative!r}; names must differ before the "
@@ -138,10 +137,10 @@ def images_below(root: Root, side: str) -> dict[str, str]:
                 )
             else:
                 images[stem] = f"{side}/{relative}"
-    if passed:
-        shown = printable(", ".join(sorted(passed)[:SHOWN])) + (", ..." if len(passed) > SHOWN else "")
+    if skipped:
+        shown = printable(", ".join(sorted(skipped)[:SHOWN])) + (", ..." if len(skipped) > SHOWN else "")
         warnings.warn(
-            f"{base}: passed over {len(passed):,} files that are not images by their ending: {shown}. Read are "
+            f"{base}: passed over {len(skipped):,} files that are not images by their ending: {shown}. Read are "
             f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )
@@ -149,14 +148,14 @@ def images_below(root: Root, side: str) -> dict[str, str]:
 
 
 def _composed(name: str) -> str:
-    """A name with its accents in its letters: some systems write them apart, which looks the same."""
+    """Name in Unicode's composed form (NFC); macOS writes accents as separate characters."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
-def _new(path: str, seen: set[str]) -> bool:
-    """Whether a folder has not been walked through yet, under whatever name."""
+def _is_unvisited(path: str, visited: set[str]) -> bool:
+    """Mark a folder as visited; False if it was visited before, possibly through a link."""
     real = os.path.realpath(path)
-    if real in seen:
+    if real in visited:
         return False
-    seen.add(real)
+    visited.add(real)
     return True

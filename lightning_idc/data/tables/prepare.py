@@ -1,4 +1,4 @@
-"""Getting a benchmark: download what may be, verify it, unpack archives, and say what is left to do by hand."""
+"""Preparation of a benchmark: download and verify files, unpack archives, and list the remaining manual steps."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 TIMEOUT = 30
-"""Seconds that a server may be silent."""
-_LONGEST = 24 * 3600
-"""Seconds that a download may take."""
+"""Maximum seconds without data from the server."""
+_MAX_SECONDS = 24 * 3600
+"""Maximum duration of a download."""
 _CHUNK = 1 << 20
 _MAGIC = {
     ".gz": (b"\x1f\x8b",),
@@ -39,7 +39,7 @@ _MAGIC = {
     ".zip": (b"PK\x03\x04", b"PK\x05\x06"),
 }
 
-_ENCRYPTED = 1  # a zip's flag of a member
+_ENCRYPTED = 1  # flag bit of an encrypted zip member
 
 
 def prepare(
@@ -48,13 +48,13 @@ def prepare(
     say: Callable[[str], object] = _log.info,
     overwrite: bool = False,
 ) -> list[str]:
-    """Fetch and verify the files of a benchmark below its root; say what happens, return what is left to do.
+    """Download and verify the files of a benchmark, and return the remaining manual steps.
 
     Args:
-        data: the benchmark.
-        archives: that were fetched by hand, to be verified and unpacked below the root.
-        say: is given what happens, line by line.
-        overwrite: whether files of an archive may replace others.
+        data: benchmark.
+        archives: manually downloaded archives to unpack below the root.
+        say: callback for each line of progress.
+        overwrite: whether files of an archive may replace existing files.
 
     Raises:
         DataError: a file is not an archive, is damaged, or holds paths that leave the root.
@@ -62,7 +62,7 @@ def prepare(
     for archive in archives or []:
         count = unpack(archive, data.root, overwrite)
         say(f"unpacked {count:,} files of {archive} to {data.root}")
-    left = []
+    manual_steps = []
     for remote in data.remotes:
         data.root.mkdir(parents=True, exist_ok=True)
         target = inside(data.root, remote.path, str(data.root))
@@ -72,24 +72,26 @@ def prepare(
             problem = wrong_with(target, remote)
             say(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}")
             if problem:
-                left.append(f"{problem}; delete it and run this again")
+                manual_steps.append(f"{problem}; delete it and run this again")
         elif remote.page and (folder := _folder_of(remote.path, data.root)):
-            left.append(f"{remote.path} is in {str(folder)!r}; give that folder as root")
+            manual_steps.append(f"{remote.path} is in {str(folder)!r}; give that folder as root")
         elif remote.page:
-            left.append(f"{remote.path} must be fetched by hand from {remote.url}")
+            manual_steps.append(f"{remote.path} must be fetched by hand from {remote.url}")
         else:
             problem = download(remote, target)
             if problem is None:
                 say(f"downloaded  {remote.path}")
             else:
-                left.append(f"{remote.path} cannot be downloaded ({problem}); fetch {remote.url} by hand to {target}")
-    if left:
+                manual_steps.append(
+                    f"{remote.path} cannot be downloaded ({problem}); fetch {remote.url} by hand to {target}"
+                )
+    if manual_steps:
         say(f"{data.title}:{data.layout()}")
-    return left
+    return manual_steps
 
 
 def _folder_of(path: str, root: Path) -> Path | None:
-    """Folder at most two below the root that holds a path, as archives with a folder of their own leave it."""
+    """Folder at most two levels below the root that contains a path: many archives add a top-level folder."""
     for pattern in ("*/", "*/*/"):
         for folder in sorted(path_of_folder.relative_to(root) for path_of_folder in root.glob(pattern)):
             hidden = any(part.startswith((".", "__MACOSX")) for part in folder.parts)
@@ -99,7 +101,7 @@ def _folder_of(path: str, root: Path) -> Path | None:
 
 
 def wrong_with(path: Path, remote: Remote) -> str | None:
-    """What tells a file from the one that it should be: size, first bytes, checksum; None where nothing does."""
+    """Error message if size, first bytes or checksum of a file are wrong; None if all are right."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = file.read(64)
@@ -121,18 +123,18 @@ def wrong_with(path: Path, remote: Remote) -> str | None:
 
 
 def download(remote: Remote, target: Path) -> str | None:
-    """Fetch a file to its place, whole and verified or not at all; what went wrong, or None.
+    """Download and verify a file; the target is written only on success. Return an error message or None.
 
     Args:
-        remote: the file.
-        target: where it belongs.
+        remote: file to download.
+        target: destination path.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         limit = shutil.disk_usage(target.parent).free if remote.size is None else remote.size
         with new_file(target) as part:
             with open(part, "wb") as file:
-                http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_LONGEST)
+                http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_MAX_SECONDS)
             if problem := wrong_with(part, remote):
                 raise DataError(problem)
     except IDCError as error:
@@ -156,15 +158,15 @@ def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int) -> int:
 
 
 def unpack(archive: Path, root: Path, overwrite: bool = False) -> int:
-    """Unpack a zip or tar archive below a root; the number of its files.
+    """Unpack a zip or tar archive below a root and return the number of its files.
 
-    Nothing is written where a member leaves the root, is a link or a device, or would replace another file, or where
-    the disk is too small.
+    All members are checked first: nothing is written if one leaves the root, is a link or a device, or would replace
+    another file, or if the disk is too small.
 
     Args:
-        archive: the file.
-        root: folder, made where it is missing.
-        overwrite: whether members may replace other files.
+        archive: path of the archive.
+        root: destination folder, created if it is missing.
+        overwrite: whether members may replace existing files.
 
     Raises:
         DataError: the file is not an archive, or cannot be unpacked.
@@ -197,9 +199,9 @@ class Member:
     """A regular file in an archive.
 
     Args:
-        name: its path in the archive.
-        size: bytes, unpacked.
-        open: gives its contents.
+        name: path in the archive.
+        size: unpacked size in bytes.
+        open: function that opens the contents.
     """
 
     name: str
@@ -229,23 +231,23 @@ def _of_tar(bundle: tarfile.TarFile) -> Iterator[Member]:
 
 def _extracted(bundle: tarfile.TarFile, info: tarfile.TarInfo) -> IO[bytes]:
     file = bundle.extractfile(info)
-    assert file is not None  # only regular files come here
+    assert file is not None  # _of_tar passes regular files only
     return file
 
 
 def _write(members: Iterable[Member], root: Path, archive: Path, overwrite: bool) -> int:
-    """Write members below the root; all are judged before any is written, and those that are there are left alone."""
+    """Write members below the root after checking all of them; identical existing files are kept."""
     listed = [(member, inside(root, member.name, str(archive))) for member in members]
-    missing = [(member, target) for member, target in listed if not _is_there(member, target)]
-    standing = [] if overwrite else [target for _, target in missing if os.path.lexists(target)]
-    if standing:
+    missing = [(member, target) for member, target in listed if not _is_unpacked(member, target)]
+    existing = [] if overwrite else [target for _, target in missing if os.path.lexists(target)]
+    if existing:
         raise DataError(
-            f"{archive} holds {len(standing)} files that would replace others, such as {str(standing[0])!r}; name an "
+            f"{archive} holds {len(existing)} files that would replace others, such as {str(existing[0])!r}; name an "
             "empty folder, or replace them with --overwrite true"
         )
-    needed, free = sum(member.size for member, _ in missing), shutil.disk_usage(root).free
-    if needed > free:
-        raise DataError(f"{archive} needs {needed:,} bytes in {root}, where {free:,} are free")
+    num_bytes, free = sum(member.size for member, _ in missing), shutil.disk_usage(root).free
+    if num_bytes > free:
+        raise DataError(f"{archive} needs {num_bytes:,} bytes in {root}, where {free:,} are free")
     for member, target in missing:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -256,8 +258,8 @@ def _write(members: Iterable[Member], root: Path, archive: Path, overwrite: bool
     return len(listed)
 
 
-def _is_there(member: Member, target: Path) -> bool:
-    """Whether a file of these bytes stands there, as an unpacking that was stopped leaves them."""
+def _is_unpacked(member: Member, target: Path) -> bool:
+    """Whether the target exists with the member's content, for example from an interrupted run."""
     if not target.is_file() or target.stat().st_size != member.size:
         return False
     with member.open() as packed, target.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Pairs as Arrow columns: a few hundred bytes each, in buffers that worker processes share instead of copying."""
+"""Records of pairs as Arrow columns: a few hundred bytes per pair, in buffers that worker processes share."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 from lightning_idc.data.tables.files import Record, Root, folders_of
 
-_CHUNK = 8192  # texts that are Python strings at once
+_CHUNK = 8192  # number of texts converted to Python strings at once
 
 
 class Texts(Sequence[str]):
-    """Strings in Arrow's memory, made into Python strings one at a time.
+    """Sequence of strings in Arrow memory, converted to Python strings on access.
 
     Args:
         values: Arrow array of strings.
@@ -53,17 +53,17 @@ class Texts(Sequence[str]):
 
 
 def distinct(texts: Sequence[str]) -> int:
-    """How many different strings there are."""
+    """Number of distinct strings."""
     return len(texts.values.unique()) if isinstance(texts, Texts) else len(set(texts))
 
 
 class RecordTable(Sequence[Record]):
-    """Records of pairs as columns.
+    """Sequence of records, stored as columns.
 
     Args:
         root: folder that the paths are relative to.
         rows: Arrow record batch with the columns ``id``, ``before`` and ``after`` (paths), ``captions`` (lists),
-            ``split`` and ``change_type`` (null if nothing names them), ``file`` that names the pair, and ``line``
+            ``split`` and ``change_type`` (null if not specified), ``file`` that lists the pair, and ``line``
             (0 for none).
     """
 
@@ -100,15 +100,15 @@ class RecordTable(Sequence[Record]):
         return label
 
     def where(self, index: int) -> str:
-        """File and line that name a pair."""
+        """File and line of a pair, for error messages."""
         line = self._cell("line", index)
         return f"{self._cell('file', index)}" + (f" {line}" if line else "")
 
     def absent(self) -> list[tuple[str, Path]]:
-        """Images that do not exist, each with the line that names it; every folder is listed once.
+        """Missing images, each with its file and line; every folder is listed once.
 
         Raises:
-            DataError: one is a link that leaves the root.
+            DataError: an image is a link that leaves the root.
         """
         import pyarrow
         import pyarrow.compute as pc
@@ -118,7 +118,7 @@ class RecordTable(Sequence[Record]):
         for side in sides:
             for folder in folders_of(side).dictionary.to_pylist():
                 if folder not in files:
-                    # names of files need not be text
+                    # file names need not be valid UTF-8
                     files[folder] = [os.fsencode(folder + file) for file in self.root.files_in(folder)]
         paths = pyarrow.array(itertools.chain(*files.values()), pyarrow.large_binary())
         missing = []
@@ -131,13 +131,13 @@ class RecordTable(Sequence[Record]):
         ]
 
     def take(self, indices: np.ndarray) -> RecordTable:
-        """The records at some indices, in their order."""
+        """Records at the given indices, in the order of the indices."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
         return RecordTable(self.root, self.rows.take(_array(indices)))
 
     def lacking(self) -> np.ndarray:
-        """Indices of the pairs that have no caption or an empty one."""
+        """Indices of the pairs without a caption or with an empty one."""
         texts, owners = self._texts()
         import pyarrow.compute as pc
 
@@ -146,7 +146,7 @@ class RecordTable(Sequence[Record]):
         return np.union1d(owners[empty], np.flatnonzero(counts == 0))
 
     def without_empty(self) -> RecordTable:
-        """All pairs that have a caption, without their empty captions."""
+        """Copy without empty captions and without pairs that have no other captions."""
         import pyarrow.compute as pc
 
         texts, owners = self._texts()
@@ -157,7 +157,7 @@ class RecordTable(Sequence[Record]):
         return RecordTable(self.root, rows).take(np.flatnonzero(counts))
 
     def _texts(self) -> tuple[Any, np.ndarray]:
-        """All captions, and the index of the pair of each."""
+        """All captions, and the index of the pair of each caption."""
         import pyarrow.compute as pc
 
         captions = self.rows.column("captions")
@@ -165,7 +165,7 @@ class RecordTable(Sequence[Record]):
 
 
 def lists_of(texts: Any, counts: np.ndarray) -> Any:
-    """Arrow array of lists: the first ``counts[0]`` texts, the next ``counts[1]``, and so on."""
+    """Arrow array of lists: the first ``counts[0]`` texts, the next ``counts[1]`` texts, and so on."""
     import pyarrow
 
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -173,7 +173,7 @@ def lists_of(texts: Any, counts: np.ndarray) -> Any:
 
 
 def concatenate(tables: Sequence[RecordTable]) -> RecordTable:
-    """Several tables as one, in order."""
+    """Concatenate tables."""
     import pyarrow
 
     if len(tables) == 1:

@@ -1,7 +1,7 @@
-"""Tables of pairs: CSV, TSV, JSONL and JSON files as columns of text, each row with its line.
+"""Readers of CSV, TSV, JSONL and JSON tables as columns of text with line numbers.
 
-A CSV is read by pyarrow, as text only: "NA" is a caption and 007 an id. Rows that cannot be read are collected in
-:class:`Faults`, and one error lists the first five with their lines.
+All cells of a CSV are text: "NA" is a caption and 007 an id. Malformed rows are collected in :class:`Faults`; one error
+lists the first five with their lines.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from lightning_idc.utils.jsonfiles import (
 )
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
-"""Files that are looked for in a folder; a ``.json`` has to be named."""
+"""Extensions of tables that are detected in a folder; a ``.json`` file must be specified explicitly."""
 SHOWN = 5
-_CHUNK = 8192  # rows of a JSONL that are Python objects at once
+_CHUNK = 8192  # number of JSONL rows held as Python objects at once
 _CAPTION_N = re.compile(r"caption_\d{1,6}")
 
 
 def table_ending(path: Path) -> str | None:
-    """Ending of a table, without ``.gz``; None if the file is not a table."""
+    """Extension of a table without ``.gz``; None if the file is not a table."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in (*ENDINGS, ".json") if name.endswith(ending)), None)
 
 
 def table_stem(path: Path) -> str:
-    """Name of a table without its endings."""
+    """File name of a table without its extensions."""
     return path.name[: path.name.lower().rfind(table_ending(path) or "")]
 
 
@@ -54,7 +54,7 @@ def is_caption_column(name: str) -> bool:
 
 
 def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str) -> str:
-    """Message for a column that is missing, with the nearest name."""
+    """Error message for a missing column, with the closest existing name as a hint."""
     near = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
     original = next((column for column in columns if near and column.lower() == near[0]), None)
     hint = f"; is it {original!r}? Rename it" if original is not None else ""
@@ -62,11 +62,11 @@ def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str
 
 
 class Faults:
-    """Rows of a table that cannot be read: the number of all, and the messages of the first five.
+    """Collector of malformed rows of a table: the number of rows, and the messages of the first five.
 
     Args:
-        path: table.
-        unit: what the numbers count; None for "record" of a JSON file, and "line" of any other.
+        path: path of the table.
+        unit: word for a row in messages; None for "record" in a JSON file and "line" in any other.
     """
 
     def __init__(self, path: Path, unit: str | None = None) -> None:
@@ -76,37 +76,37 @@ class Faults:
         self._messages: dict[int, str] = {}
 
     def where(self, number: int) -> str:
-        """File and line of a row for messages."""
+        """File and line of a row, for error messages."""
         return f"{self.path}, {self.unit} {number}"
 
     def add(self, number: int, message: str) -> None:
-        """Add one row; of several messages for a row the first stays."""
+        """Add one row; only the first message of a row is kept."""
         self._numbers.add(number)
         self._messages.setdefault(number, message.removeprefix(f"{self.where(number)}: "))
         if len(self._messages) > SHOWN:
             del self._messages[max(self._messages)]
 
-    def add_rows(self, numbers: NDArray[Any], describe: Callable[[int], str]) -> None:
+    def add_rows(self, lines: NDArray[Any], describe: Callable[[int], str]) -> None:
         """Add many rows.
 
         Args:
-            numbers: their lines, ascending.
-            describe: message for the row at an index of ``numbers``; called for the first five only.
+            lines: line of each row, in ascending order.
+            describe: function of an index into ``lines`` that returns the message; called for the first five rows.
         """
-        self._numbers.update(numbers.tolist())
-        for index, number in enumerate(numbers[:SHOWN].tolist()):
+        self._numbers.update(lines.tolist())
+        for index, number in enumerate(lines[:SHOWN].tolist()):
             self.add(number, describe(index))
 
     @contextmanager
     def collect(self, row: Row) -> Iterator[None]:
-        """Add a row of the table if a DataError is raised in the block."""
+        """Context manager that adds the row if a DataError is raised in its body."""
         try:
             yield
         except DataError as error:
             self.add(row.number, str(error))
 
     def check(self) -> None:
-        """Raise a DataError if a row was added."""
+        """Raise a DataError if any row was added."""
         if not self._numbers:
             return
         messages = [f"{self.unit} {number}: {self._messages[number]}" for number in sorted(self._messages)]
@@ -121,11 +121,11 @@ class Table:
     """A table as columns of text.
 
     Args:
-        faults: rows that could not be read; they are not in the columns.
-        names: all columns, in order.
+        faults: malformed rows, which are not in the columns.
+        names: names of all columns, in order.
         columns: Arrow arrays of ``large_string`` by name, "" for an empty or absent cell. A list in a JSON file is the
             JSON text of the list, as in a CSV.
-        lines: int32, line or record of each row.
+        lines: int32, line or record number of each row.
     """
 
     faults: Faults
@@ -141,20 +141,20 @@ class Table:
         return len(self.lines)
 
 
-def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Table:
-    """Columns of a CSV, TSV, JSONL or JSON file in UTF-8, perhaps packed by gzip.
+def read_table(path: Path, column_filter: Callable[[str], bool] = lambda name: True) -> Table:
+    """Read a CSV, TSV, JSONL or JSON file in UTF-8, optionally gzipped.
 
-    Fields of a CSV are separated by the commonest of comma, semicolon and tab in its first line. Quotation marks have a
-    meaning only at the start of a field.
+    The separator of a CSV is the most frequent of comma, semicolon and tab in its first line. Quotation marks are
+    special only at the start of a field.
 
     Args:
-        path: table.
-        wanted: predicate of the columns that are read from a JSON file; others may hold anything.
+        path: path of the table.
+        column_filter: predicate that selects the columns of a JSON file; values of other columns are not checked.
 
     Raises:
         DataError: the file is not a table, or has no rows.
     """
-    table = _read_csv(path) if table_ending(path) in (".csv", ".tsv") else _read_json(path, wanted)
+    table = _read_csv(path) if table_ending(path) in (".csv", ".tsv") else _read_json(path, column_filter)
     if not len(table):
         table.faults.check()
         raise DataError(f"{path} has no rows")
@@ -162,10 +162,10 @@ def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) ->
 
 
 def read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    """Columns and rows of a table; the cells of a JSON file are what they are, those of a CSV are text.
+    """Column names and rows of a table; cells of a JSON file keep their types, those of a CSV are text.
 
     Raises:
-        DataError: the file is not a table, has no rows, or some of them cannot be read.
+        DataError: the file is not a table, has no rows, or has malformed rows.
     """
     if table_ending(path) in (".csv", ".tsv"):
         table = _read_csv(path)
@@ -183,10 +183,10 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
 
 
 def read_objects(path: Path) -> list[Row]:
-    """Objects of a JSON list, or of a file with one object a line.
+    """Objects of a JSON list, or of a file with one object per line.
 
     Raises:
-        DataError: the file is neither, or some of its records cannot be read.
+        DataError: the file has another format, or some of its records are malformed.
     """
     faults = Faults(path, "line" if table_ending(path) in ENDINGS else "record")
     rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
@@ -200,9 +200,9 @@ def read_objects(path: Path) -> list[Row]:
 def _read_csv(path: Path) -> Table:
     content = read_csv(path)
     faults = Faults(path)
-    twice = sorted({name for name in content.names if name and content.names.count(name) > 1})
-    if twice:
-        raise DataError(f"{faults.where(content.header_line)}: the column {twice[0]!r} comes twice")
+    duplicates = sorted({name for name in content.names if name and content.names.count(name) > 1})
+    if duplicates:
+        raise DataError(f"{faults.where(content.header_line)}: the column {duplicates[0]!r} comes twice")
     for line, count in content.odd_rows:
         faults.add(
             line,
@@ -214,7 +214,7 @@ def _read_csv(path: Path) -> Table:
 
 
 def _without_blank_rows(table: Table) -> Table:
-    """The table without empty lines and lines of separators, as spreadsheets write them."""
+    """Table without blank rows, including rows of separators only, which spreadsheets write."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -232,7 +232,7 @@ def _without_blank_rows(table: Table) -> Table:
 
 
 def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a JSON list or of JSON lines, with their numbers."""
+    """Objects of a JSON list or of JSON lines, with their record or line numbers."""
     text = read_text(faults.path)
     is_document = faults.unit == "record"
     if is_document:
@@ -254,7 +254,7 @@ def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
             faults.add(number, f"expected an object, found {short(row)}")
 
 
-def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
+def _read_json(path: Path, column_filter: Callable[[str], bool]) -> Table:
     import pyarrow
 
     faults = Faults(path)
@@ -271,7 +271,7 @@ def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
     for number, row in _json_rows(faults):
         if not row.keys() <= names.keys():
             for name in row.keys() - names.keys():
-                if wanted(name):
+                if column_filter(name):
                     flushed, pending = len(lines) // _CHUNK * _CHUNK, len(lines) % _CHUNK
                     chunks[name] = [pyarrow.repeat(pyarrow.scalar("", pyarrow.large_string()), flushed)]
                     cells[name] = [""] * pending
@@ -292,7 +292,7 @@ def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
 
 
 def _cell(value: Any, name: str) -> str:
-    """A JSON value as the text that a CSV would hold."""
+    """Text of a JSON value, as a CSV would contain it."""
     if isinstance(value, str):
         return check_text(value, name)
     if value is None:

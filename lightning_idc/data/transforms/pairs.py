@@ -1,4 +1,4 @@
-"""Transforms of pairs: geometry is the same on both images, light may differ, and words follow flips."""
+"""Transforms of pairs: equal geometry for both images, separate lighting, and captions adapted to flips."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class PairTransform(ABC):
-    """Changes a pair, drawing all chance from the generator it is given."""
+    """Base class of transforms of a pair; all randomness comes from the ``generator`` argument."""
 
     @abstractmethod
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample: ...
@@ -29,10 +29,10 @@ def _uniform(generator: torch.Generator, low: float = 0.0, high: float = 1.0) ->
 
 
 class Compose(PairTransform):
-    """Several transforms in order.
+    """Composition of transforms.
 
     Args:
-        transforms: applied one after the other.
+        transforms: transforms in the order of application.
     """
 
     def __init__(self, transforms: Sequence[PairTransform]) -> None:
@@ -45,11 +45,11 @@ class Compose(PairTransform):
 
 
 class Resize(PairTransform):
-    """Both images, boxes and masks to one size; the aspect is not kept.
+    """Resize images, boxes and masks; the aspect ratio may change.
 
     Args:
         size: height and width.
-        interpolation: of the images.
+        interpolation: interpolation of the images.
     """
 
     def __init__(self, size: tuple[PositiveInt, PositiveInt], interpolation: Interpolation = "bilinear") -> None:
@@ -71,18 +71,18 @@ class Resize(PairTransform):
 
 
 def _resized_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
-    """Masks of another size, in which a pixel is set that any of its former pixels is: small changes stay."""
+    """Resize masks with max pooling, so that small changes do not vanish."""
     height, width = masks.shape[1:]
     smaller = F.adaptive_max_pool2d(masks[None].float(), (min(height, size[0]), min(width, size[1])))
     return F.interpolate(smaller, size)[0] > 0.5
 
 
 class Flip(PairTransform):
-    """Mirror both images left to right, and the words for the sides in their captions.
+    """Flip both images horizontally, and swap left and right in the captions.
 
     Args:
-        probability: of a flip.
-        upside_down: probability of a flip top to bottom, for pictures that are seen from above.
+        probability: probability of a horizontal flip.
+        upside_down: probability of a vertical flip, for images taken from above.
     """
 
     def __init__(self, probability: Share = 0.5, upside_down: Share = 0.0) -> None:
@@ -92,7 +92,7 @@ class Flip(PairTransform):
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
         if _uniform(generator) < self.probability:
             flipped = not sample.meta.get("flipped", False)
-            # a ground truth in meta stays that of the pictures before
+            # the ground truth in meta still refers to the unflipped images
             sample = replace(_mirrored(sample, -1, swap_sides), meta={**sample.meta, "flipped": flipped})
         if self.upside_down and _uniform(generator) < self.upside_down:
             sample = _mirrored(sample, -2, swap_heights)
@@ -100,7 +100,7 @@ class Flip(PairTransform):
 
 
 def _mirrored(sample: PairSample, axis: int, words: Callable[[str], str]) -> PairSample:
-    """A pair with its images, boxes and masks mirrored along an axis, -1 or -2, and other words in its captions."""
+    """Flip images, boxes and masks along an axis (-1 or -2), and convert the captions by ``words``."""
     boxes = None if sample.boxes is None else sample.boxes.clone()
     if boxes is not None:
         ends = [0, 2] if axis == -1 else [1, 3]
@@ -116,12 +116,12 @@ def _mirrored(sample: PairSample, axis: int, words: Callable[[str], str]) -> Pai
 
 
 class RandomCrop(PairTransform):
-    """The same random window of both images, scaled back to their size; captions stay.
+    """Random crop of both images with the same window, resized to the original size; captions are unchanged.
 
-    Boxes that it cuts away become NaN. Keep most of the images where captions name places or small things.
+    Boxes outside the window become NaN. Use a large ``min_scale`` if captions mention positions or small objects.
 
     Args:
-        min_scale: smallest share of each side that stays.
+        min_scale: minimum size of the window relative to each side.
     """
 
     def __init__(self, min_scale: PositiveShare = 0.8) -> None:
@@ -142,7 +142,7 @@ class RandomCrop(PairTransform):
             limits = torch.tensor([wide, tall] * 2, dtype=boxes.dtype)
             boxes = (boxes - torch.tensor([left, top] * 2)).clamp(min=torch.zeros(4), max=limits)
             outside = (boxes[..., 2:] <= boxes[..., :2]).any(-1, keepdim=True)
-            boxes = boxes.masked_fill(outside, torch.nan)  # nothing of it is left in the window
+            boxes = boxes.masked_fill(outside, torch.nan)  # the box is outside the window
         cropped = replace(
             sample,
             before=window(sample.before),
@@ -154,17 +154,16 @@ class RandomCrop(PairTransform):
 
 
 class CropToChange(PairTransform):
-    """The same window of both images, not scaled, with a change at a random place in it; captions stay.
+    """Crop of both images around a change, without resizing; captions are unchanged.
 
-    For labels of cells, whose changes are few and far between: most of the work of an epoch is left out. A box stays
-    where any of it is in the window, also beyond its edges, and becomes NaN otherwise. Without boxes the window is
-    anywhere.
+    The change is at a random position in the window. For cell labels with sparse changes, this skips most of the
+    unchanged area. A box that overlaps the window keeps its full extent; other boxes become NaN. Without boxes the
+    window is random.
 
     Args:
-        size: height and width of the window, pixels; at most those of the images.
-        anywhere: share of windows that need not hold a change.
-        mistaken: share of windows around a place outside the boxes where a block of four pixels a side differs, of
-            pairs that have one: what a network is most likely to take for a change.
+        size: height and width of the window in pixels; at most those of the images.
+        anywhere: fraction of random windows, which need not contain a change.
+        mistaken: fraction of windows around hard negatives: 4 x 4 blocks that differ outside the boxes, if any.
     """
 
     def __init__(self, size: PositiveInt, anywhere: Share = 0.1, mistaken: Share = 0.0) -> None:
@@ -180,11 +179,11 @@ class CropToChange(PairTransform):
             raise DataError(f"pair {sample.id!r} is {width}x{height}; a window of {side}x{side} does not fit into it")
         draws = [_uniform(generator) for _ in range(4)]
         left, top = draws[0] * (width - side + 1), draws[1] * (height - side + 1)
-        places = self._places(sample, draws[2])
-        if len(places):
-            x, y = places[int(draws[3] * len(places))].tolist()
+        centres = self._centres(sample, draws[2])
+        if len(centres):
+            x, y = centres[int(draws[3] * len(centres))].tolist()
             left, top = x - draws[0] * side, y - draws[1] * side
-        left, top = (min(max(int(start), 0), most - side) for start, most in ((left, width), (top, height)))
+        left, top = (min(max(int(start), 0), limit - side) for start, limit in ((left, width), (top, height)))
 
         def window(image: Tensor) -> Tensor:
             return image[:, top : top + side, left : left + side]
@@ -196,15 +195,15 @@ class CropToChange(PairTransform):
         masks = None if sample.masks is None else window(sample.masks)
         return replace(sample, before=window(sample.before), after=window(sample.after), boxes=boxes, masks=masks)
 
-    def _places(self, sample: PairSample, draw: float) -> Tensor:
-        """What the window may be around, x y ``(N, 2)``; none if it may be anywhere."""
+    def _centres(self, sample: PairSample, draw: float) -> Tensor:
+        """Candidate centres of the window, x and y, ``(N, 2)``; empty for a random window."""
         if draw < self.anywhere:
             return torch.empty(0, 2)
         boxes = torch.empty(0, 4) if sample.boxes is None else sample.boxes[:, 1]
         boxes = boxes[~boxes.isnan().any(-1)]
         if draw >= self.anywhere + self.mistaken:
             return (boxes[:, :2] + boxes[:, 2:]) / 2
-        # in bytes: sixteen bits would need twice the memory
+        # in uint8, as int16 would need twice the memory
         differs = (torch.maximum(sample.before, sample.after) - torch.minimum(sample.before, sample.after) > 127).any(0)
         for x1, y1, x2, y2 in boxes.int().tolist():
             differs[max(0, y1 - 4) : y2 + 4, max(0, x1 - 4) : x2 + 4] = False
@@ -213,12 +212,12 @@ class CropToChange(PairTransform):
 
 
 class Jitter(PairTransform):
-    """Brightness, contrast and tint of each image on its own: a distractor, since no caption speaks of it.
+    """Vary brightness, contrast and tint of each image separately: a distractor that no caption mentions.
 
     Args:
-        brightness: greatest factor away from 1.
-        contrast: greatest factor away from 1.
-        tint: greatest factor away from 1, per colour channel.
+        brightness: maximum deviation of the factor from 1.
+        contrast: maximum deviation of the factor from 1.
+        tint: maximum deviation of the factor from 1, per colour channel.
     """
 
     def __init__(self, brightness: Share = 0.2, contrast: Share = 0.2, tint: Share = 0.05) -> None:

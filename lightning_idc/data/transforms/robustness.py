@@ -1,4 +1,4 @@
-"""Corruptions of captions and images, as one option of any data module: how robust is a captioner, and its training?
+"""Corruptions of captions and images, to test the robustness of captioners and their training.
 
 NAMC's Table 10 replaces 20, 40, 60 or 80 % of the words of training captions, and adds the Gaussian noise or fog of
 ImageNet-C at severity 5 to images (Hendrycks and Dietterich: Benchmarking Neural Network Robustness, ICLR 2019).
@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test", "predict")
 NOISE = (0.08, 0.12, 0.18, 0.26, 0.38)
 """Standard deviations of ImageNet-C's Gaussian noise, of values in [0, 1], by severity."""
 FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
-"""Thickness of ImageNet-C's fog, and how fast it smooths with scale, by severity."""
+"""Thickness of ImageNet-C's fog and decay of its noise with scale, by severity."""
 
 
 VAGUE = (
@@ -40,14 +40,14 @@ VAGUE = (
 
 
 class Corruption:
-    """Corrupts the pairs of some splits, each in a way that depends on its id, its side and ``seed`` alone.
+    """Base class of corruptions of the pairs of some splits, determined by id, side and ``seed`` only.
 
-    So a corrupted data set is the same in every epoch, process and run. Subclasses write :meth:`image`, or
-    :meth:`captions`; as they stand here they change nothing.
+    A corrupted data set is therefore the same in every epoch, process and run. Subclasses override :meth:`image` or
+    :meth:`captions`; the defaults change nothing.
 
     Args:
-        splits: that are corrupted.
-        seed: of all chance.
+        splits: corrupted splits.
+        seed: random seed.
 
     Raises:
         ConfigError: a split is unknown.
@@ -73,23 +73,23 @@ class Corruption:
         """Corrupt the captions of a pair.
 
         Args:
-            captions: of the pair.
-            vocabulary: gives all words of the split's captions, in order.
-            generator: of all chance.
-            change_type: of the pair; None where it is not known.
+            captions: captions of the pair.
+            vocabulary: function that returns all words of the split's captions, sorted.
+            generator: source of all randomness.
+            change_type: type of change of the pair; None if unknown.
         """
         return captions
 
 
 class ReplaceWords(Corruption):
-    """Replaces words of captions by others that the split's captions use.
+    """Replace words of captions by other words of the split's captions.
 
-    The paper says how many tokens are replaced, not by what: here each is drawn evenly from the other words.
+    The paper does not specify the replacements; here each is drawn uniformly from the other words.
 
     Args:
-        ratio: of the words of each caption, rounded to whole ones.
-        splits: that are corrupted.
-        seed: of all chance.
+        ratio: fraction of the words of each caption; the number of words is rounded.
+        splits: corrupted splits.
+        seed: random seed.
 
     Raises:
         ConfigError: the ratio is not between 0 and 1.
@@ -107,32 +107,32 @@ class ReplaceWords(Corruption):
         generator: torch.Generator,
         change_type: str | None = None,
     ) -> list[str]:
-        known = vocabulary()
-        if len(known) < 2:
+        words = vocabulary()
+        if len(words) < 2:
             return captions
-        return [" ".join(self._corrupt(caption.split(), known, generator)) for caption in captions]
+        return [" ".join(self._corrupt(caption.split(), words, generator)) for caption in captions]
 
     def _corrupt(self, words: list[str], vocabulary: Sequence[str], generator: torch.Generator) -> list[str]:
         corrupted = list(words)
-        for place in torch.randperm(len(words), generator=generator)[: round(self.ratio * len(words))].tolist():
-            # one of the others: the word itself changes places with the last of the vocabulary
+        for position in torch.randperm(len(words), generator=generator)[: round(self.ratio * len(words))].tolist():
+            # uniform over the other words: the word itself stands for the last word of the vocabulary
             drawn = int(torch.randint(len(vocabulary) - 1, (), generator=generator))
-            corrupted[place] = vocabulary[drawn] if vocabulary[drawn] != words[place] else vocabulary[-1]
+            corrupted[position] = vocabulary[drawn] if vocabulary[drawn] != words[position] else vocabulary[-1]
         return corrupted
 
 
 class VagueCaptions(Corruption):
-    """Replaces the captions of some changed pairs by vague ones, as careless annotators write them.
+    """Replace the captions of some changed pairs by vague ones, as written by careless annotators.
 
-    A vague caption is true of every changed pair, so a captioner that learns from likelihood alone says it of all of
-    them. Unchanged pairs are left as they are: those of the type ``no_change``, and, where the type of a pair is not
-    known, those whose captions all say that nothing changed.
+    A vague caption is true of every changed pair, so a captioner trained by likelihood alone learns to generate it for
+    all of them. Unchanged pairs are not affected: pairs of the type ``no_change`` or, if the type is unknown, pairs
+    with captions that all say that nothing changed.
 
     Args:
-        ratio: of the changed pairs that become vague.
-        sentences: vague ones; each caption of a pair becomes one of them.
-        splits: that are corrupted.
-        seed: of all chance.
+        ratio: fraction of the changed pairs that get vague captions.
+        sentences: vague sentences; each caption of a pair is replaced by one of them.
+        splits: corrupted splits.
+        seed: random seed.
 
     Raises:
         ConfigError: the ratio is not between 0 and 1, or there are no sentences.
@@ -162,18 +162,18 @@ class VagueCaptions(Corruption):
         unchanged = all(map(says_nothing_changed, captions)) if change_type is None else change_type == NO_CHANGE
         if not vague or unchanged:
             return captions
-        places = torch.randint(len(self.sentences), (len(captions),), generator=generator).tolist()
-        # a pair names no caption twice
-        return list(dict.fromkeys(self.sentences[place] for place in places))
+        drawn = torch.randint(len(self.sentences), (len(captions),), generator=generator).tolist()
+        # without duplicates
+        return list(dict.fromkeys(self.sentences[index] for index in drawn))
 
 
 class GaussianNoise(Corruption):
-    """ImageNet-C's Gaussian noise, drawn for each image of a pair on its own.
+    """ImageNet-C's Gaussian noise, independent for the two images of a pair.
 
     Args:
-        severity: 1 to 5.
-        splits: that are corrupted.
-        seed: of all chance.
+        severity: severity from 1 to 5.
+        splits: corrupted splits.
+        seed: random seed.
     """
 
     def __init__(self, severity: Severity = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
@@ -183,17 +183,17 @@ class GaussianNoise(Corruption):
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         noise = torch.randn(image.shape, generator=generator) * (255 * self.deviation)
-        # ImageNet-C cuts off the fraction when it stores bytes
+        # truncated as in ImageNet-C, not rounded
         return (image.float() + noise).clamp(0, 255).to(torch.uint8)
 
 
 class Fog(Corruption):
-    """ImageNet-C's fog, drawn for each image of a pair on its own; its map is as large as the image needs.
+    """ImageNet-C's fog, independent for the two images of a pair; the fog map has the size of the image.
 
     Args:
-        severity: 1 to 5.
-        splits: that are corrupted.
-        seed: of all chance.
+        severity: severity from 1 to 5.
+        splits: corrupted splits.
+        seed: random seed.
     """
 
     def __init__(self, severity: Severity = 5, splits: Sequence[str] = ("test", "predict"), seed: int = 0) -> None:
@@ -215,22 +215,22 @@ def plasma(levels: int, decay: float, generator: torch.Generator) -> Tensor:
     """Cloud-like values in [0, 1] by the diamond-square algorithm on a torus, ``(2 ** levels, 2 ** levels)``, float64.
 
     Args:
-        levels: halvings of the distance between points.
-        decay: the noise of each level is this factor squared below that of the level before, as in ImageNet-C.
-        generator: of all chance.
+        levels: number of halvings of the distance between points.
+        decay: decay of the noise, of which the amplitude is divided by ``decay ** 2`` per level, as in ImageNet-C.
+        generator: source of all randomness.
     """
     points = torch.zeros(1, 1, dtype=torch.float64)
     for level in range(levels):
         amplitude = decay ** (-2 * level)
 
-        def wobble(like: Tensor, amplitude: float = amplitude) -> Tensor:
+        def noise(like: Tensor, amplitude: float = amplitude) -> Tensor:
             return (2 * torch.rand(like.shape, generator=generator, dtype=torch.float64) - 1) * amplitude
 
         right, below = points.roll(-1, 1), points.roll(-1, 0)
-        middles = (points + right + below + below.roll(-1, 1)) / 4 + wobble(points)
-        # a point between two others also has the middles of the squares on both sides of it
-        across = (points + right + middles + middles.roll(1, 0)) / 4 + wobble(points)
-        down = (points + below + middles + middles.roll(1, 1)) / 4 + wobble(points)
+        middles = (points + right + below + below.roll(-1, 1)) / 4 + noise(points)
+        # an edge point is the mean of its two end points and of the centres of the two adjacent squares
+        across = (points + right + middles + middles.roll(1, 0)) / 4 + noise(points)
+        down = (points + below + middles + middles.roll(1, 1)) / 4 + noise(points)
         rows = torch.stack([torch.stack([points, across], -1), torch.stack([down, middles], -1)], 1)
         points = rows.reshape(2 * len(points), 2 * len(points))
     lowest, highest = points.min(), points.max()
@@ -238,13 +238,13 @@ def plasma(levels: int, decay: float, generator: torch.Generator) -> Tensor:
 
 
 class Corrupted(View):
-    """The pairs of another source, corrupted.
+    """View of a source with corrupted images and captions.
 
     Args:
-        source: of the pairs.
-        corruption: what is done to them.
-        size: height and width that images have before they are corrupted; None leaves them.
-        interpolation: how images are scaled.
+        source: source of the pairs.
+        corruption: corruption of the pairs.
+        size: height and width to which images are resized before the corruption; None keeps the original sizes.
+        interpolation: interpolation for resizing.
     """
 
     def __init__(
@@ -260,8 +260,10 @@ class Corrupted(View):
         self._vocabulary: list[str] | None = None
 
     def captions(self, index: int) -> list[str]:
-        own = list(super().captions(index))
-        return self._corruption.captions(own, self._words, self._generator(index, "captions"), self.change_type(index))
+        captions = list(super().captions(index))
+        return self._corruption.captions(
+            captions, self._words, self._generator(index, "captions"), self.change_type(index)
+        )
 
     def load(self, index: int) -> PairSample:
         from lightning_idc.data.transforms.pairs import Resize
@@ -277,7 +279,7 @@ class Corrupted(View):
 
     def _words(self) -> list[str]:
         if self._vocabulary is None:
-            texts = (caption for place in range(len(self)) for caption in self.source.captions(place))
+            texts = (caption for index in range(len(self)) for caption in self.source.captions(index))
             self._vocabulary = sorted({word for text in texts for word in text.split()})
         return self._vocabulary
 

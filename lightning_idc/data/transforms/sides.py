@@ -1,4 +1,4 @@
-"""Left and right, top and bottom in captions: which words follow when a pair is mirrored, and which do not."""
+"""Swapping of left and right, or top and bottom, in captions of flipped pairs, where these words are directions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 
 _OTHER = {"left": "right", "right": "left"}
 _SIDE = re.compile(r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)", re.IGNORECASE)
-# "the left image" and "the picture on the right" name one of the two pictures, which a flip does not exchange
-_PICTURE = r"(?:image|picture|photo|photograph|pic|frame|view|panel|shot)s?"
-_NAMES_PICTURE = re.compile(rf"(?:[-\s]*(?:most|hand|side))*[-\s]+{_PICTURE}\b", re.IGNORECASE)
-_OF_PICTURE = re.compile(rf"\b{_PICTURE} (?:on|at|to) (?:the )?$", re.IGNORECASE)
-# "rotate the image to the right" turns both pictures
+# "the left image" and "the picture on the right" refer to one of the two images, which a flip does not swap
+_NOUN = r"(?:image|picture|photo|photograph|pic|frame|view|panel|shot)s?"
+_QUALIFIES_IMAGE = re.compile(rf"(?:[-\s]*(?:most|hand|side))*[-\s]+{_NOUN}\b", re.IGNORECASE)
+_OF_IMAGE = re.compile(rf"\b{_NOUN} (?:on|at|to) (?:the )?$", re.IGNORECASE)
+# in "rotate the image to the right", however, right is a direction
 _TURNED = re.compile(
-    rf"\b(?:rotat|tilt|turn|flip|mov|shift)\w*(?: (?:the|this|that|my|whole|entire)){{0,2}} {_PICTURE} to (?:the )?$",
+    rf"\b(?:rotat|tilt|turn|flip|mov|shift)\w*(?: (?:the|this|that|my|whole|entire)){{0,2}} {_NOUN} to (?:the )?$",
     re.IGNORECASE,
 )
-# "has left", "left the scene" and "is left." are verbs; "right next to" and "left behind" name no side either
+# "has left", "left the scene" and "is left." are verbs; "right next to" and "left behind" are not directions either
 _HAS = re.compile(r"(?:\b(?:has|have|had|having|been|being|already|just|who)|['’]ve) $", re.IGNORECASE)
 _IS = re.compile(r"\b(?:is|are|was|were) $", re.IGNORECASE)
 _CLAUSE_ENDS = re.compile(r"\s*(?:[.,;:!?]|$)")
@@ -32,9 +32,9 @@ _POINTS = re.compile(
 
 
 def swap_sides(text: str) -> str:
-    """Exchange left and right where they are directions, also in "leftmost" and "right-hand", keeping the case.
+    """Swap left and right where they are directions, also in "leftmost" and "right-hand", preserving case.
 
-    Words are judged by their neighbours, none of which is changed, so that swapping twice gives the text back.
+    The decision depends on neighbouring words that do not change, so swapping twice restores the text.
     """
 
     def swap(match: re.Match[str]) -> str:
@@ -52,10 +52,10 @@ _HEIGHT = re.compile(rf"\b({'|'.join(_HEIGHTS)})(?=(?:-?most)?\b)", re.IGNORECAS
 
 
 def swap_heights(text: str) -> str:
-    """Exchange top and bottom, upper and lower, above and below, keeping the case.
+    """Swap top and bottom, upper and lower, above and below, preserving case.
 
-    For captions whose places are places in the picture, such as those of maps or boards: "on top of" and "below the
-    table" of photographs speak of the world, which a mirror does not turn over.
+    Only for captions with positions in the image plane, such as those of maps or boards: in photographs, "on top of"
+    and "below the table" refer to the scene, which a vertical flip does not change.
     """
 
     def swap(match: re.Match[str]) -> str:
@@ -66,8 +66,8 @@ def swap_heights(text: str) -> str:
 
 
 def _is_direction(before: str, after: str) -> bool:
-    """Whether a "left" or "right" between two texts is a direction in the picture."""
-    if _NAMES_PICTURE.match(after) or (_OF_PICTURE.search(before) and not _TURNED.search(before)):
+    """Whether a "left" or "right" between two texts is a direction in the image."""
+    if _QUALIFIES_IMAGE.match(after) or (_OF_IMAGE.search(before) and not _TURNED.search(before)):
         return False
     if after[:4].lower() == " of ":
         return True

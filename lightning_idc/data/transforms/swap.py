@@ -1,4 +1,4 @@
-"""Swapping the two images of a pair, and what their implicit-change descriptions say of each."""
+"""Swapping of the two images of a pair and of the parts of their implicit-change descriptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from lightning_idc.data.benchmarks.implicit_change import component_places, unquoted
+from lightning_idc.data.benchmarks.implicit_change import component_slices, unquoted
 from lightning_idc.data.transforms.pairs import PairTransform
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -14,10 +14,10 @@ from lightning_idc.utils.errors import DataError
 
 
 def swap_descriptions(text: str) -> str:
-    """An implicit-change description of the swapped pair, with one space between words and without quotes around it.
+    """Implicit-change description of the swapped pair, with normalised white space and without quotes.
 
     Raises:
-        DataError: the text does not follow the template, so what it says of each image is not known.
+        DataError: the text does not follow the template.
 
     Example:
         >>> swap_descriptions("The difference between the two images is that the first image shows a dog, "
@@ -25,22 +25,22 @@ def swap_descriptions(text: str) -> str:
         'The difference between the two images is that the first image shows a cat, while the second image has a dog.'
     """
     line = unquoted(" ".join(text.split()))
-    places = component_places(line)
-    if places is None:
+    slices = component_slices(line)
+    if slices is None:
         raise DataError(
             f"{text[:120]!r} does not follow the template of implicit-change descriptions, so that it cannot be "
             "swapped with the images; leave SwapImages out for these captions"
         )
-    first, second = places
+    first, second = slices
     middle = line[first.stop : second.start]
     return f"{line[: first.start]}{line[second]}{middle}{line[first]}{line[second.stop :]}"
 
 
 class SwapImages(PairTransform):
-    """Exchange before and after, with the object descriptions (NAMC, appendix B.3 and Table 12).
+    """Swap before and after together with the object descriptions (NAMC, appendix B.3 and Table 12).
 
     Args:
-        probability: of an exchange.
+        probability: probability of a swap.
     """
 
     def __init__(self, probability: Share = 0.5) -> None:

@@ -109,7 +109,7 @@ def test_damaged_features_are_computed_anew(tmp_path: Path, capsys: pytest.Captu
         data.write_bytes(content)
         encoder.images = 0
         assert torch.equal(cached(encoder, tmp_path)(batch), expected)
-        assert encoder.images == 4 and "computed anew: " in capsys.readouterr().out
+        assert encoder.images == 4 and "recomputing features: " in capsys.readouterr().out
         again = cached(encoder, tmp_path)
         assert torch.equal(again(batch), expected) and encoder.images == 4
 
@@ -146,7 +146,7 @@ def test_only_one_tensor_with_a_row_per_image_is_kept(tmp_path: Path) -> None:
     for make, told in (
         (lambda images: images.mean(0), "made .3, 40, 60. of 1 images"),
         (lambda images: (images, images), "made a tuple"),
-        (lambda images: images - images.mean(0), "depend on the images beside it"),
+        (lambda images: images - images.mean(0), "depend on the other images of the batch"),
     ):
         with pytest.raises(IDCError, match=told):
             cached(Other(make), tmp_path, always=False)(images(3))

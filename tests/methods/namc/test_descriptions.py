@@ -179,7 +179,7 @@ def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDesc
 def test_impossible_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
-    with pytest.raises(ConfigError, match="say where things stand"):
+    with pytest.raises(ConfigError, match="give the positions of objects"):
         SyntheticDescriptions(relations="needed")
     with pytest.raises(ConfigError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")

@@ -1,6 +1,6 @@
-"""One file per world: each draws pairs of scenes with their captions.
+"""Modes of synthetic data, one module each, that draw pairs of scenes with captions.
 
-A mode is a module with ``draw(rng, world) -> ScenePair``, ``WORLD`` (its usual `World`) and ``KINDS``.
+A mode is a module with ``draw(rng, world) -> ScenePair``, ``WORLD`` (its default `World`) and ``KINDS``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ MODES = ("clevr_change", "clevr_dc", "clevr_wide", "omnidiff")
 
 
 def load_mode(name: str) -> ModuleType:
-    """The module of a mode.
+    """Import the module of a mode.
 
     Raises:
-        ConfigError: there is no mode of that name.
+        ConfigError: the mode does not exist.
     """
     if name not in MODES:
         raise ConfigError(f"there is no synthetic mode {name!r}; choose one of {', '.join(MODES)}")

@@ -1,4 +1,4 @@
-"""CLEVR-Change's world: one of five changes or none, under a moderate change of viewpoint and light.
+"""CLEVR-Change's world: one of five changes or none, with a moderate change of viewpoint and light.
 
 Park, Darrell and Rohrbach, "Robust Change Captioning", 2019.
 """
@@ -20,5 +20,5 @@ def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
 
 
 def draw(rng: Rng, world: World = WORLD) -> ScenePair:
-    """One pair with one change or none, and its captions."""
+    """Draw one pair with one change or none, and its captions."""
     return draw_single(rng, world, _cameras)

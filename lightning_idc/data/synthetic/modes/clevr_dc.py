@@ -1,7 +1,7 @@
-"""CLEVR-DC's world: CLEVR-Change's changes under an extreme shift of viewpoint.
+"""CLEVR-DC's world: CLEVR-Change's changes with an extreme shift of viewpoint.
 
-Kim et al., "Agnostic Change Captioning with Cycle Consistency", 2021. Relations are those of the picture that shows the
-thing as the caption describes it: the after image for a thing that was added, else the before image.
+Kim et al., "Agnostic Change Captioning with Cycle Consistency", 2021. Relations refer to the image that shows the
+object as described: the after image for an added object, else the before image.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["KINDS", "WORLD", "draw"]
 
 WORLD = World()
 TURN = (math.radians(30), math.radians(100))
-"""The camera is carried around the scene by an angle between these, either way, radians."""
+"""Minimum and maximum rotation of the camera around the scene in radians, in either direction."""
 
 
 def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
@@ -26,5 +26,5 @@ def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
 
 
 def draw(rng: Rng, world: World = WORLD) -> ScenePair:
-    """One pair with one change or none, and its captions."""
+    """Draw one pair with one change or none, and its captions."""
     return draw_single(rng, world, _cameras)

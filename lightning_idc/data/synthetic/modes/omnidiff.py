@@ -1,8 +1,8 @@
-"""OmniDiff's twelve types of change in CLEVR's world: several changes per pair, told in long captions.
+"""OmniDiff's twelve types of change in CLEVR's world: several changes per pair, with long captions.
 
 Liu et al., "OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning", 2025. Each sentence has
-a referring part (which thing, where it stands) and a change part, as the benchmark's annotators were told. The README
-of the synthetic data says how each type is realised with things that have neither text nor limbs.
+a referring part (object and position) and a change part, as in the instructions for the benchmark's annotators. The
+README of the synthetic data describes how each type is realised with objects that have neither text nor limbs.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from lightning_idc.data.synthetic.scene import COLORS, SHAPES, SIZES, Camera, Sc
 __all__ = ["KINDS", "WORLD", "draw"]
 
 WORLD = World(things=(3, 5), camera_jitter=0.3, light_jitter=0.6, no_change=0.0)
-"""Here `things` counts the bystanders, to which come those that change."""
-LEAST_MOVE = 1.6
-LEAST_VISIBLE, LEAST_VISIBLE_CHANGED = 0.35, 0.5
+"""Here ``things`` is the number of unchanged objects, to which the changed ones are added."""
+MIN_MOVE = 1.6
+MIN_VISIBLE, MIN_VISIBLE_CHANGED = 0.35, 0.5
 EDGE = 0.26
-"""A thing stands at the edge of the view when its middle is this near to the left or right border, as a share of
-the width; one that is taken away stands farther in."""
+"""Maximum distance of an object's centre from the left or right border to count as at the edge, as a fraction of
+the width; removed objects are farther inside."""
 SINGLE = ("addition", "disappearance", "removal", "substitution", "size", "color", "orientation", "pose")
 _VIEWS = ("left", "right", "higher", "lower", "closer", "farther")
 
 
 @dataclass(slots=True)
 class _Actor:
-    """A thing over time: attributes before and after, None where it is not there, and the ground it needs."""
+    """Object over time: attributes before and after (None while it is absent), and the radius that it occupies."""
 
     before: Attributes | None
     after: Attributes | None
@@ -57,7 +57,7 @@ class _Actor:
 
 
 def draw(rng: Rng, world: World = WORLD) -> ScenePair:
-    """One pair with two or three changes of different types, and its caption.
+    """Draw one pair with two or three changes of different types, and its caption.
 
     Raises:
         RuntimeError: the world is too crowded for any scene.
@@ -80,7 +80,7 @@ def draw(rng: Rng, world: World = WORLD) -> ScenePair:
 
 
 def _details(rng: Rng, kinds: Sequence[str]) -> dict[str, str]:
-    """Directions of the changes that concern no thing, and the two letters."""
+    """Directions of the changes of viewpoint and illumination, and the two letters."""
     letters = rng.shuffled(LETTERS)
     words = {
         "viewpoint": rng.pick(_VIEWS),
@@ -92,7 +92,7 @@ def _details(rng: Rng, kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _cast(rng: Rng, world: World, kinds: Sequence[str]) -> list[_Actor]:
-    """Who is in the scenes; whatever is not one of a group has attributes of its own, before and after."""
+    """All objects of the scenes; objects outside of groups have unique attributes, before and after."""
     used: set[Attributes] = set()
 
     def fresh(shapes: Sequence[str] = SHAPES, **fixed: str) -> Attributes:
@@ -167,10 +167,10 @@ def _attempt(
     scenes = [[thing for _, thing in before], [thing for _, thing in after]]
     shapes = [outlines(things, view, world.aspect) for things, view in zip(scenes, views, strict=True)]
     for outline, side in zip(shapes, (before, after), strict=True):
-        shares = visible_shares(outline)
+        visible = visible_shares(outline)
         if any(
-            share < (LEAST_VISIBLE_CHANGED if actor.role in SINGLE else LEAST_VISIBLE)
-            for share, (actor, _) in zip(shares, side, strict=True)
+            fraction < (MIN_VISIBLE_CHANGED if actor.role in SINGLE else MIN_VISIBLE)
+            for fraction, (actor, _) in zip(visible, side, strict=True)
         ):
             return None
     for (actor, _), (u, _v) in zip(before, shapes[0].centre, strict=True):
@@ -233,7 +233,7 @@ def _place(
             after = replace(after, rotation=after.rotation + rng.uniform(math.radians(35), math.radians(55)))
         if actor.role == "pose" and after is not None:
             goal = find_spot(rng, actor.radius, taken)
-            if goal is None or math.hypot(goal.x - spot.x, goal.y - spot.y) < LEAST_MOVE:
+            if goal is None or math.hypot(goal.x - spot.x, goal.y - spot.y) < MIN_MOVE:
                 return None
             taken.append(goal)
             after = replace(after, x=goal.x, y=goal.y)
@@ -242,7 +242,7 @@ def _place(
 
 
 def _edge_spot(rng: Rng, view: View, radius: float) -> Spot:
-    """A place near the left or right border of the view."""
+    """Random position near the left or right border of the view."""
     right, behind = rng.uniform(2.4, 2.9) * rng.pick((-1.0, 1.0)), rng.uniform(-0.7, 0.7)
     return Spot(
         right * view.right[0] + behind * view.behind[0], right * view.right[1] + behind * view.behind[1], radius
@@ -252,7 +252,7 @@ def _edge_spot(rng: Rng, view: View, radius: float) -> Spot:
 def _letters(
     rng: Rng, view: View, actor: _Actor, words: dict[str, str]
 ) -> tuple[list[tuple[_Actor, SceneObject | None, SceneObject | None]], list[Spot]]:
-    """Both letters dot by dot; a dot of both stays, and the ground under either is taken."""
+    """Objects of both letters, of which common cells do not change, and the occupied positions."""
     right, behind = rng.uniform(-1.4, 1.4), rng.uniform(-0.6, 0.4)
     spots = letter_spots(view, right, behind)
     dots = actor.before
@@ -274,7 +274,7 @@ def _change(
     centres: Sequence[np.ndarray],
     words: dict[str, str],
 ) -> Change:
-    """The claim of one change, and the things that take part."""
+    """Claim of one change, and the indices of the involved objects."""
     if kind in ("viewpoint", "illumination"):
         return Change(ParsedChange(kind, value=words[kind]))
     part = [i for i, (actor, _, _) in enumerate(placed) if actor.role == kind]
@@ -313,7 +313,7 @@ def _region(u: float) -> str:
 def _refer(
     view: View, thing: SceneObject, placed: Sequence[tuple[_Actor, SceneObject | None, SceneObject | None]]
 ) -> tuple[str | None, Attributes | None]:
-    """The nearest bystander with a clear relation to the thing."""
+    """Relation to the nearest unchanged object with an unambiguous relation, and its attributes."""
     steady = [old for actor, old, _ in placed if actor.role is None and old is not None]
     for other in sorted(steady, key=lambda other: math.hypot(other.x - thing.x, other.y - thing.y)):
         relation = clear_relation(view, thing, other)
