@@ -107,7 +107,8 @@ def refuse_other_computation(expected: Mapping[str, Any], stored: Mapping[str, A
         if name in stored and stored[name] != value:
             raise CheckpointError(
                 f"{str(path)!r} was trained with {name}: {stored[name]} and this model has {name}: {value}; its "
-                f"weights fit both and mean something in the first alone; set {name}: {stored[name]}, or take other weights"
+                f"weights fit both and mean something in the first alone; set {name}: "
+                f"{stored[name]}, or take other weights"
             )
 
 

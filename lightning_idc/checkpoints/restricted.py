@@ -1,8 +1,8 @@
 """Read pickled checkpoints of other programs safely: tensors and containers are loaded, other objects are not.
 
 ``torch.load(weights_only=True)`` rejects a file that contains, for example, an ``argparse.Namespace``. Here an object
-of another class becomes an :class:`Inert` placeholder: its class is not imported, and the only functions called are those
-that rebuild tensors.
+of another class becomes an :class:`Inert` placeholder: its class is not imported, and the only functions
+called are those that rebuild tensors.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ def sentence_end(text: str) -> int | None:
     """Return the length of the first sentence, including its punctuation and closing quotes; None if it does not end.
 
     Full stops in quotes, numbers and abbreviations do not end a sentence; a blank line, or a line break before a
-    capital letter or a bullet, does. A final "...", or an abbreviation that requires another word, does not end a sentence.
+    capital letter or a bullet, does. A final "...", or an abbreviation that requires another word, does not
+    end a sentence.
 
     Example:
         >>> text = 'St. Mary has No. 5, a 3.5 m boat that says "Stop. Look." and a cat. Both are old.'
