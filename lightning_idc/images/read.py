@@ -98,7 +98,7 @@ def warn_of_sizes(
     (height, width), (other_height, other_width) = first, second
     ratio = (width / height) / (other_width / other_height)
     target = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
-    treatment = f"stretched to {target}, so what stands still may seem to move. Crop or register the two first"
+    treatment = f"stretched to {target}, so unchanged objects may seem to move. Crop or register the two first"
     if size is not None and abs(ratio - 1) <= _ASPECT:
         if not scaled:
             return

@@ -87,8 +87,8 @@ def _check_missing(image: RawImage, options: ImageOptions, name: str) -> None:
         finite = bool((image.missing & np.isfinite(image.values)).any())
         marked = f"NaN, infinite or {marked}" if finite else "NaN or infinite"
     raise DataError(
-        f"{name}: {int(image.missing.sum()):,} of {image.missing.size:,} values are {marked}; say what takes their "
-        "place with fill_nan: NUMBER"
+        f"{name}: {int(image.missing.sum()):,} of {image.missing.size:,} values are {marked}; set the value that "
+        "replaces them with fill_nan: NUMBER"
     )
 
 

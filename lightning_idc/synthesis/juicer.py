@@ -64,11 +64,11 @@ class JsonLines:
             sample = json.loads(self._read(index, index + 1))
             images = sample.get("images") or [sample[name] for name in _PATHS if sample.get(name)]
             if len(images) > 2:
-                raise ValueError(f"it has {len(images)} pictures, which are not a pair")
+                raise ValueError(f"it has {len(images)} images; expected at most two")
             facts = _facts(sample)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise DataError(
-                f"{self._path}, sample {index + 1} is none of data-juicer ({error}); expected an object with "
+                f"{self._path}, sample {index + 1} is not a data-juicer sample ({error}); expected an object with "
                 "text, images or caption1 and caption2"
             ) from error
         names = ["image"] if len(images) == 1 else ["before", "after"]

@@ -89,7 +89,7 @@ def _memory(stage: BasePipelineStage, trainer: dict[str, Any]) -> list[str]:
         trainer.get("accelerator") in (None, "auto") and torch.cuda.is_available()
     )
     if on_gpu and not torch.cuda.is_available():
-        return ["a GPU is asked for, and torch sees none"]
+        return ["a GPU is requested, but torch sees none"]
     machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory
     if weights * _ROOM <= available:
@@ -116,7 +116,7 @@ def _disk(folder: Path, needed: float) -> list[str]:
     if needed <= free:
         return []
     return [
-        f"the pictures need about {needed / 1e9:,.0f} GB in {folder}, where {free / 1e9:,.0f} GB are free; set "
+        f"the images need about {needed / 1e9:,.0f} GB in {folder}, where {free / 1e9:,.0f} GB are free; set "
         "keep_dropped to thumbnails or none, image_format to jpeg, or a limit"
     ]
 

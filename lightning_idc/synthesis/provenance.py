@@ -102,7 +102,7 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
             if changed:
                 raise StoreError(
                     f"{target} was begun with another {' and '.join(changed)} of the model in {name!r} "
-                    f"({then}, now {now}); name another target, or bring the old one back"
+                    f"({then}, now {now}); name another target, or restore the old one"
                 )
     value = {"models": models, **environment()}
     text = json.dumps(value, indent=1, sort_keys=True)

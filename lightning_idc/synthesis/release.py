@@ -114,7 +114,7 @@ def _check_names(store: RecordStore) -> None:
             id = ids[index]
             name = file_name(id)
             if name in names:
-                raise DataError(f"two records would have the pictures {name!r}, the second being {id!r}; rename one")
+                raise DataError(f"two records would have the image files {name!r}, the second being {id!r}; rename one")
             names.add(name)
 
 

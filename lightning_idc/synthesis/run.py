@@ -278,13 +278,13 @@ class Job:
         if changed == ["shard_size"]:
             raise ConfigError(
                 f"{self.target} was begun with shard_size {earlier['shard_size']}, which is {self.shard_size} now; use "
-                "that one, name another target, or remove that folder to begin anew"
+                "that value, name another target, or remove that folder to start again"
             )
         if changed:
             named = [name for name in changed if name in ("stage", "settings", "records")]
             raise ConfigError(
                 f"{self.target} was begun with {' and '.join(named) or 'records of the source'} that are different "
-                "now; name another target, or remove that folder to begin anew"
+                "now; name another target, or remove that folder to start again"
             )
 
     def _manifest(self) -> Manifest:

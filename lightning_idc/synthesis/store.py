@@ -18,7 +18,7 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.utils.errors import StoreError
 
 REMEDY = (
-    "remove that file and run its stage again, which makes it anew (of a recipe: remove the stage.json of that stage, "
+    "remove that file and run its stage again, which rewrites it (of a recipe: remove the stage.json of that stage, "
     "then --resume), or check the path of the store"
 )
 RECORDS, IMAGES = "records", "images"

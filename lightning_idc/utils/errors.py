@@ -124,7 +124,7 @@ def reading(path: Any) -> Iterator[None]:
         message = " ".join(line.strip() for line in lines[:3])[:300]
         raise CheckpointError(
             f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {message}); "
-            "use another copy of it, or make it anew"
+            "use another copy of it, or create it again"
         ) from error
 
 

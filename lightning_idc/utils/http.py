@@ -211,7 +211,7 @@ async def _stream(
 async def _read(reply: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield chunks of a response without decompression, which could expand it a thousandfold."""
     if reply.headers.get("Content-Encoding", "identity") != "identity":
-        raise TransferError(f"it answers in {reply.headers['Content-Encoding'][:20]!r}, which it was not asked for")
+        raise TransferError(f"it answers in {reply.headers['Content-Encoding'][:20]!r}, which was not requested")
     count = 0
     async for part in reply.aiter_raw():
         count += len(part)

@@ -75,7 +75,7 @@ class Output:
         """
         existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
         if not existing.is_dir():
-            raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is no folder")
+            raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is not a folder")
         manifest = read_manifest(self.folder)
         for file in files:
             self._check_file(file, manifest)
@@ -288,7 +288,7 @@ def check_apart(outputs: Mapping[str, Path | None]) -> None:
         path = Path(os.path.realpath(target.expanduser()))
         for other, previous in seen.items():
             if path.is_relative_to(previous) or previous.is_relative_to(path):
-                raise ConfigError(f"{other} and {option} would both write {str(target)!r}; name them apart")
+                raise ConfigError(f"{other} and {option} would both write {str(target)!r}; choose different paths")
         seen[option] = path
 
 
@@ -339,5 +339,5 @@ def _resolve_link(path: Path) -> Path:
         return path
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise ConfigError(f"{str(path)!r} is a link that leads in a circle; name another file")
+        raise ConfigError(f"{str(path)!r} is part of a loop of links; name another file")
     return target

@@ -78,8 +78,8 @@ class ChatModel(Pretrained, TextModel):
 
     def _missing_template(self) -> str:
         return (
-            f"the model {self.name!r} has no chat template, so it would be asked without the form that it was trained "
-            "on; set template to vicuna, or to none to send the bare text"
+            f"the model {self.name!r} has no chat template, so its prompt format is unknown; "
+            "set template to vicuna, or to none to send the bare text"
         )
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
@@ -200,8 +200,8 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         _pad_left(self.processor.tokenizer)
         if not self.processor.chat_template:
             raise CheckpointError(
-                f"the processor of {self.name!r} has no chat template, so it is unknown how a picture is asked about; "
-                "use a checkpoint that brings one, such as those of llava-hf"
+                f"the processor of {self.name!r} has no chat template, so its prompt format is unknown; use a "
+                "checkpoint with a template, such as those of llava-hf"
             )
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:

@@ -93,7 +93,7 @@ class NearestPrototype(ImageCaptioner):
         if facts.get("library") == self.identity:
             return None
         return (
-            f"NearestPrototype knows things of the library {self.identity!r}; these pictures are of "
+            f"NearestPrototype recognises cut-outs of the library {self.identity!r}; these images are of "
             f"{facts.get('library', 'unknown origin')!r}"
         )
 
