@@ -73,7 +73,7 @@ class Audit(PipelineStage):
             print(f"what was kept and dropped, and why: {self.page}", flush=True)
 
     def _entries(self, store: RecordStore, counts: dict[str, int]) -> Iterator[AuditEntry]:
-        quota = _fair_shares(counts, self.max_pairs)
+        quota = _balanced_counts(counts, self.max_pairs)
         for record in store:
             reason = "kept" if record.dropped is None else record.dropped["reason"]
             if quota[reason] > 0:
@@ -130,7 +130,7 @@ def _times(store: RecordStore) -> dict[str, str]:
     return times
 
 
-def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
+def _balanced_counts(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
     """Distribute the pairs on the page over the reasons as equally as possible."""
     quota, remaining = dict.fromkeys(counts, 0), max_pairs
     for position, name in enumerate(sorted(counts, key=lambda name: counts[name])):

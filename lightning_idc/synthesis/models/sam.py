@@ -73,7 +73,7 @@ class SamSegmenter(Pretrained, Segmenter):
             [0] * len(images), lambda part: self._segment([images[n] for n in part], masks)
         )
         return [
-            both_pictures(first, second)
+            merge_regions(first, second)
             for first, second in zip(regions_by_image[::2], regions_by_image[1::2], strict=True)
         ]
 
@@ -176,7 +176,7 @@ class FastSamSegmenter(Segmenter):
         images = [image for pair in zip(before, after, strict=True) for image in pair]
         regions_by_image = [self._segment(pil_image, masks) for pil_image in as_pil(images)]
         return [
-            both_pictures(first, second)
+            merge_regions(first, second)
             for first, second in zip(regions_by_image[::2], regions_by_image[1::2], strict=True)
         ]
 
@@ -193,7 +193,7 @@ class FastSamSegmenter(Segmenter):
         ]
 
 
-def both_pictures(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
+def merge_regions(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
     """Merge the regions of both images of a pair, marked with the index of their image, most confident first."""
     for region in first:
         region.picture = 0
