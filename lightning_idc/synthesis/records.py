@@ -215,6 +215,6 @@ def _check_image(image: Tensor) -> None:
         raise DataError(f"an image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
 
 
-def counted(reasons: Mapping[str, int]) -> str:
+def format_counts(reasons: Mapping[str, int]) -> str:
     """Format counts by reason as one line, most frequent first."""
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))

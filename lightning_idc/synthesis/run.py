@@ -25,7 +25,7 @@ from lightning_idc.synthesis.isolation import IsolatedStage
 from lightning_idc.synthesis.progress import Progress, log_shard, rate
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
 from lightning_idc.synthesis.reading import read_ahead
-from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
+from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, format_counts
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RECORDS, REMEDY, RecordSource, RecordStore, failed_in, write_records
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
@@ -248,7 +248,7 @@ class Job:
                 leftover.unlink(missing_ok=True)
             store = RecordStore(self.target)
             remaining, reasons = store.counts()
-            dropped = f"{sum(reasons.values())} dropped" + (f": {counted(reasons)}" if reasons else "")
+            dropped = f"{sum(reasons.values())} dropped" + (f": {format_counts(reasons)}" if reasons else "")
             print(f"{stage.name}: {remaining} records kept, {dropped}; {rate(self.target)}", flush=True)
             stage.finish(store)
         return True

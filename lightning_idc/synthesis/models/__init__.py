@@ -10,6 +10,7 @@ from lightning_idc.synthesis.models.base import (
     ImageTextMatcher,
     Inpainter,
     ModelInterface,
+    PairPainter,
     Region,
     Segmenter,
     TextEncoder,
