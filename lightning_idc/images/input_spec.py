@@ -143,7 +143,7 @@ class InputSpec:
             )
 
 
-def noted(spec: dict[str, Any] | None, size: list[int] | None, data: Any) -> dict[str, Any]:
+def update_input_spec(spec: dict[str, Any] | None, size: list[int] | None, data: Any) -> dict[str, Any]:
     """Update the input specification that a checkpoint stores, after a training batch.
 
     Args:
