@@ -28,7 +28,7 @@ PIECES = ".metadata"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint file that contains only tensors and plain types.
+    """Load a checkpoint file, refusing anything but tensors and plain types.
 
     Raises:
         CheckpointError: the file is missing, damaged, sharded, or would run code when loaded.
