@@ -129,10 +129,8 @@ class NearestPrototype(ImageCaptioner):
             corner, extent = _candidate_boxes(outline.aspect, height, width)
             points = torch.cat([outline.inside, outline.outside])
             grid = (corner[:, None] + extent[:, None] * points) / torch.tensor([width, height]) * 2 - 1
-            samples = F.grid_sample(values[None], grid[None], padding_mode="border", align_corners=False)[0].transpose(
-                0, 1
-            )
-            inside, outside = samples.split([len(outline.inside), len(outline.outside)], 2)
+            samples = F.grid_sample(values[None], grid[None], padding_mode="border", align_corners=False)[0]
+            inside, outside = samples.transpose(0, 1).split([len(outline.inside), len(outline.outside)], 2)
             step = (outside - inside @ outline.near.T).norm(dim=1).clamp(max=_MAX_STEP).mean(1) / _MAX_STEP
             similarities.append((_unit(inside) @ outline.vectors.T - _STEP_WEIGHT * (1 - step[:, None])).amax(0))
         return torch.cat(similarities)

@@ -223,10 +223,10 @@ def _changed_part(
     largest = int(stats[1:, -1].argmax()) + 1 if len(stats) > 1 else 0
     part = parts == largest
     stays = ~part[points[:, 0], points[:, 1]]
-    rest, matched_values = difference[stays], positions[stays]
+    rest, rest_positions = difference[stays], positions[stays]
     if not largest or not _MIN_PART < 1 - len(rest) / len(difference) < 1 - _MIN_PART:
         return item.mask
-    if other.ground[matched_values[:, 0], matched_values[:, 1]].mean() > 0.5:
+    if other.ground[rest_positions[:, 0], rest_positions[:, 1]].mean() > 0.5:
         return item.mask  # a gray rest cannot be distinguished from the ground
     rest[:, 2] -= np.median(rest[:, 2])
     distance = np.minimum(np.sqrt((rest**2).sum(1)), _MAX_DISTANCE).mean()
@@ -245,9 +245,8 @@ def _fit_camera(objects: Sequence[GroundObject]) -> tuple[Any, bool]:
     moved = bool(np.abs(np.median(np.abs(displacements), 0)).max() > 1)
     for _ in range(10 if len(matched) > 3 else 0):
         residuals = np.linalg.norm(displacements - positions @ fit, axis=1)
-        weighted = (
-            positions * (1 / (1 + (residuals / 3) ** 2) ** 2)[:, None]
-        )  # downweights objects that moved on their own
+        # downweights objects that moved on their own
+        weighted = positions * (1 / (1 + (residuals / 3) ** 2) ** 2)[:, None]
         fit = np.linalg.solve(weighted.T @ positions + np.diag([1e-6, 0.3, 0.3]), weighted.T @ displacements)
     return (lambda position: np.array([1, *(position / 128)]) @ fit), moved
 
