@@ -1,1 +1,1 @@
-"""Reading and writing weights: the only door for checkpoints, by path, folder or name."""
+"""Read and write checkpoints and folders of weights."""

@@ -1,4 +1,4 @@
-"""Checkpoints that a full disk, a kill or a power cut cannot damage, and the newest of them that can be read."""
+"""Write checkpoints atomically, and find the newest intact one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import atomic_write
 
 SHARDS = "meta.pt"
-"""In the folder of a checkpoint in pieces, what the processes have in common."""
+"""File in the folder of a sharded checkpoint with the state shared by all processes."""
 NEEDED = ("global_step", "optimizer_states", "loops")
-"""What training cannot go on without."""
+"""Entries required to resume training."""
 INTERRUPTED = "interrupted.ckpt"
-"""Checkpoint of a run that was stopped between its own ones."""
+"""Checkpoint saved when a run is interrupted."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place, waits until the disk has it, and moves it there.
+    """Writes a checkpoint to a temporary file in the same folder, flushes it to disk and renames it.
 
-    Lightning's own writes into the temporary folder, which may lie on another disk, and copies from there, so that a
-    full disk or a kill leaves half a file. ``lightning-idc`` uses this one by itself.
+    Lightning writes to the system's temporary folder, possibly on another disk, and copies the file, so that a full
+    disk or a kill leaves a truncated file. ``lightning-idc`` uses this class by default.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -38,10 +38,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write ``checkpoint`` to ``path``; another file system than the local one is left to Lightning.
+        """Write ``checkpoint`` to ``path``; remote file systems are handled by Lightning.
 
         Raises:
-            CheckpointError: there is no room for it, or writing there is not allowed.
+            CheckpointError: the disk is full or the folder not writable.
         """
         if storage_options is not None or "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -50,17 +50,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def write_checkpoint(content: dict[str, Any], target: str | Path) -> None:
-    """``torch.save`` that leaves the file as it was, or as it shall be.
+    """Atomic ``torch.save``.
 
     Raises:
-        CheckpointError: there is no room for it, or writing there is not allowed.
+        CheckpointError: the disk is full or the folder not writable.
     """
     target = Path(target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(target, lambda path: _save(content, path))
     except OSError as error:
-        raise CheckpointError(_refused(target, error)) from error
+        raise CheckpointError(_write_failure(target, error)) from error
 
 
 def _save(content: dict[str, Any], path: Path) -> None:
@@ -73,7 +73,7 @@ def _save(content: dict[str, Any], path: Path) -> None:
 
 
 class _Recorder:
-    """File of which torch's writer hides why writing failed."""
+    """File that records write errors, because torch's writer hides their cause."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -90,71 +90,71 @@ class _Recorder:
         self.file.flush()
 
 
-def _refused(target: Path, error: OSError) -> str:
-    """Sentence on a checkpoint that could not be written: where, why, and what there still is."""
+def _write_failure(target: Path, error: OSError) -> str:
+    """Build the message for a failed write: where, why, and which earlier checkpoints are intact."""
     folder = target.parent
     while not folder.is_dir():
         folder = folder.parent
     names = sorted(path.name for path in folder.glob("*.ckpt")) if folder == target.parent else []
-    still = f"what was written before is complete ({', '.join(names)})" if names else "there is no earlier one"
+    remaining = f"what was written before is complete ({', '.join(names)})" if names else "there is no earlier one"
     if error.errno in FULL:
         free = shutil.disk_usage(folder).free / 2**20
         return (
             f"the disk of {str(folder)!r} is full ({free:.1f} MB are free), so {target.name} could not be written; "
-            f"{still}. Make room there, then continue the run"
+            f"{remaining}. Make room there, then continue the run"
         )
     return (
-        f"{str(target)!r} could not be written: {error.strerror}; {still}. Make {str(folder)!r} writable, or name "
+        f"{str(target)!r} could not be written: {error.strerror}; {remaining}. Make {str(folder)!r} writable, or name "
         "another folder"
     )
 
 
 def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path | None:
-    """The checkpoint in ``folder``, or below it, that training got furthest with and can go on from.
+    """Find the resumable checkpoint with the most steps in ``folder`` and its sub-folders.
 
-    The number of steps decides, which is in the file: times of files are changed by copying and by wrong clocks. What
-    cannot be read is passed over.
+    The number of steps stored in the file decides, since copies and wrong clocks change file times. Unreadable files
+    are skipped.
 
     Args:
-        folder: searched with all its sub-folders.
-        say: takes a sentence about each file that is passed over.
+        folder: folder to search recursively.
+        say: function called with a message about each skipped file.
     """
     checkpoints: list[tuple[int, int, Path]] = []
     for path in sorted(folder.rglob("*.ckpt")):
         try:
-            checkpoints.append((_steps(path), _finished_most(path), path))
+            checkpoints.append((_steps(path), _completeness(path), path))
         except CheckpointError as error:
             say(f"passing over {os.path.relpath(path)}: {error}")
     for _, _, path in sorted(checkpoints, reverse=True):
-        damaged = _damage(path)
-        if damaged is None:
+        damage = _find_damage(path)
+        if damage is None:
             return path
-        say(f"passing over {os.path.relpath(path)}: {damaged}")
+        say(f"passing over {os.path.relpath(path)}: {damage}")
     return None
 
 
 def check_intact(path: Path, remedy: str) -> None:
-    """Compare a checkpoint with the checksums in it.
+    """Verify the checksums in a checkpoint.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the checkpoint is damaged.
     """
-    if (damaged := _damage(path)) is not None:
-        raise CheckpointError(f"{str(path)!r}: {damaged}; {remedy}")
+    if (damage := _find_damage(path)) is not None:
+        raise CheckpointError(f"{str(path)!r}: {damage}; {remedy}")
 
 
 def _steps(path: Path) -> int:
-    """Optimizer steps of a checkpoint; its weights stay on the disk.
+    """Read the number of optimizer steps of a checkpoint without loading its weights.
 
     Raises:
-        CheckpointError: it cannot be read, or training cannot go on from it.
+        CheckpointError: the checkpoint cannot be read, or training cannot resume from it.
     """
     file = path / SHARDS if path.is_dir() else path
     try:
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=path.is_file())
-    except Exception as error:  # a damaged file fails in many ways
+    except Exception as error:  # a damaged file can raise any error
         raise CheckpointError(f"it is damaged or incomplete ({type(error).__name__})") from error
-    # the shards of optimizers stand in files of their own
+    # sharded optimizer states are in separate files
     needed = [name for name in NEEDED if path.is_file() or name != "optimizer_states"]
     if not isinstance(content, dict) or not isinstance(content.get("global_step"), int):
         raise CheckpointError("it is not a checkpoint of a training")
@@ -164,13 +164,13 @@ def _steps(path: Path) -> int:
     return int(content["global_step"])
 
 
-def _finished_most(path: Path) -> int:
-    """Of checkpoints with equally many steps, the last one also knows of the validation and of the best one."""
+def _completeness(path: Path) -> int:
+    """Rank checkpoints with equal steps: only the last one includes the validation and the best score."""
     return {"last": 2, "interrupted": 1}.get(path.stem, 0)
 
 
-def _damage(path: Path) -> str | None:
-    """What is wrong with the content: torch does not look at the checksums that it writes, nor at the numbers."""
+def _find_damage(path: Path) -> str | None:
+    """Describe damage of the content, None if intact: torch verifies neither its checksums nor the values."""
     if path.is_dir():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Folders of `save_pretrained`: ``config.json``, which holds the checksum of the weights, and ``model.safetensors``."""
+"""Folders of `save_pretrained`: ``config.json``, which contains a checksum of ``model.safetensors``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tensor]) -> None:
-    """Write what a module is made from and its weights.
+    """Write the configuration and weights of a module.
 
     Raises:
-        ConfigError: a file of others is in the way.
+        ConfigError: another file would be overwritten.
     """
     from safetensors.torch import save_file
 
@@ -32,10 +32,10 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tenso
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What the module of a folder is made from.
+    """Read the configuration of the module in a folder.
 
     Raises:
-        CheckpointError: the folder has none, or holds a model of transformers.
+        CheckpointError: the folder has no configuration, or contains a model of transformers.
     """
     config = json.loads(_file_of(folder, CONFIG).read_text(encoding="utf-8"))
     if isinstance(config, dict) and "class_path" not in config and "model_type" in config:

@@ -1,4 +1,4 @@
-"""Reading checkpoints: tensors and plain types only, and classes of this library by the names they are stored under."""
+"""Read checkpoints safely: tensors and plain types only, and classes of this library by their stored names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lightning_idc.utils.names import exported, public_name
 TRAINING_ONLY = frozenset(
     {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "no_decay"}
 )
-"""Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
+"""Arguments that only affect training: objects that a checkpoint of plain types must not contain or name."""
 
 _IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 PIECES = ".metadata"
-"""File of torch.distributed.checkpoint that lists what each process of a sharded model wrote."""
+"""File of torch.distributed.checkpoint that lists the shards of each process."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         CheckpointError: the file is missing, damaged, sharded, or would run code when loaded.
     """
     if Path(path, PIECES).is_file():
-        # its list of pieces is a pickle, which might run code
+        # its list of shards is a pickle, which may run code
         raise CheckpointError(
             f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
             "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
@@ -51,12 +51,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}")
     try:
-        # mapped, so that an optimizer's state, two thirds of the file, is not read where only weights are asked for;
-        # files of torch's format before 1.6 cannot be mapped
+        # mapped, so that the optimizer state, two thirds of the file, is not read if only the weights are used;
+        # files in the format of torch before 1.6 cannot be mapped
         mapped = zipfile.is_zipfile(path)
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # a damaged file fails in many ways
-        raise CheckpointError(_unreadable(path, error)) from error
+    except Exception as error:  # a damaged file can raise any error
+        raise CheckpointError(_load_failure(path, error)) from error
     if not isinstance(checkpoint, dict):
         raise CheckpointError(
             f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a checkpoint, names with values"
@@ -64,8 +64,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def _unreadable(path: str | Path, error: Exception) -> str:
-    """Sentence on a file that torch refused; torch's own advises to load it in the way that runs its code."""
+def _load_failure(path: str | Path, error: Exception) -> str:
+    """Build the message for a file that torch rejects; torch's message advises to load it unsafely."""
     with open(path, "rb") as file:
         start = file.read(16)
     for magic, kind in _IMAGES.items():
@@ -84,7 +84,7 @@ def _unreadable(path: str | Path, error: Exception) -> str:
 
 
 def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights that are not numbers: a captioner made of them says nothing, without an error.
+    """Raise an error for NaN weights, which would silently give empty captions.
 
     Raises:
         CheckpointError: a weight is NaN.
@@ -97,33 +97,34 @@ def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
             )
 
 
-def refuse_other_computation(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
-    """Refuse weights that were trained to be used in another way, which their shapes do not show.
+def refuse_other_computation(expected: Mapping[str, Any], stored: Mapping[str, Any], path: str | Path) -> None:
+    """Raise an error for weights that fit a model but were trained with another computation.
 
     Args:
-        wanted: hyper-parameters of whoever takes the weights over; those that both name are compared.
-        found: those that the weights were trained with.
-        path: of the checkpoint.
+        expected: hyper-parameters of the model that loads the weights; only names in both mappings are compared.
+        stored: hyper-parameters of the training.
+        path: path of the checkpoint.
 
     Raises:
-        CheckpointError: one differs.
+        CheckpointError: a hyper-parameter differs.
     """
-    for name, value in wanted.items():
-        if name in found and found[name] != value:
+    for name, value in expected.items():
+        if name in stored and stored[name] != value:
             raise CheckpointError(
-                f"{str(path)!r} was trained with {name}: {found[name]} and this model has {name}: {value}; its weights "
-                f"fit both and mean something in the first alone; set {name}: {found[name]}, or take other weights"
+                f"{str(path)!r} was trained with {name}: {stored[name]} and this model has {name}: {value}; its "
+                f"weights fit both and mean something in the first alone; set {name}: "
+                f"{stored[name]}, or take other weights"
             )
 
 
 def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """Hyper-parameters of a checkpoint as constructor arguments that nothing but plain values can come from.
+    """Read the hyper-parameters of a checkpoint as constructor arguments with plain values.
 
-    Left out are those that only matter to training and those that Lightning adds for its own use, since either may
-    name a class or a function that would then be called.
+    Arguments that only affect training and entries added by Lightning are left out, since they may name a class or a
+    function that would be called.
 
     Raises:
-        CheckpointError: a value names a class; only ``adapters`` may, and of this library alone.
+        CheckpointError: a value names a class; only ``adapters`` may name classes of this library.
     """
     hparams = checkpoint.get("hyper_parameters") or {}
     if not isinstance(hparams, Mapping):
@@ -143,19 +144,19 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
 
 
 def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
-    """Refuse hyper-parameters with which a checkpoint could be written, and never be opened again.
+    """Raise an error for hyper-parameters that a checkpoint could store but not load.
 
     Args:
-        hparams: by name, as checkpoints will hold them.
-        owner: name of the class that they are arguments of.
+        hparams: hyper-parameters by name, as stored in checkpoints.
+        owner: name of the class with these arguments.
 
     Raises:
-        ConfigError: one is no plain value, or names a class.
+        ConfigError: a hyper-parameter is not a plain value, or names a class.
     """
     for name, value in hparams.items():
         if str(name).startswith("_") or name in TRAINING_ONLY:
             continue
-        if _opens(value) and (name == "adapters" or not names_a_class(value)):
+        if _is_loadable(value) and (name == "adapters" or not names_a_class(value)):
             continue
         raise ConfigError(
             f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), and a checkpoint that holds "
@@ -164,14 +165,14 @@ def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
         )
 
 
-def _opens(value: Any) -> bool:
-    """Whether a file with the value in it can be read without running code."""
+def _is_loadable(value: Any) -> bool:
+    """Whether a checkpoint with this value can be loaded without running code."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # what cannot be pickled, or must not be, fails in many ways
+    except Exception:  # pickling can raise any error
         return False
     return True
 
@@ -195,17 +196,17 @@ def names_a_class(value: Any) -> bool:
 
 
 def class_named(path: str, base: type) -> Any:
-    """Class that a checkpoint names: ``base`` itself, a subclass that is already imported, or one of this library.
+    """Find the class that a checkpoint names: ``base``, an already imported subclass, or a class of this library.
 
-    A class of a script or notebook is stored as ``__main__.NAME``; any imported class of that name is taken for it. Of
-    several, as when a cell ran twice, the one that was made last is meant.
+    A class of a script or notebook is stored as ``__main__.NAME`` and matches any imported class with that name. Of
+    several, for example after a cell ran twice, the latest is used.
 
     Args:
-        path: public name, as a checkpoint stores it.
-        base: what the class must be, or derive from.
+        path: public path stored in the checkpoint.
+        base: required base class.
 
     Raises:
-        CheckpointError: there is no such class.
+        CheckpointError: there is no class with that name.
     """
     if not isinstance(path, str):
         raise CheckpointError(f"the checkpoint names the class {str(path)[:100]!r}; expected the path of a class")

@@ -1,8 +1,8 @@
-"""Reading pickled checkpoints of other people's code: tensors and containers come in, every other class stays inert.
+"""Read pickled checkpoints of other programs safely: tensors and containers are loaded, other objects are not.
 
-``torch.load(weights_only=True)`` refuses a file that also holds, say, an ``argparse.Namespace``. Here such an object
-becomes an :class:`Inert` placeholder: nothing of its class is imported, and nothing that the file names is called but
-the functions that put tensors together.
+``torch.load(weights_only=True)`` rejects a file that contains, for example, an ``argparse.Namespace``. Here an object
+of another class becomes an :class:`Inert` placeholder: its class is not imported, and the only functions
+called are those that rebuild tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from lightning_idc.utils.errors import CheckpointError, reading
 
-_BUILDS_TENSORS = {
+_TENSOR_BUILDERS = {
     ("torch._utils", "_rebuild_tensor"): torch._utils._rebuild_tensor,
     ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
     ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
@@ -33,7 +33,7 @@ _BUILDS_TENSORS = {
 
 
 class Inert(dict[Any, Any]):
-    """Placeholder for an object of a class that is not read: takes whatever its pickle gives, and keeps none of it."""
+    """Placeholder for an object of an unsupported class; it discards the pickled state."""
 
     def __new__(cls, *args: Any, **options: Any) -> Inert:
         return super().__new__(cls)
@@ -42,41 +42,41 @@ class Inert(dict[Any, Any]):
         super().__init__()
 
     def __setstate__(self, state: Any) -> None:
-        """Drop the state."""
+        """Discard the state."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Drop the item."""
+        """Discard the item."""
 
     def append(self, item: Any) -> None:
-        """Drop an item of something list-like."""
+        """Discard an item of a list-like object."""
 
     def extend(self, items: Any) -> None:
-        """Drop items of something list-like."""
+        """Discard items of a list-like object."""
 
     def add(self, item: Any) -> None:
-        """Drop an item of something set-like."""
+        """Discard an item of a set-like object."""
 
 
-# dictionaries have no hash, but what is read may be a key or in a set
+# dictionaries are not hashable, but a placeholder may be a key or in a set
 cast(Any, Inert).__hash__ = object.__hash__
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _BUILDS_TENSORS:
-            return _BUILDS_TENSORS[module, name]
+        if (module, name) in _TENSOR_BUILDERS:
+            return _TENSOR_BUILDERS[module, name]
         if module in ("torch", "torch.storage") and name.endswith("Storage"):
             storage = getattr(torch, name, None) or getattr(torch.storage, name, None)
             if isinstance(storage, type):
                 return storage
         if (module, name) == ("collections", "defaultdict"):
-            # its factory would be called; a plain dictionary holds the same items
+            # the factory would be called; a plain dictionary has the same items
             return lambda *args: {}
         return Inert
 
 
-class _Scripted:
-    """A module of a TorchScript archive: its tensors and modules by name, and nothing of its code."""
+class _ScriptModule:
+    """Module of a TorchScript archive: its tensors and sub-modules by name, without its code."""
 
     parts: dict[str, Any]
 
@@ -84,25 +84,25 @@ class _Scripted:
         self.parts = state
 
     def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
-        """All tensors within by their dotted names."""
+        """Collect all tensors by their dotted names."""
         tensors: dict[str, torch.Tensor] = {}
         for name, part in self.parts.items():
             if isinstance(part, torch.Tensor):
                 tensors[prefix + name] = part
-            elif isinstance(part, _Scripted):
+            elif isinstance(part, _ScriptModule):
                 tensors |= part.tensors(f"{prefix}{name}.")
         return tensors
 
 
 class _ScriptUnpickler(_Unpickler):
-    """Reads `data.pkl` of a TorchScript archive, with storages from the files beside it."""
+    """Reads `data.pkl` of a TorchScript archive and the storages in its other files."""
 
     def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
         super().__init__(io.BytesIO(archive.read(f"{root}/data.pkl")))
         self.archive, self.root = archive, root
 
     def find_class(self, module: str, name: str) -> Any:
-        return _Scripted if module.split(".")[0] == "__torch__" else super().find_class(module, name)
+        return _ScriptModule if module.split(".")[0] == "__torch__" else super().find_class(module, name)
 
     def persistent_load(self, pid: Any) -> Any:
         _, kind, key, _, length = pid
@@ -110,12 +110,12 @@ class _ScriptUnpickler(_Unpickler):
         storage = torch.UntypedStorage.from_buffer(bytearray(content), dtype=torch.uint8)
         if storage.nbytes() < length * kind.dtype.itemsize:
             raise CheckpointError(f"the tensor {key} has {storage.nbytes()} bytes; expected {length} values of {kind}")
-        typed: Any = torch.storage.TypedStorage  # torch gives its constructor no types
+        typed: Any = torch.storage.TypedStorage  # its constructor is not annotated in torch
         return typed(wrap_storage=storage, dtype=kind.dtype, _internal=True)
 
 
 def is_torchscript(path: str | Path) -> bool:
-    """Whether a file is an archive as `torch.jit.save` writes it."""
+    """Whether a file is an archive written by `torch.jit.save`."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -123,18 +123,18 @@ def is_torchscript(path: str | Path) -> bool:
 
 
 def read_torchscript(path: str | Path) -> dict[str, torch.Tensor]:
-    """Tensors of a TorchScript archive by their dotted names; the code that it holds is not read.
+    """Read the tensors of a TorchScript archive by their dotted names, without its code.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not such an archive.
+        CheckpointError: the file is missing, damaged, or not a TorchScript archive.
     """
     if not Path(path).is_file() or not is_torchscript(path):
         raise CheckpointError(f"{str(path)!r} is not a TorchScript archive; check the path")
     with reading(path), zipfile.ZipFile(path) as archive, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # these files are older than that
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # the archives predate UntypedStorage
         root = next(name for name in archive.namelist() if name.endswith("/constants.pkl")).rpartition("/")[0]
         module = _ScriptUnpickler(archive, root).load()
-        if not isinstance(module, _Scripted):
+        if not isinstance(module, _ScriptModule):
             raise CheckpointError(f"{str(path)!r} holds a {type(module).__name__}; expected a module")
         return module.tensors()
 
@@ -143,10 +143,10 @@ def _load(file: BinaryIO, **options: Any) -> Any:
     return _Unpickler(file, **options).load()
 
 
-def _refuse_programs(path: str | Path) -> None:
-    """Refuse what `torch.load` would hand to other readers than this one: TorchScript runs, tar archives are unpacked.
+def _check_no_code(path: str | Path) -> None:
+    """Raise an error for files that `torch.load` would pass to other readers: TorchScript would run, tar be unpacked.
 
-    The list of members is taken from torch's own reader, since a file can be made that `zipfile` reads differently.
+    Members are listed with torch's reader, since a crafted file could look different to `zipfile`.
     """
     serialization: Any = torch.serialization
     with open(path, "rb") as file:
@@ -165,14 +165,14 @@ def _refuse_programs(path: str | Path) -> None:
 
 
 def read_foreign_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Tensors and plain containers of a checkpoint that another program wrote.
+    """Read the tensors and plain containers of a checkpoint written by another program.
 
     Raises:
-        CheckpointError: the file is missing, damaged, holds a program, or does not hold a dictionary.
+        CheckpointError: the file is missing, damaged, contains code, or is not a dictionary.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path")
-    _refuse_programs(path)
+    _check_no_code(path)
     module = cast(Any, SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="restricted"))
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)

@@ -1,4 +1,4 @@
-"""compare: how many pixels of two images differ, by the values that their files store."""
+"""Count the pixels that differ between two images, by the values stored in their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_idc.images.srgb import to_srgb
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_fields
 
 Ignore = Callable[[tuple[int, int]], "np.ndarray | None"]
-"""Function of height and width to a bool mask ``(H, W)`` of pixels that do not count."""
+"""Function from (height, width) to a bool mask ``(H, W)`` of pixels to leave out; None leaves out nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Tolerance:
     """Limits below which a difference does not count.
 
     Args:
-        value: Greatest difference of a value that counts as equal, in the unit of the files.
+        value: Largest difference at which two values count as equal, in the unit of the files.
         pixels: Number of pixels of a pair that may differ.
     """
 
@@ -35,14 +35,14 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between two images.
+    """Result of comparing two images.
 
     Args:
         pixels: Number of pixels that differ.
         largest: Greatest difference of a value, in the unit of the files.
         total: Number of pixels of all images of the file.
-        missing: Number of pixels that either file marks as missing, or that are ignored; they are not compared.
-        subject: What was compared, such as ``3 bands of 8 bits``.
+        missing: Number of pixels that were not compared: marked as missing in either file, or ignored.
+        subject: Description of the compared values, such as ``3 bands of 8 bits``.
     """
 
     pixels: int
@@ -57,9 +57,9 @@ class Comparison:
         return not self.pixels
 
     def __str__(self) -> str:
-        left_out = f", {self.missing:,} not compared" if self.missing else ""
+        excluded = f", {self.missing:,} not compared" if self.missing else ""
         by = f" by up to {self.largest:g}" if self.pixels and self.largest else ""
-        return f"{self.pixels:,} of {self.total:,} pixels differ{by}{left_out} ({self.subject})"
+        return f"{self.pixels:,} of {self.total:,} pixels differ{by}{excluded} ({self.subject})"
 
 
 def equal(first: RawImage, second: RawImage) -> bool:
@@ -68,24 +68,25 @@ def equal(first: RawImage, second: RawImage) -> bool:
 
 
 def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0) -> Comparison:
-    """Compare the stored values of two images: all bands and the opacity, before any range is applied.
+    """Compare the stored values of two images: all bands and the opacity, before any value range is applied.
 
-    Pixels that are fully transparent in both images are equal whatever their colours. Values of another depth are
-    compared as fractions of their maximum, a grey image as three equal bands, colours of different profiles in sRGB.
+    Pixels that are fully transparent in both images are equal regardless of their colours. Values of different bit
+    depths are compared as fractions of their maximum, a grey image as three equal bands, and colours of different
+    profiles in sRGB.
 
     Args:
         first: Image.
         second: Image.
-        ignore: Function of height and width to pixels that do not count.
-        tolerance: Greatest difference of a value that still counts as equal, in the unit of the files.
+        ignore: Function from height and width to a mask of pixels to leave out.
+        tolerance: Largest difference at which two values count as equal, in the unit of the files.
     """
     total = first.size[0] * first.size[1]
     subject = _subject(first)
     if first.profile != second.profile:
         first, second = _in_srgb(first), _in_srgb(second)
     a, b = first.values, second.values
-    alike = (first.space, first.inverted) == (second.space, second.inverted)
-    if first.size != second.size or not alike or (len(a) != len(b) and {len(a), len(b)} != {1, 3}):
+    same_colour_model = (first.space, first.inverted) == (second.space, second.inverted)
+    if first.size != second.size or not same_colour_model or (len(a) != len(b) and {len(a), len(b)} != {1, 3}):
         other = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
         if first.size != second.size:
             other = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
@@ -93,17 +94,17 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     difference = _difference(first, second)
     differs = difference > tolerance
     if first.alpha is not None or second.alpha is not None:
-        alphas = [_fraction(image) for image in (first, second)]
+        alphas = [_opacity(image) for image in (first, second)]
         differs &= (alphas[0] > 0) | (alphas[1] > 0)
-        transparency = np.abs(alphas[0] - alphas[1]) * _top(first)
+        transparency = np.abs(alphas[0] - alphas[1]) * _max_value(first)
         differs |= transparency > tolerance
         difference = np.maximum(np.where(differs, difference, 0), transparency)
-    left_out = _left_out(first, second, ignore)
-    if left_out is not None:
-        differs &= ~left_out
+    excluded = _excluded_mask(first, second, ignore)
+    if excluded is not None:
+        differs &= ~excluded
     pixels = int(differs.sum())
     largest = float(difference[differs].max()) if pixels else 0.0
-    return Comparison(pixels, largest, total, 0 if left_out is None else int(left_out.sum()), subject)
+    return Comparison(pixels, largest, total, 0 if excluded is None else int(excluded.sum()), subject)
 
 
 def compare_files(
@@ -115,8 +116,8 @@ def compare_files(
         before: Path or contents.
         after: Path or contents.
         name: Owner of the images, for messages.
-        ignore: Function of height and width to pixels that do not count.
-        tolerance: Greatest difference of a value that still counts as equal.
+        ignore: Function from height and width to a mask of pixels to leave out.
+        tolerance: Largest difference at which two values count as equal, in the unit of the files.
 
     Raises:
         DataError: A file cannot be read.
@@ -151,35 +152,35 @@ def _in_srgb(image: RawImage) -> RawImage:
     return replace(image, values=to_srgb(image.values, image.profile))
 
 
-def _top(image: RawImage) -> float:
-    """Greatest value of the depth of an image."""
+def _max_value(image: RawImage) -> float:
+    """Return the largest value at the bit depth of an image."""
     return float(2**image.bits - 1) if image.values.dtype.kind == "u" else float(opaque(image.values.dtype))
 
 
 def _difference(first: RawImage, second: RawImage) -> np.ndarray:
-    """Greatest difference of the bands of each pixel, ``(H, W)``, in the unit of the first image."""
+    """Compute the largest difference over the bands of each pixel, ``(H, W)``, in the unit of the first image."""
     a, b = first.values, second.values
     unsigned = a.dtype.kind == b.dtype.kind == "u"
     if unsigned and a.dtype == b.dtype and first.bits == second.bits:
         distance: np.ndarray = np.where(a > b, a - b, b - a).max(0)
         return distance
-    # products of whole numbers are exact, where a fraction of them would be off by a rounding
-    tops = (_top(first), _top(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
-    with np.errstate(invalid="ignore"):  # what is not finite is missing, and left out
-        scaled = np.abs(a.astype(np.float64) * tops[1] - b.astype(np.float64) * tops[0])
-    difference: np.ndarray = (scaled / tops[1]).max(0)
+    # integer products are exact, whereas fractions would carry a rounding error
+    scales = (_max_value(first), _max_value(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
+    with np.errstate(invalid="ignore"):  # values that are not finite are missing, so left out
+        scaled = np.abs(a.astype(np.float64) * scales[1] - b.astype(np.float64) * scales[0])
+    difference: np.ndarray = (scaled / scales[1]).max(0)
     return difference
 
 
-def _fraction(image: RawImage) -> np.ndarray:
-    """Opacity from 0 to 1."""
+def _opacity(image: RawImage) -> np.ndarray:
+    """Return the opacity ``(H, W)`` as a fraction from 0 to 1."""
     if image.alpha is None:
         return np.ones(image.size)
     return image.alpha.astype(np.float64) / opaque(image.alpha.dtype)
 
 
-def _left_out(first: RawImage, second: RawImage, ignore: Ignore | None) -> np.ndarray | None:
-    """Pixels that are missing in a band of either image, or ignored."""
+def _excluded_mask(first: RawImage, second: RawImage, ignore: Ignore | None) -> np.ndarray | None:
+    """Build the mask ``(H, W)`` of pixels that are ignored or missing in any band of either image; None if empty."""
     masks = [mask.any(0) for mask in (first.gaps, second.gaps) if mask is not None]
     ignored = None if ignore is None else ignore(first.size)
     masks += [] if ignored is None else [ignored]

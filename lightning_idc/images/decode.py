@@ -1,4 +1,4 @@
-"""decode: an image file, by its first bytes, to the values that it stores."""
+"""Decode an image file to its stored values; the first bytes determine the format."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ _NAMES = "apng avif bmp dcm dicom gif j2k jfif jp2 jpeg jpg pbm pgm png pnm ppm 
 ENDINGS = frozenset(f".{name}" for name in _NAMES.split())
 """Endings of the files that :func:`decode` reads, DICOM with the extra ``scientific``."""
 _START = 4096
-_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and those of its values that swap the sides
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that swap height and width
 
 
 def decode(file: File, name: str = "", page: int = 0) -> RawImage:
-    """Decode one image of a file, without any loss.
+    """Decode one image of a file without loss.
 
     Args:
         file: Path or contents.
         name: Owner of the image, such as a pair, for messages.
-        page: Index of the image in a file of several.
+        page: Index of the image in a file with several images.
 
     Raises:
         DataError: There is no such file or page, or the file is not an image, damaged, too large, or of a kind that
             cannot be read without loss.
     """
     label = label_of(file, name)
-    with _opened(file, label) as (count, read):
-        return _checked(read, count, page, label)
+    with _open(file, label) as (count, read):
+        return _decode_page(read, count, page, label)
 
 
 def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
-    """Decode all images of a file, one after the other.
+    """Yield the decoded images of a file one after the other.
 
     Args:
         file: Path or contents.
@@ -51,12 +51,12 @@ def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
         DataError: See :func:`decode`.
     """
     label = label_of(file, name)
-    with _opened(file, label) as (count, read):
+    with _open(file, label) as (count, read):
         for page in range(count):
-            yield _checked(read, count, page, label)
+            yield _decode_page(read, count, page, label)
 
 
-def _checked(read: Any, count: int, page: int, label: str) -> RawImage:
+def _decode_page(read: Any, count: int, page: int, label: str) -> RawImage:
     if page >= count:
         raise DataError(f"{label} holds {count} image{'s' * (count > 1)}; there is no page {page}")
     raw: RawImage = read(page)
@@ -65,15 +65,15 @@ def _checked(read: Any, count: int, page: int, label: str) -> RawImage:
 
 
 def decode_pil(image: Image, name: str, page: int = 0) -> RawImage:
-    """Values of a Pillow image; its file is read again where it is not decoded yet and Pillow would lose bits.
+    """Return the values of a Pillow image; if it is not decoded yet and Pillow would lose bits, re-read its file.
 
     Args:
         image: Image of any mode.
         name: Name of the image, for messages.
-        page: Index of the image in a file of several.
+        page: Index of the image in a file with several images.
 
     Raises:
-        DataError: The image is too large, or is decoded and of a file that Pillow does not read without loss.
+        DataError: The image is too large, or already decoded from a file that Pillow cannot read without loss.
     """
     check_size(image.size, name)
     stream = getattr(image, "fp", None)
@@ -95,11 +95,11 @@ def decode_pil(image: Image, name: str, page: int = 0) -> RawImage:
             )
         if count > 1 and page < count:
             image.seek(page)
-        return _checked(lambda _: raw_of(image, name), count, page, name)
+        return _decode_page(lambda _: raw_of(image, name), count, page, name)
 
 
 def size_of_image(file: File, name: str) -> tuple[int, int] | None:
-    """Height and width of an image by its header, turned as its EXIF says; None where Pillow does not read it.
+    """Read height and width from the header of an image, after EXIF rotation; None if Pillow cannot read the format.
 
     Args:
         file: Path or contents.
@@ -109,7 +109,7 @@ def size_of_image(file: File, name: str) -> tuple[int, int] | None:
         DataError: There is no such file, or the image is too large.
     """
     label = label_of(file, name)
-    start = _start_of(file, label)
+    start = _read_start(file, label)
     try:
         with open_image(file, label, start) as image:
             width, height = image.size
@@ -119,15 +119,15 @@ def size_of_image(file: File, name: str) -> tuple[int, int] | None:
 
 
 def label_of(file: Any, name: str) -> str:
-    """How messages name an image."""
+    """Return the name of an image for messages."""
     if isinstance(file, (str, Path)):
         return f"{name}: {str(file)!r}" if name else repr(str(file))
     return name or "the image"
 
 
-def _opened(file: File, label: str) -> AbstractContextManager[Pages]:
-    """The file, opened by the reader of its format."""
-    start = _start_of(file, label)
+def _open(file: File, label: str) -> AbstractContextManager[Pages]:
+    """Open a file with the reader for its format."""
+    start = _read_start(file, label)
     if start[128:132] == b"DICM":
         return open_dicom(file, label)
     if start.startswith(tiff.SIGNATURES):
@@ -137,8 +137,8 @@ def _opened(file: File, label: str) -> AbstractContextManager[Pages]:
     return open_pillow(file, label, start)
 
 
-def _start_of(file: File, label: str) -> bytes:
-    """The first bytes."""
+def _read_start(file: File, label: str) -> bytes:
+    """Read the first bytes of a file or of its contents."""
     if isinstance(file, bytes):
         return file[:_START]
     if not os.path.isfile(file):

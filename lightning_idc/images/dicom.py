@@ -1,4 +1,4 @@
-"""DICOM through pydicom, in the unit of the file, such as Hounsfield units."""
+"""Read DICOM files with pydicom, in the unit of the file, such as Hounsfield units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_idc.utils.errors import DataError
 
 @contextmanager
 def open_dicom(file: File, name: str) -> Iterator[Pages]:
-    """Frames of a DICOM file."""
+    """Open a DICOM file and yield its number of frames with a function that decodes one."""
     pydicom = need("pydicom", name, "a DICOM file")
     with reading(name):
         data = pydicom.dcmread(stream_of(file))
@@ -27,8 +27,8 @@ def open_dicom(file: File, name: str) -> Iterator[Pages]:
 def _read(data: Any, frame: int, name: str) -> RawImage:
     pixels = need("pydicom.pixels", name, "a DICOM file")
     values = stored = pixels.pixel_array(data, index=frame)
-    kind = str(data.PhotometricInterpretation)
-    if kind == "PALETTE COLOR":
+    photometric = str(data.PhotometricInterpretation)
+    if photometric == "PALETTE COLOR":
         values = pixels.apply_color_lut(stored, data)
     elif stored.ndim == 2 and _is_rescaled(data):
         values = pixels.apply_modality_lut(stored, data).astype(np.float32)
@@ -36,27 +36,27 @@ def _read(data: Any, frame: int, name: str) -> RawImage:
     values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
     return RawImage(
         values,
-        values.dtype.itemsize * 8 if kind == "PALETTE COLOR" else int(data.get("BitsStored", 16)),
+        values.dtype.itemsize * 8 if photometric == "PALETTE COLOR" else int(data.get("BitsStored", 16)),
         "DICOM",
         missing=missing,
         nodata=None if missing is None else float(values[missing].min()),
         profile=data.get("ICCProfile"),
-        inverted=kind == "MONOCHROME1",
+        inverted=photometric == "MONOCHROME1",
     )
 
 
 def _is_rescaled(data: Any) -> bool:
-    """Whether stored numbers become values of a unit by more than taking them as they are."""
-    line = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
-    return "ModalityLUTSequence" in data or line != (1.0, 0.0)
+    """Whether stored values must be rescaled to get values in the unit of the file."""
+    slope_and_intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
+    return "ModalityLUTSequence" in data or slope_and_intercept != (1.0, 0.0)
 
 
 def _padding(data: Any, stored: np.ndarray) -> np.ndarray | None:
-    """Pixels outside of the image, such as the corners around a round field of view."""
+    """Build the mask ``(1, H, W)`` of padding, such as the corners around a round field of view; None without any."""
     first = data.get("PixelPaddingValue")
     if first is None or stored.ndim != 2 or stored.dtype.kind not in "iu":
         return None
     ends = np.array([int(first), int(data.get("PixelPaddingRangeLimit", first))])
-    low, high = sorted(ends.astype(stored.dtype))  # some writers store a negative number as an unsigned one
+    low, high = sorted(ends.astype(stored.dtype))  # some writers store negative values as unsigned
     missing = (stored >= low) & (stored <= high)
     return missing[None] if missing.any() else None

@@ -1,4 +1,4 @@
-"""InputSpec: what the images of a captioner's training were like, so that every way in prepares others alike."""
+"""InputSpec: properties of a captioner's training images, so that inference prepares images in the same way."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample, ProvidesInputSpec
 from lightning_idc.utils.errors import DataError
 
-FAR_SCALE = 4.0
-"""Images are reported that are scaled by more than this, down or, by half as much, up."""
-FAR_ASPECT = 0.15
-"""Images are reported whose ratio of width to height differs by a larger share than this."""
+MAX_SCALE = 4.0
+"""Factor of downscaling beyond which a warning is issued; for upscaling, half of it."""
+MAX_ASPECT_DIFFERENCE = 0.15
+"""Relative difference of aspect ratios beyond which a warning is issued."""
 _OPTIONS = ("value_range", "bands", "page", "fill_nan", "crop_bars")
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """What the images that a captioner was trained on were like.
+    """Properties of the images that a captioner was trained on.
 
     Args:
-        size: height and width; None keeps those of the files.
-        interpolation: how images are scaled to it.
+        size: height and width; None keeps the size of each file.
+        interpolation: interpolation used to resize images.
         options: value range, bands, page and missing values.
-        channels: of an image; None where it is not known.
-        domain: what the images show; None where it is not known.
+        channels: number of channels; None if unknown.
+        domain: domain of the images, such as remote sensing; None if unknown.
 
     Example:
         >>> InputSpec.of({"input_spec": {"size": [64, 96], "channels": 3}}).size
@@ -48,7 +48,7 @@ class InputSpec:
 
     @classmethod
     def of(cls, hparams: Mapping[str, Any]) -> InputSpec:
-        """What the hyper-parameters of a captioner say; ``image_size`` wins over the size seen in training."""
+        """Build the specification from a captioner's hyper-parameters; ``image_size`` overrides the training size."""
         stored = hparams.get("input_spec") or {}
         size = hparams.get("image_size") or stored.get("size")
         return cls(
@@ -66,20 +66,20 @@ class InputSpec:
         id: str = "pair",
         options: ImageOptions | None = None,
     ) -> PairSample:
-        """A pair as the captioner was trained on; warns where the images are far from that.
+        """Read a pair as the training did; warn if the images differ strongly from the training images.
 
         Args:
             before: path, contents of a file, PIL image or uint8 tensor ``(C, H, W)``.
             after: the same.
             id: name of the pair.
-            options: of reading, in place of those that the captioner was trained with.
+            options: image options that replace those of the training.
 
         Returns:
-            The pair; ``meta["sizes"]`` holds height and width of both images as they were, ``meta["window"]`` where in
-            them the pair lies if bars were cut off, x1 y1 x2 y2 as shares.
+            The pair; ``meta["sizes"]`` holds the original height and width of both images. If bars were cropped,
+            ``meta["window"]`` holds the remaining window as x1 y1 x2 y2, relative to width and height.
 
         Raises:
-            DataError: an image cannot be read, or the number of channels is not the captioner's.
+            DataError: an image cannot be read, or has another number of channels than the training images.
         """
         name = "" if id == "pair" else id
         options = options or self.options
@@ -95,61 +95,63 @@ class InputSpec:
         meta: dict[str, Any] = {"sizes": sizes}
         if options.crop_bars and self.size is not None and sizes[0] == sizes[1]:
             rows, columns = content(first, second, self.size)
-            (height, width), inner = sizes[0], first[:, rows, columns]
-            if inner.shape != first.shape:
-                first, second = inner, second[:, rows, columns]
-                ends = columns.start / width, rows.start / height, columns.stop / width, rows.stop / height
-                meta["window"] = ends
+            (height, width), cropped = sizes[0], first[:, rows, columns]
+            if cropped.shape != first.shape:
+                first, second = cropped, second[:, rows, columns]
+                window = columns.start / width, rows.start / height, columns.stop / width, rows.stop / height
+                meta["window"] = window
                 warnings.warn(
-                    f"borders of one colour are cut off: of {width}x{height} pixels {inner.shape[2]}x{inner.shape[1]} "
-                    "are described",
+                    f"borders of one colour are cut off: of {width}x{height} pixels {cropped.shape[2]}x"
+                    f"{cropped.shape[1]} are described",
                     stacklevel=3,
                 )
-        own = (int(first.shape[1]), int(first.shape[2]))
-        self._warn_of_distance(own)
-        return PairSample(id, self._scaled(first, own), self._scaled(second, own), meta=meta)
+        size = (int(first.shape[1]), int(first.shape[2]))
+        self._warn_of_distance(size)
+        return PairSample(id, self._resize(first, size), self._resize(second, size), meta=meta)
 
     def scaled(self, sample: PairSample) -> PairSample:
-        """A pair at the size of the training."""
+        """Resize a pair to the training size."""
         if self.size is None or tuple(sample.before.shape[1:]) == self.size:
             return sample
-        before, after = (self._scaled(image, self.size) for image in (sample.before, sample.after))
+        before, after = (self._resize(image, self.size) for image in (sample.before, sample.after))
         return replace(sample, before=before, after=after, boxes=None, masks=None)
 
-    def _scaled(self, image: Tensor, own: tuple[int, int]) -> Tensor:
-        return resize(image, self.size or own, self.interpolation)
+    def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
+        return resize(image, self.size or size, self.interpolation)
 
-    def _warn_of_distance(self, own: tuple[int, int]) -> None:
+    def _warn_of_distance(self, size: tuple[int, int]) -> None:
         if self.size is None:
             return
-        (height, width), (trained_height, trained_width) = own, self.size
+        (height, width), (trained_height, trained_width) = size, self.size
         scale = math.sqrt(height * width / (trained_height * trained_width))
         aspect = (width / height) / (trained_width / trained_height)
-        known = f"the captioner was trained on {trained_width}x{trained_height}"
-        if max(aspect, 1 / aspect) > 1 + FAR_ASPECT:
+        trained_on = f"the captioner was trained on {trained_width}x{trained_height}"
+        if max(aspect, 1 / aspect) > 1 + MAX_ASPECT_DIFFERENCE:
             warnings.warn(
-                f"the images are {width}x{height} pixels and {known}: they are stretched to another aspect, which "
+                f"the images are {width}x{height} pixels and {trained_on}: they are stretched to another aspect, which "
                 "changes shapes. Crop them to that aspect first",
                 stacklevel=4,
             )
-        elif scale > FAR_SCALE or scale < 2 / FAR_SCALE:
-            much = (
+        elif scale > MAX_SCALE or scale < 2 / MAX_SCALE:
+            scaling = (
                 f"{scale:.0f} times down, so that small changes may be lost"
                 if scale > 1
                 else f"{1 / scale:.0f} times up"
             )
-            warnings.warn(f"the images are {width}x{height} pixels and {known}: they are scaled {much}", stacklevel=4)
+            warnings.warn(
+                f"the images are {width}x{height} pixels and {trained_on}: they are scaled {scaling}", stacklevel=4
+            )
 
 
-def noted(spec: dict[str, Any] | None, size: list[int] | None, data: Any) -> dict[str, Any]:
-    """What a checkpoint says of the images of a training, after a batch.
+def update_input_spec(spec: dict[str, Any] | None, size: list[int] | None, data: Any) -> dict[str, Any]:
+    """Update the input specification that a checkpoint stores, after a training batch.
 
     Args:
-        spec: after the batches before; None at the first.
+        spec: specification after the previous batches; None at the first batch.
         size: height and width of this batch.
-        data: data module of the run.
+        data: data module of the training.
     """
     if spec is None:
-        said = data.input_spec() if isinstance(data, ProvidesInputSpec) else {}
-        return {"size": size, **{name: value for name, value in said.items() if name != "image_size"}}
-    return spec if spec.get("size") == size else {**spec, "size": None}  # mixed sizes: images keep theirs
+        data_spec = data.input_spec() if isinstance(data, ProvidesInputSpec) else {}
+        return {"size": size, **{name: value for name, value in data_spec.items() if name != "image_size"}}
+    return spec if spec.get("size") == size else {**spec, "size": None}  # mixed sizes: images are not resized

@@ -1,4 +1,7 @@
-"""JPEG 2000: Pillow shifts other depths than 8 bits and takes a fourth band for opacity, so imagecodecs reads those."""
+"""Read JPEG 2000 files: 8-bit images with Pillow, all others with imagecodecs.
+
+Pillow rescales values of other bit depths and mistakes a fourth band for opacity.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,19 @@ from lightning_idc.images.raw import (
 )
 
 SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n")
-_OPACITY = (1, 2)  # types of a channel in the box cdef, the latter with colours multiplied by it
+_OPACITY = (1, 2)  # channel types in the cdef box; 2 is premultiplied opacity
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """Width and height, bits of each channel, whether one has negative values, and whether the last is opacity."""
+    """Header of a codestream.
+
+    Args:
+        size: width and height.
+        bits: bits of each channel.
+        signed: whether any channel has signed values.
+        alpha: whether the last channel is opacity.
+    """
 
     size: tuple[int, int]
     bits: tuple[int, ...]
@@ -36,7 +46,7 @@ class Header:
 
 @contextmanager
 def open_jpeg2000(file: File, name: str, start: bytes) -> Iterator[Pages]:
-    """The image of a JPEG 2000 file or codestream."""
+    """Open a JPEG 2000 file or codestream; yields its number of images, 1, with the function that decodes it."""
     with reading(name):
         data = contents_of(file)
         header = read_header(data)
@@ -61,20 +71,20 @@ def _read(data: bytes, header: Header, name: str, start: bytes) -> RawImage:
 
 
 def read_header(data: bytes) -> Header:
-    """Size and depths in the codestream, and the definition of channels around it."""
-    at, alpha = 0, False
+    """Parse the size and bit depths from the codestream, and the channel definition from the boxes around it."""
+    position, alpha = 0, False
     if not data.startswith(SIGNATURES[0]):
         boxes = dict(_boxes(data, 0, len(data)))
-        at, _ = boxes.get(b"jp2c", (len(data), 0))
+        position, _ = boxes.get(b"jp2c", (len(data), 0))
         inner = dict(_boxes(data, *boxes[b"jp2h"])) if b"jp2h" in boxes else {}
         first, end = inner.get(b"cdef", (0, 0))
         entries = [data[entry : entry + 6] for entry in range(first + 2, end - 5, 6)]
         alpha = any(int.from_bytes(entry[2:4], "big") in _OPACITY for entry in entries)
-    if data[at : at + 4] != SIGNATURES[0] or len(data) < at + 42:
+    if data[position : position + 4] != SIGNATURES[0] or len(data) < position + 42:
         raise ValueError("it has no codestream")
-    left, top, right, bottom = (int.from_bytes(data[at + i : at + i + 4], "big") for i in (16, 20, 8, 12))
-    count = int.from_bytes(data[at + 40 : at + 42], "big")
-    depths = data[at + 42 : at + 42 + 3 * count : 3]
+    left, top, right, bottom = (int.from_bytes(data[position + i : position + i + 4], "big") for i in (16, 20, 8, 12))
+    count = int.from_bytes(data[position + 40 : position + 42], "big")
+    depths = data[position + 42 : position + 42 + 3 * count : 3]
     if not 0 < len(depths) == count:
         raise ValueError("its header is cut off")
     bits = tuple((depth & 0x7F) + 1 for depth in depths)
@@ -82,7 +92,7 @@ def read_header(data: bytes) -> Header:
 
 
 def _boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Type, start and end of the content of each box."""
+    """Yield type, content start and content end of each box."""
     while start + 8 <= end:
         length, kind, head = int.from_bytes(data[start : start + 4], "big"), data[start + 4 : start + 8], 8
         if length == 1:

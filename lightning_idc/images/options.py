@@ -17,22 +17,22 @@ RANGES = "[LOW, HIGH], auto, {percentile: [2, 98]} or {center: 40, width: 400}"
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How the stored values of images become 8 bits.
+    """Options for mapping the stored values of an image to 8 bits.
 
     Args:
-        value_range: Values that become 0 and 255, further ones being cut off: a pair of numbers; ``auto`` for the
-            minimum and the maximum of both images of a pair together; ``{"percentile": [2, 98]}`` of both together; or
-            ``{"center": 40, "width": 400}``, a window. None shows 8-bit images as they are and rejects all others.
-        bands: Indices of the channels, from 0, in this order; ``all`` for all of them. None shows grey and colour
+        value_range: Values mapped to 0 and 255; values outside are clipped. Either a pair of numbers; ``auto``, the
+            joint minimum and maximum of both images of a pair; ``{"percentile": [2, 98]}``, joint percentiles; or
+            ``{"center": 40, "width": 400}``, a window. None keeps 8-bit images unchanged and rejects all others.
+        bands: Channel indices from 0, in output order; ``all`` for all channels. None accepts grey and colour
             images and rejects other numbers of channels.
-        page: Index of the image in a file of several, from 0; None rejects such files.
-        fill_nan: Value, in the unit of the file, in place of NaN, infinity and missing data; None rejects images with
-            any, unless the file has an 8-bit colour for it.
-        crop_bars: Whether borders of one colour are cut off that bring a pair to another aspect than that of the
-            captioner's training.
+        page: Index from 0 of the image in a file with several images; None rejects such files.
+        fill_nan: Value, in the unit of the file, that replaces NaN, infinity and missing data. None rejects images with
+            any, unless the file defines an 8-bit colour for it.
+        crop_bars: Whether to crop uniform borders that pad a pair to an aspect ratio other than that of the training
+            images.
 
     Raises:
-        ConfigError: An option has another form.
+        ConfigError: An option has an invalid value.
 
     Example:
         >>> ImageOptions(value_range=(0, 4095)).value_range
@@ -60,7 +60,7 @@ class ImageOptions:
             raise ConfigError(f"crop_bars is {self.crop_bars!r}; expected true or false")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as a checkpoint stores them."""
+        """Convert to plain values for a checkpoint."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -69,7 +69,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain_range(value: Any) -> Any:
-    """The range with plain numbers in it."""
+    """Normalise a value range to plain floats."""
     if value is None or value == "auto":
         return value
     if isinstance(value, Mapping):
@@ -86,4 +86,4 @@ def _plain_range(value: Any) -> Any:
 
 
 PLAIN = ImageOptions()
-"""8-bit grey and colour images as they are."""
+"""Default options: 8-bit grey and colour images, unchanged."""

@@ -1,4 +1,4 @@
-"""Ordinary formats through Pillow; PNG, AVIF and PPM of more than 8 bits through imagecodecs, which keeps all bits."""
+"""Read common formats with Pillow, but PNG and AVIF of more than 8 bits with imagecodecs, which keeps all bits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _PLUGINS = {
     **{"JPEG2000": "Jpeg2KImagePlugin", "WEBP": "WebPImagePlugin"},
 }
 FORMATS = tuple(sorted(_PLUGINS))
-"""Formats with a signature, none of which starts a program or decodes while it opens."""
+"""Formats that have a signature, start no external program, and do not decode on opening."""
 _PPM_HEADER = re.compile(rb"P([2356])" + rb"(?:\s|#[^\n]*\n)+(\d{1,9})" * 3)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
-_CONVERTED = ("CMYK", "LAB", "YCbCr", "HSV")  # colour spaces whose stored values are kept until they are shown
+_CONVERTED = ("CMYK", "LAB", "YCbCr", "HSV")  # colour spaces that are converted to RGB only for display
 
 
 def formats() -> list[str]:
-    """Those of :data:`FORMATS` that the installed Pillow was built with."""
+    """List the :data:`FORMATS` that the installed Pillow supports."""
     for name in FORMATS:
         if name not in Image.OPEN:
             importlib.import_module(f"PIL.{_PLUGINS[name]}")  # Image.init() imports three times as many
@@ -49,12 +49,12 @@ def formats() -> list[str]:
 
 
 class NotAnImageError(DataError):
-    """The file has none of the formats that are read."""
+    """The file is not in a supported image format."""
 
 
 @contextmanager
 def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
-    """An image opened by Pillow, after its number of pixels is checked."""
+    """Open an image with Pillow and check its number of pixels."""
     with reading(name):
         try:
             image = Image.open(stream_of(file), formats=formats())
@@ -70,9 +70,9 @@ def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
 
 @contextmanager
 def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
-    """Images of a file that Pillow opens."""
+    """Open a file with Pillow and yield its number of images with a function that decodes one."""
     with open_image(file, name, start) as image:
-        # the further images of an MPO are previews of a camera; only files of several images have the attribute
+        # further images of an MPO are camera previews; n_frames exists only for multi-image formats
         pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
 
         def read(page: int) -> RawImage:
@@ -86,9 +86,9 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
 
 
 def raw_of(image: Image.Image, name: str) -> RawImage:
-    """What a Pillow image holds, turned as its EXIF says."""
+    """Convert a Pillow image to its stored values, rotated according to EXIF."""
     kind, profile = image.format or "pixels", image.info.get("icc_profile")
-    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Pillow copies what it need not turn
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose always copies
         image = ImageOps.exif_transpose(image) or image
     key = image.info.get("transparency")
     if image.mode.startswith(("I", "F")):
@@ -113,7 +113,7 @@ def _planes(image: Image.Image) -> np.ndarray:
 
 
 def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> RawImage | None:
-    """An image of which Pillow would give the upper 8 bits only, or scaled values; None for all others."""
+    """Decode an image of which Pillow would return only the upper 8 bits, or scaled values; None for all others."""
     if image.format == "PNG" and start[24] == 16 and start[25] in (2, 4, 6):
         codecs = need("imagecodecs", name, "a PNG with 16 bits per channel")
         values, bits = codecs.png_decode(contents_of(file)), 16
@@ -129,26 +129,26 @@ def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> 
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     planes = turn(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), orientation)
     alpha = planes[-1] if len(planes) in (2, 4) else None
-    if alpha is not None and bits < 16:  # in the range of the type, as opacity is everywhere else
+    if alpha is not None and bits < 16:  # opacity always spans the full range of its type
         alpha = np.rint(alpha * (65535 / ((1 << bits) - 1))).astype(np.uint16)
     planes = planes if alpha is None else planes[:-1]
     return RawImage(planes, bits, image.format, alpha=alpha, profile=image.info.get("icc_profile"))
 
 
 def _avif_bits(data: bytes) -> int:
-    """Bits per channel in the header of an AVIF."""
-    at = data.find(b"av1C")
-    flags = data[at + 6] if 0 <= at < len(data) - 6 else 0
+    """Read the bits per channel from the header of an AVIF."""
+    position = data.find(b"av1C")
+    flags = data[position + 6] if 0 <= position < len(data) - 6 else 0
     return 8 if not flags & 0x40 else 12 if flags & 0x20 else 10
 
 
 def _pnm_values(data: bytes, header: re.Match[bytes]) -> np.ndarray:
-    """Values of a PGM or PPM of 16 bits."""
+    """Decode the values of a 16-bit PGM or PPM."""
     kind, width, height = header[1], int(header[2]), int(header[3])
     shape = (height, width, 3) if kind in b"36" else (height, width)
     count = int(np.prod(shape))
     check_bytes(count * 2, "the PPM")
     if kind in b"56":  # one byte of white space after the header
         return np.frombuffer(data, ">u2", count, header.end() + 1).reshape(shape)
-    numbers = re.sub(rb"#[^\n]*", b"", data[header.end() :]).split(maxsplit=count)[:count]
-    return np.array(numbers, np.uint16).reshape(shape)
+    values = re.sub(rb"#[^\n]*", b"", data[header.end() :]).split(maxsplit=count)[:count]
+    return np.array(values, np.uint16).reshape(shape)

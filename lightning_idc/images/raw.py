@@ -1,4 +1,4 @@
-"""RawImage: the numbers that an image file stores, and what the file says about them."""
+"""RawImage: the values stored in an image file, with their metadata; helpers shared by all readers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from PIL import Image
 from lightning_idc.utils.errors import DataError, IDCError
 
 MAX_PIXELS = 64_000_000
-"""Largest image that is decoded; 8-bit colour of this size takes about 1.1 GB in a worker while it is read."""
+"""Largest image that is decoded, in pixels; reading 8-bit colour of this size takes about 1.1 GB in a worker."""
 MAX_BYTES = 2**30
-"""Limit of the stored values of an image."""
+"""Largest size of the stored values of an image, in bytes."""
 SCIENTIFIC = "pip install 'lightning_idc[scientific]'"
 File = str | Path | bytes
 """Path of a file, or its contents."""
@@ -27,18 +27,18 @@ File = str | Path | bytes
 
 @dataclass(slots=True)
 class RawImage:
-    """One image of a file, upright, before anything is mapped to 8 bits.
+    """Decoded image of a file, upright, before it is mapped to 8 bits.
 
     Args:
-        values: Stored numbers ``(C, H, W)`` without opacity; depths below 8 bits are scaled to 8.
+        values: Stored values ``(C, H, W)`` without opacity; bit depths below 8 are scaled to 8.
         bits: Significant bits of a value.
         format: Name of the file format.
-        missing: Bool ``(C or 1, H, W)``, True where the file holds no data; None where it marks none.
-        nodata: Value that stands for missing data; None where the file names none.
-        alpha: Opacity ``(H, W)`` in the type of the values; None without.
+        missing: Bool ``(C or 1, H, W)``, True where data is missing; None if nothing is.
+        nodata: Value that marks missing data; None if the file defines none.
+        alpha: Opacity ``(H, W)`` in the type of the values; None for an image without opacity.
         profile: ICC profile of the colours.
         space: Pillow's mode of values that are neither grey nor RGB nor bands, such as ``CMYK``; otherwise empty.
-        inverted: True where the greatest value is black, as in some X-rays.
+        inverted: Whether the largest value is black, as in some X-rays.
         page: Index of the image in its file.
         pages: Number of images in the file.
     """
@@ -62,12 +62,12 @@ class RawImage:
 
     @property
     def fill(self) -> float | None:
-        """Value that missing pixels show: the colour of 8-bit pictures, and DICOM's padding; None where none may."""
+        """Value used for missing pixels: the colour of 8-bit images, or the padding of DICOM; None for other images."""
         return self.nodata if self.values.dtype == np.uint8 or self.format == "DICOM" else None
 
     @property
     def gaps(self) -> np.ndarray | None:
-        """Missing pixels, with those of an opacity band that is a mask, as GDAL writes it."""
+        """Mask of missing pixels, including those masked by an opacity band of the kind that GDAL writes."""
         if self.format != "TIFF" or self.alpha is None or not self.alpha_is_mask:
             return self.missing
         hidden: np.ndarray = self.alpha[None] == 0
@@ -81,11 +81,11 @@ class RawImage:
 
 
 Pages = tuple[int, Callable[[int], RawImage]]
-"""Number of images in an opened file, and the function that decodes the one of an index."""
+"""Number of images in an opened file, and a function that decodes the image with a given index."""
 
 
 def opaque(dtype: np.dtype) -> int:
-    """Greatest opacity in a type of numbers."""
+    """Return the value of full opacity in a data type."""
     return int(np.iinfo(dtype).max) if dtype.kind in "iu" else 1
 
 
@@ -110,15 +110,15 @@ def _too_large(claim: str) -> str:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Turn whatever a decoder raises on the content of a file into one sentence about the file.
+    """Re-raise any error of a decoder as a one-line DataError that names the file.
 
-    Pillow, tifffile, pydicom and their codecs raise errors of many kinds on damaged files.
+    Pillow, tifffile, pydicom and their codecs raise many types of errors on damaged files.
 
     Args:
         name: Name of the image, for the message.
 
     Raises:
-        DataError: In place of any other error.
+        DataError: A decoder failed.
     """
     try:
         yield
@@ -141,17 +141,26 @@ def need(package: str, name: str, kind: str) -> Any:
 
 
 def stream_of(file: File) -> Any:
-    """Argument for decoders, which take a path or a stream."""
+    """Convert a file to a path or a stream, which decoders accept."""
     return io.BytesIO(file) if isinstance(file, bytes) else file
 
 
 def contents_of(file: File) -> bytes:
-    """All bytes of a file."""
+    """Read all bytes of a file."""
     return file if isinstance(file, bytes) else Path(file).read_bytes()
 
 
 def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
-    """Array ``(C, H, W)`` in the byte order of the machine."""
+    """Transpose an array to ``(C, H, W)`` and convert it to native byte order.
+
+    Args:
+        values: Decoded array.
+        axes: Letter of each axis, S for bands.
+        name: Name of the image, for messages.
+
+    Raises:
+        DataError: The axes are not those of one image, or the values are not real numbers.
+    """
     if "".join(sorted(axes)) not in ("XY", "SXY") or values.ndim != len(axes):
         raise DataError(
             f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"
@@ -168,7 +177,7 @@ def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
 
 
 def widen(values: np.ndarray, bits: int) -> np.ndarray:
-    """Values of less than 8 bits, scaled so that the greatest is 255, as PNG readers do."""
+    """Scale values of less than 8 bits so that the largest becomes 255, as PNG readers do."""
     if bits >= 8 or values.dtype.kind != "u":
         return values
     scaled: np.ndarray = np.rint(values.astype(np.float32) * (255 / ((1 << bits) - 1)))
@@ -176,7 +185,7 @@ def widen(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def turn(values: np.ndarray, orientation: int) -> np.ndarray:
-    """Array ``(..., H, W)`` turned and mirrored as EXIF's orientation tag says."""
+    """Rotate and mirror an array ``(..., H, W)`` according to an EXIF orientation."""
     if orientation in (5, 6, 7, 8):
         values = values.swapaxes(-1, -2)
     if orientation in (2, 3, 6, 7):
@@ -187,7 +196,7 @@ def turn(values: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def not_finite(values: np.ndarray) -> np.ndarray | None:
-    """NaN and infinity as a mask; None where there are none."""
+    """Build the mask of NaN and infinite values; None if there are none."""
     if values.dtype.kind != "f":
         return None
     missing = ~np.isfinite(values)

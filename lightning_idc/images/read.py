@@ -1,4 +1,4 @@
-"""Images from files, Pillow and tensors to uint8 ``(C, H, W)``: one image, or both of a pair with one value range."""
+"""Read images from files, Pillow and tensors as uint8 ``(C, H, W)``: one image, or a pair with one value range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import DataError
 
 Source = str | Path | bytes | Image | Tensor
 """Path of an image file, its contents, a Pillow image, or a uint8 tensor ``(C, H, W)``."""
-_ASPECT = 0.02  # sides whose aspects differ by more cannot be laid over each other
+_ASPECT = 0.02  # images whose aspect ratios differ by more cannot be overlaid
 
 
 def read_image(image: Source, options: ImageOptions = PLAIN, name: str = "") -> Tensor:
@@ -30,14 +30,14 @@ def read_image(image: Source, options: ImageOptions = PLAIN, name: str = "") -> 
         name: Owner of the image, such as a pair, for messages.
 
     Raises:
-        DataError: The image is missing, damaged, too large, or would lose something that the options do not say.
+        DataError: The image is missing, damaged or too large, or needs an option to be mapped to 8 bits.
     """
-    raw = _raw(image, options, name)
+    raw = _load(image, options, name)
     return raw if isinstance(raw, Tensor) else _tensors([raw], options, label_of(image, name))[0]
 
 
 def read_pair(before: Source, after: Source, options: ImageOptions = PLAIN, name: str = "") -> tuple[Tensor, Tensor]:
-    """Read both images of a pair, each in its own size, with one value range, so that equal values stay equal.
+    """Read both images of a pair at their original sizes, with one value range, so that equal values stay equal.
 
     Args:
         before: Path, contents of a file, Pillow image or uint8 tensor.
@@ -50,8 +50,8 @@ def read_pair(before: Source, after: Source, options: ImageOptions = PLAIN, name
     """
     sides = []
     for side, image in (("before", before), ("after", after)):
-        own_name = f"the {side} image{f' of {name}' if name else ''}"
-        sides.append(_raw(image, options, name if isinstance(image, (str, Path)) else own_name))
+        side_name = f"the {side} image{f' of {name}' if name else ''}"
+        sides.append(_load(image, options, name if isinstance(image, (str, Path)) else side_name))
     raws = [side for side in sides if isinstance(side, RawImage)]
     label = label_of(before, name) if isinstance(before, (str, Path)) else name or "the pair"
     tensors = iter(_tensors(raws, options, label) if raws else [])
@@ -66,7 +66,7 @@ def _tensors(raws: list[RawImage], options: ImageOptions, label: str) -> list[Te
     return [torch.from_numpy(np.require(values, requirements=["C", "W"])) for values in to_uint8(raws, options, label)]
 
 
-def _raw(image: Source, options: ImageOptions, name: str) -> RawImage | Tensor:
+def _load(image: Source, options: ImageOptions, name: str) -> RawImage | Tensor:
     label = label_of(image, name)
     if isinstance(image, Tensor):
         if image.dtype != torch.uint8 or image.ndim != 3 or not image.numel():
@@ -85,24 +85,25 @@ def _raw(image: Source, options: ImageOptions, name: str) -> RawImage | Tensor:
 def warn_of_sizes(
     first: tuple[int, int], second: tuple[int, int], size: tuple[int, int] | None, scaled: bool = False
 ) -> None:
-    """Warn that two images of different size are stretched onto each other.
+    """Warn if two images of a pair differ in size, so that they are stretched.
 
     Args:
         first: Height and width.
         second: Height and width.
-        size: Height and width of both after scaling; those of the first when None.
-        scaled: Whether to warn also where both only change their scale.
+        size: Height and width of both after scaling; None for those of the first.
+        scaled: Whether to warn even if both images keep their aspect ratio.
     """
     if first == second:
         return
     (height, width), (other_height, other_width) = first, second
     ratio = (width / height) / (other_width / other_height)
-    goal = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
-    how = f"stretched to {goal}, so what stands still may seem to move. Crop or register the two first"
+    target = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
+    treatment = f"stretched to {target}, so unchanged objects may seem to move. Crop or register the two first"
     if size is not None and abs(ratio - 1) <= _ASPECT:
         if not scaled:
             return
-        how = f"scaled to {goal}"
+        treatment = f"scaled to {target}"
     warnings.warn(
-        f"before is {width}x{height} and after is {other_width}x{other_height} pixels; both are {how}", stacklevel=4
+        f"before is {width}x{height} and after is {other_width}x{other_height} pixels; both are {treatment}",
+        stacklevel=4,
     )

@@ -1,4 +1,4 @@
-"""resize: uint8 images to another size, antialiased as Pillow does."""
+"""Resize uint8 images with the antialiasing of Pillow."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Interpolation = Literal["bilinear", "bicubic"]
-_MAX_VALUES = 1 << 20  # of an image that are floats at one time, 4 MB
+_MAX_VALUES = 1 << 20  # values converted to float at a time, 4 MB
 
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:
-    """Resize uint8 ``(C, H, W)`` to height and width; the aspect is not kept."""
+    """Resize uint8 ``(C, H, W)`` to height and width, without preserving the aspect ratio."""
     if tuple(image.shape[1:]) == tuple(size):
         return image
-    # bytes throughout where values overshoot, since Pillow cuts them off between its two passes
-    pixels = image if interpolation == "bicubic" else _narrow(image, size[1]).float()
+    # bicubic overshoots, and Pillow clips between its two passes: stay in uint8 to match it
+    pixels = image if interpolation == "bicubic" else _resize_width(image, size[1]).float()
     return _interpolate(pixels, size, interpolation).round().clamp(0, 255).to(torch.uint8)
 
 
-def _narrow(image: Tensor, width: int) -> Tensor:
-    """A large image scaled to a width some rows at a time.
+def _resize_width(image: Tensor, width: int) -> Tensor:
+    """Resize a large image to a width, a few rows at a time.
 
-    Floats of all its pixels would be memory that is new for every image, which takes longer than to scale them.
+    Converting all pixels to float at once would allocate new memory for every image, which is slower than resizing.
     """
     if image.numel() <= _MAX_VALUES:
         return image

@@ -1,4 +1,4 @@
-"""TIFF: the plain ones through Pillow; GeoTIFF and any number of bands, types and pages through tifffile."""
+"""Read TIFF files: plain ones with Pillow, GeoTIFF and other bands, data types and pages with tifffile."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ from lightning_idc.images.raw import (
 from lightning_idc.utils.errors import DataError
 
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-_CHANNELS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples of a pixel by photometric interpretation
-_BY_PILLOW = (3, 5, 6, 8)  # palettes, inks, YCbCr and Lab, of which tifffile gives the stored numbers
+_CHANNELS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by photometric interpretation
+_PILLOW_PHOTOMETRICS = (3, 5, 6, 8)  # palette, CMYK, YCbCr and Lab, which tifffile does not convert
 _REDUCED, _MASK = 1, 4  # bits of NewSubfileType
 _NODATA = 42113  # GDAL's tag
-_ULP = 4 * np.finfo(np.float32).eps  # GDAL's own tolerance: writers print nodata with too few digits
+_ULP = 4 * np.finfo(np.float32).eps  # GDAL's tolerance, since writers print nodata with too few digits
 
-# its warnings about tags that are parsed here again would go to stderr
+# keeps its warnings about tags, which are parsed again below, from stderr
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 
 @contextmanager
 def open_tiff(file: File, name: str) -> Iterator[Pages]:
-    """Images of a TIFF; copies in lower resolution and masks are not counted."""
+    """Open a TIFF and yield its number of images, without overviews and masks, and a function that decodes one."""
     with reading(name):
         plain = _open_with_pillow(file)
         if plain is not None:
             with plain:
                 check_size(plain.size, name)
-                # the first page only: looking at further ones fails where one is a mask
+                # check the first page only: seeking fails if a later page is a mask
                 if not plain.is_animated and is_plain(plain):
                     yield 1, lambda page: raw_of(plain, name)
                     return
         tifffile = need("tifffile", name, "a TIFF that Pillow does not read without loss")
         with tifffile.TiffFile(stream_of(file)) as tiff:
-            pages = _with_masks(tiff.pages, name)
+            pages = _pair_with_masks(tiff.pages, name)
             yield len(pages), lambda index: _read(*pages[index], file, name)
 
 
 def is_plain(image: Any) -> bool:
-    """Whether Pillow reads all that the current page of a TIFF stores."""
+    """Whether Pillow reads the current page of a TIFF without loss."""
     tags = image.tag_v2
     bits, kinds = (_as_set(tags.get(tag, 1)) for tag in (258, 339))
     photometric = tags.get(262, 1)
@@ -67,9 +67,9 @@ def is_plain(image: Any) -> bool:
     if _NODATA in tags:
         return False
     if image.mode.startswith(("I", "F")):
-        # unsigned 32 bits and white that is zero are read elsewhere
+        # tifffile reads unsigned 32-bit values and inverted grey
         return (bits == {16} or (bits == {32} and kinds != {1})) and not extra and photometric == 1
-    # opacity that colours are multiplied with would be divided out again
+    # Pillow would divide premultiplied colours by their opacity
     has_alpha = extra == 1 and image.mode in ("RGBA", "LA") and _as_set(tags.get(338, 0)) == {2}
     return max(bits) <= 8 and kinds == {1} and (not extra or has_alpha)
 
@@ -82,16 +82,16 @@ def _open_with_pillow(file: File) -> Any:
     assert "TIFF" in formats()
     try:
         return Image.open(stream_of(file), formats=["TIFF"])
-    except UnidentifiedImageError:  # Pillow does not know a TIFF of, say, 13 bands
+    except UnidentifiedImageError:  # for example 13 bands
         return None
 
 
-def _with_masks(pages: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
-    """Each full image, with the page that masks it or None; GDAL writes the mask after its image."""
+def _pair_with_masks(pages: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
+    """Pair each full-resolution page with its mask page or None; GDAL writes a mask after its image."""
     offsets: set[int] = set()
     images: list[tuple[Any, Any]] = []
     for page in pages:
-        if page.offset in offsets:  # tifffile would follow the circle for ever
+        if page.offset in offsets:  # tifffile would loop forever
             raise DataError(f"{name} is damaged (its list of pages is a circle); fetch it again")
         offsets.add(page.offset)
         kind = int(page.subfiletype)
@@ -108,13 +108,13 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
     check_size((page.imagewidth, page.imagelength), name)
     check_bytes(page.nbytes + (0 if mask is None else mask.nbytes), name)
     nodata = _nodata(page, name)
-    page.nodata = 0 if nodata is None else nodata  # what tifffile writes where a file has no tile
+    page.nodata = 0 if nodata is None else nodata  # tifffile fills missing tiles with it
     stored = channels_first(page.asarray(), page.axes, name)
-    missing = _any_of(not_finite(stored), _marked(stored, nodata), _masked(mask, stored.shape, name))
+    missing = _union(not_finite(stored), _nodata_mask(stored, nodata), _hidden_mask(mask, stored.shape, name))
     orientation = int(page.tags[274].value) if 274 in page.tags else 1
     missing = None if missing is None else turn(missing, orientation)
-    if int(page.photometric) in _BY_PILLOW:
-        return replace(_by_pillow(page, file, name), missing=missing)
+    if int(page.photometric) in _PILLOW_PHOTOMETRICS:
+        return replace(_read_with_pillow(page, file, name), missing=missing)
     bits = int(np.max(page.bitspersample))
     values = turn(widen(stored, bits), orientation)
     extra = [int(kind) for kind in page.extrasamples]
@@ -134,7 +134,7 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
     )
 
 
-def _by_pillow(page: Any, file: File, name: str) -> RawImage:
+def _read_with_pillow(page: Any, file: File, name: str) -> RawImage:
     image = _open_with_pillow(file)
     if image is None:
         raise DataError(f"{name} is a TIFF of the kind {page.photometric.name}, which is not read; convert it to RGB")
@@ -145,9 +145,9 @@ def _by_pillow(page: Any, file: File, name: str) -> RawImage:
 
 
 def _nodata(page: Any, name: str) -> int | float | None:
-    """Value for missing data in the type of the page; None where there is none, or no value of the type can be it.
+    """Parse the nodata value in the data type of the page; None if it is absent or not representable in that type.
 
-    tifffile gives 0 where it fails to parse the tag, so that true zeros would be taken for missing.
+    The value is parsed here because tifffile returns 0 for a tag that it cannot parse, which would mark true zeros.
     """
     if _NODATA not in page.tags:
         return None
@@ -168,8 +168,8 @@ def _nodata(page: Any, name: str) -> int | float | None:
     return int(value) if limits.min <= value <= limits.max else None
 
 
-def _marked(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
-    """Values that stand for missing data."""
+def _nodata_mask(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
+    """Build the mask of values that mark missing data."""
     if nodata is None:
         return None
     if values.dtype.kind == "f":
@@ -177,13 +177,13 @@ def _marked(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
             missing: np.ndarray = np.asarray(np.isclose(values, values.dtype.type(nodata), rtol=_ULP, atol=0))
     else:
         missing = values == nodata
-    if values.dtype == np.uint8:  # a colour of 8 bits may hold the value in one band, as GDAL's own tools take it
+    if values.dtype == np.uint8:  # like GDAL, require the value in all bands of an 8-bit colour
         missing = np.asarray(missing.all(0, keepdims=True))
     return missing
 
 
-def _masked(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:
-    """Pixels that a mask page leaves out."""
+def _hidden_mask(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:
+    """Build the mask of pixels hidden by a mask page; None without one."""
     if mask is None:
         return None
     valid = channels_first(mask.asarray(), mask.axes, name)
@@ -193,8 +193,8 @@ def _masked(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | None:
     return hidden
 
 
-def _any_of(*masks: np.ndarray | None) -> np.ndarray | None:
-    """Union of masks; None where it is empty."""
+def _union(*masks: np.ndarray | None) -> np.ndarray | None:
+    """Compute the union of masks; None if it is empty."""
     union: np.ndarray | None = None
     for mask in masks:
         if mask is not None:

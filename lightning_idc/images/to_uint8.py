@@ -1,7 +1,7 @@
-"""to_uint8: stored values to the 8 bits that captioners read, the same way for all images of a pair.
+"""Map stored values to the 8 bits that captioners read, in the same way for all images of a pair.
 
-Nothing is guessed: what 8 bits cannot hold is rejected by name until the options say how it is mapped. Missing pixels
-set no range, and what one image of a pair lacks is missing in both, since nobody knows what changed there.
+Values that do not fit in 8 bits raise an error unless the options define the mapping. Missing pixels do not count for
+the value range, and a pixel that is missing in one image of a pair is missing in both, since its change is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lightning_idc.images.raw import RawImage, opaque
 from lightning_idc.images.srgb import to_srgb
 from lightning_idc.utils.errors import DataError
 
-_ROWS = 256  # scaled at once, so that no image is held in more than its own bytes
+_ROWS = 256  # rows scaled at a time, to avoid a float copy of the image
 
 
 def to_uint8(raws: Sequence[RawImage], options: ImageOptions = PLAIN, name: str = "the image") -> list[np.ndarray]:
@@ -28,7 +28,7 @@ def to_uint8(raws: Sequence[RawImage], options: ImageOptions = PLAIN, name: str 
         name: Name of the images, for messages.
 
     Raises:
-        DataError: An image would lose something that the options do not say.
+        DataError: An image needs an option to be mapped to 8 bits.
     """
     images = [_select(raw, options, name) for raw in raws]
     ends = value_range(images, options, name)
@@ -39,7 +39,7 @@ def to_uint8(raws: Sequence[RawImage], options: ImageOptions = PLAIN, name: str 
 
 
 def _select(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
-    """The image with the bands of the options only."""
+    """Select the bands of an image according to the options."""
     if raw.pages > 1 and options.page is None:
         raise DataError(
             f"{name} holds {raw.pages} images (pages, frames or slices); say which is read with page: 0 to "
@@ -53,7 +53,7 @@ def _select(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
         absent = [band for band in chosen if band >= count]
         if absent:
             raise DataError(f"{name} has {count} bands, 0 to {count - 1}; there is no band {absent[0]}")
-        # opacity that is read as a band masks nothing
+        # an opacity channel that is read as a band does not mask pixels
         missing = raw.missing if raw.alpha is not None and count - 1 in chosen else raw.gaps
         if missing is not None and len(missing) > 1:
             missing = np.concatenate([missing, np.zeros_like(missing[:1])])[chosen]
@@ -87,13 +87,13 @@ def _check_missing(image: RawImage, options: ImageOptions, name: str) -> None:
         finite = bool((image.missing & np.isfinite(image.values)).any())
         marked = f"NaN, infinite or {marked}" if finite else "NaN or infinite"
     raise DataError(
-        f"{name}: {int(image.missing.sum()):,} of {image.missing.size:,} values are {marked}; say what takes their "
-        "place with fill_nan: NUMBER"
+        f"{name}: {int(image.missing.sum()):,} of {image.missing.size:,} values are {marked}; set the value that "
+        "replaces them with fill_nan: NUMBER"
     )
 
 
 def value_range(images: Sequence[RawImage], options: ImageOptions, name: str) -> tuple[float, float] | None:
-    """Values that become 0 and 255 in all of these images; None where they are 8-bit and stay as they are."""
+    """Compute the values that become 0 and 255 in all images; None if they are 8-bit and stay unchanged."""
     requested = options.value_range
     deep = [image for image in images if image.values.dtype != np.uint8]
     if requested is None and not deep:
@@ -127,7 +127,7 @@ def value_range(images: Sequence[RawImage], options: ImageOptions, name: str) ->
 
 
 def _valid(image: RawImage) -> np.ndarray:
-    """Values of pixels that are neither missing nor fully transparent."""
+    """Select the values of pixels that are neither missing nor fully transparent."""
     hidden = image.missing
     if image.alpha is not None and not image.alpha.all():
         hidden = image.alpha[None] == 0 if hidden is None else hidden | (image.alpha == 0)
@@ -135,7 +135,7 @@ def _valid(image: RawImage) -> np.ndarray:
 
 
 def _union(images: Sequence[RawImage]) -> np.ndarray | None:
-    """Pixels that any of the images lacks; of images of different shape each has its own."""
+    """Compute the union of the images' missing pixels; None if there are none, or if the images differ in shape."""
     masks = [image.missing for image in images if image.missing is not None]
     if not masks or len({image.values.shape for image in images}) > 1:
         return None
@@ -161,11 +161,11 @@ def _render(
         values = to_srgb(values, image.profile)
     if options.bands is None and len(values) == 1:
         values = np.broadcast_to(values, (3, *values.shape[1:]))
-    return values if image.alpha is None else _over_white(values, image.alpha)
+    return values if image.alpha is None else _composite_on_white(values, image.alpha)
 
 
 def scale(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Scale ``(C, H, W)`` so that ``low`` becomes 0 and ``high`` 255, rounded, cut off beyond."""
+    """Scale ``(C, H, W)`` so that ``low`` becomes 0 and ``high`` 255; round and clip."""
     width = high - low if high > low else np.inf
 
     def scaled(part: np.ndarray) -> np.ndarray:
@@ -175,7 +175,7 @@ def scale(values: np.ndarray, low: float, high: float) -> np.ndarray:
             return levels.astype(np.uint8)
 
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
-        # a table of all values
+        # a lookup table of all values is faster
         bits = np.dtype(f"u{values.dtype.itemsize}")
         table = scaled(np.arange(np.iinfo(bits).max + 1).astype(bits).view(values.dtype))
         shades: np.ndarray = table[np.ascontiguousarray(values).view(bits)]
@@ -186,16 +186,16 @@ def scale(values: np.ndarray, low: float, high: float) -> np.ndarray:
     return result
 
 
-def _over_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Colours ``(3, H, W)`` over white by their opacity, rounded as Pillow does."""
+def _composite_on_white(values: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Composite colours ``(3, H, W)`` over white, with the rounding of Pillow."""
     if alpha.min() == opaque(alpha.dtype):
         return values
     shades = alpha if alpha.dtype == np.uint8 else scale(alpha[None], 0, opaque(alpha.dtype))[0]
     weight = shades.astype(np.uint16)
     white = 255 * (255 - weight) + 128
     result = np.empty(values.shape, np.uint8)
-    for band, channel in enumerate(values):  # one at a time, which takes a fifth of the time
+    for band, channel in enumerate(values):  # one band at a time is five times as fast
         mixed = channel * weight + white
-        mixed += mixed >> 8  # divided by 255
+        mixed += mixed >> 8  # this line and the next divide by 255
         result[band] = mixed >> 8
     return result

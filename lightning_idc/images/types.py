@@ -1,7 +1,7 @@
-"""What flows through the library: one pair, a batch of pairs, and what a captioner makes of them.
+"""Data types of the library: a pair, a batch of pairs, the features of a batch and a generated caption.
 
-A pair is always exactly two images, index 0 = before, 1 = after. Several captions share one look at a
-pair, so everything that scores text takes ``(B, K, T)``.
+A pair always has two images, index 0 = before and 1 = after. A pair is encoded once for its K captions, so everything
+that scores text takes ``(B, K, T)``.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from lightning_idc.utils.errors import DataError
 
 @dataclass(slots=True)
 class PairSample:
-    """One pair of images with everything known about it.
+    """Pair of images with its annotations.
 
     Args:
         id: unique name of the pair within its split.
         before: uint8 image, ``(C, H, W)``; C is 3 unless bands are chosen.
         after: uint8 image of the same shape, ``(C, H, W)``.
-        captions: all references; may be empty.
-        change_type: label of the change, as the benchmark names it.
+        captions: all reference captions; may be empty.
+        change_type: label of the change, as named by the benchmark.
         boxes: changed regions in pixels, ``(N, 2, 4)`` as x1 y1 x2 y2, ``[:, 0]`` in the before image and
             ``[:, 1]`` in the after image; NaN where a change has no extent on that side.
         masks: changed pixels, bool ``(2, H, W)``, before and after.
-        meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
-        prompt: question about this pair, for a captioner that is asked in words; its usual one when None.
+        meta: further information; ``meta["seed"]`` seeds every random choice for this sample.
+        prompt: question about this pair, for captioners with prompts; None for their default prompt.
 
     Raises:
-        DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
+        DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is a string.
     """
 
     id: str
@@ -47,7 +47,7 @@ class PairSample:
     prompt: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
+        if isinstance(self.captions, str):  # a string is also a sequence, and its letters would become captions
             raise DataError(
                 f"pair {self.id!r}: captions is {self.captions!r}; expected a list of texts, such as "
                 f"[{self.captions!r}]"
@@ -76,13 +76,13 @@ class PairSample:
 
 @dataclass(slots=True)
 class NoiseMask:
-    """Noise that an add-on found in the images and captions of a batch, for whatever reads the batch after it.
+    """Noise that an add-on detected in the images and captions of a batch.
 
     Args:
         patches: masked patches of both images, bool ``(B, 2, h, w)``.
         descriptions: encoded denoised descriptions of both images, ``(B, 2, S, D)``; None without any.
-        description_mask: bool ``(B, 2, S)``, True where a token of ``descriptions`` counts.
-        unpainted: the images as they were, uint8 ``(B, 2, 3, H, W)``; None where masked patches are not painted over.
+        description_mask: bool ``(B, 2, S)``, True at valid tokens of ``descriptions``.
+        unpainted: original images, uint8 ``(B, 2, 3, H, W)``; None if masked patches are not filled.
     """
 
     patches: Tensor
@@ -91,7 +91,7 @@ class NoiseMask:
     unpainted: Tensor | None = None
 
     def map(self, move: Callable[[Tensor], Tensor]) -> NoiseMask:
-        """Copy with every tensor moved."""
+        """Copy with ``move`` applied to every tensor."""
 
         def moved(part: Tensor | None) -> Tensor | None:
             return None if part is None else move(part)
@@ -102,25 +102,25 @@ class NoiseMask:
 
 @dataclass(slots=True)
 class PairBatch:
-    """Pairs as a captioner's ``collate`` hands them to its steps.
+    """Batch of pairs that a captioner's ``collate`` builds.
 
     Args:
         images: uint8 ``(B, 2, C, H, W)``, 0 = before and 1 = after; captioners normalise on the device.
-        tokens: int64 ``(B, K, T)``, K captions per pair, each begin token, words, end token, padding.
-        caption_mask: bool ``(B, K, T)``, True where a token is to be predicted: words and the end token,
-            never the begin token or padding. A row without any True is an absent caption.
-        ids: B pair names.
-        references: all captions of each pair.
-        change_types: labels of the changes, None where unknown.
-        model_inputs: whatever else a processor makes, batched along dimension 0.
-        chosen: the captions that ``tokens`` holds, at most K per pair.
+        tokens: int64 ``(B, K, T)``, K captions per pair, each as begin token, words, end token, padding.
+        caption_mask: bool ``(B, K, T)``, True at tokens to predict: words and the end token, not the begin token or
+            padding. A row without any True is an absent caption.
+        ids: B pair ids.
+        references: all reference captions of each pair.
+        change_types: labels of the changes; None if unknown.
+        model_inputs: further outputs of a processor, batched along dimension 0.
+        chosen: captions in ``tokens``, at most K per pair.
         meta: ``meta`` of each sample.
-        pixels: what a processor made of all images in the loader's workers, of any shape; read it by
-            :attr:`prepared`.
-        pixels_of: the images that ``pixels`` were made of.
-        sizes: what a step needs to know of the batch without reading it from the device, such as numbers of tokens;
-            stays where it is.
-        noise: masks of an add-on that looks for noise; None without one.
+        pixels: outputs of a processor for all images, of any shape, computed in the loader's workers; use
+            :attr:`prepared` to read them.
+        pixels_of: images from which ``pixels`` were computed.
+        sizes: values known without a device synchronisation, such as numbers of tokens; never moved to a
+            device.
+        noise: masks of a noise-detecting add-on; None without one.
         prompts: ``prompt`` of each sample.
     """
 
@@ -144,7 +144,7 @@ class PairBatch:
 
     @property
     def prepared(self) -> dict[str, Tensor] | None:
-        """:attr:`pixels`; None where there are none, or where an add-on has put other images in place of theirs."""
+        """:attr:`pixels`; None if empty, or outdated because an add-on replaced the images."""
         return self.pixels if self.pixels and self.pixels_of is self.images else None
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> PairBatch:
@@ -157,7 +157,7 @@ class PairBatch:
         return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"], noise=noise)
 
     def plain(self) -> dict[str, Any]:
-        """The batch as tensors and plain types, for a checkpoint."""
+        """Convert the batch to tensors and plain types for a checkpoint."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         noise = self.noise
         return {**values, "noise": None if noise is None else {f.name: getattr(noise, f.name) for f in fields(noise)}}
@@ -179,13 +179,13 @@ class PairBatch:
 
 @dataclass(slots=True)
 class PairFeatures:
-    """What one look at a batch of pairs gives to whatever reads it.
+    """Encoding of a batch of pairs.
 
     Args:
         memory: tokens that a decoder attends to, ``(B, N, D)``.
-        mask: bool ``(B, N)``, True where ``memory`` counts; None when all of it does.
+        mask: bool ``(B, N)``, True at valid tokens of ``memory``; None if all are valid.
         extras: named intermediate tensors, batched along dimension 0, for add-ons.
-        sizes: what is known of the batch without reading it from the device; empty where nothing is.
+        sizes: values known without a device synchronisation; may be empty.
     """
 
     memory: Tensor
@@ -199,12 +199,12 @@ class PairFeatures:
 
 @dataclass(slots=True)
 class Caption:
-    """A generated sentence and how sure the captioner is of it.
+    """Generated sentence with the captioner's confidence.
 
     Args:
         text: the sentence.
-        log_prob: mean log-probability per token, the end token included.
-        change_score: 1 minus the probability of the known no-change sentences; None when none is known.
+        log_prob: mean log-probability per token, including the end token.
+        change_score: 1 minus the probability of the no-change sentences; None if there are no such sentences.
     """
 
     text: str
@@ -227,7 +227,7 @@ def stack_images(samples: Sequence[PairSample]) -> Tensor:
 
 @runtime_checkable
 class ProvidesCaptions(Protocol):
-    """What a module asks of a data module before its layers can be made."""
+    """Protocol of data modules that provide the captions and image size needed to build a module's layers."""
 
     image_size: tuple[int, int] | None
 
@@ -238,6 +238,6 @@ class ProvidesCaptions(Protocol):
 
 @runtime_checkable
 class ProvidesInputSpec(Protocol):
-    """What a captioner asks of a data module to know what its images are like."""
+    """Protocol of data modules that describe their images for `InputSpec`."""
 
     def input_spec(self) -> dict[str, Any]: ...

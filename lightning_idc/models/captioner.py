@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.checkpoints.reading import plain_hparams
-from lightning_idc.images.input_spec import InputSpec, noted
+from lightning_idc.images.input_spec import InputSpec, update_input_spec
 from lightning_idc.images.types import Caption, PairBatch, PairFeatures, PairSample
 from lightning_idc.models.captions import change_probability, check_captions, join_captions, pair_losses
 from lightning_idc.models.codec import CaptionCodec, learn_vocabulary
@@ -288,7 +288,7 @@ class PairCaptioner(PairModule):
         self.check_batch(batch)
         # an input_spec that came with the weights of init_from describes other images
         previous = self.hparams["input_spec"] if self._has_seen_input else None
-        self.store_hparams(input_spec=noted(previous, self.batch_image_size(batch), self.data))
+        self.store_hparams(input_spec=update_input_spec(previous, self.batch_image_size(batch), self.data))
         self._has_seen_input = True
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:

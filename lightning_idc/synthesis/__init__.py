@@ -1,4 +1,4 @@
-"""Making training pairs: resumable pipelines of predict stages over records."""
+"""Synthesise training pairs with resumable pipelines of stages over records."""
 
 from lightning_idc.utils.lazy import attach
 

@@ -1,4 +1,4 @@
-"""Actors of Ray: each takes one task after another; one that dies is replaced, and its task given to another."""
+"""Fault-tolerant pool of Ray actors: an actor that dies is replaced, and its task is assigned to another one."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class Worker(Protocol):
-    """Work of an actor, in a process of its own; building one takes no time and cannot fail."""
+    """Protocol of an actor in a separate process; its constructor must be fast and must not fail."""
 
     def prepare(self) -> None:
-        """Load what all tasks need."""
+        """Load models and other state shared by all tasks."""
 
     def work(self, task: Any) -> Any:
-        """Do one task."""
+        """Process one task."""
 
 
 def connected(address: str | None) -> Any:
-    """Ray, connected to a cluster, or to one on this machine that ends with this process.
+    """Return the module ``ray``, connected to a cluster, or to a local one that ends with this process.
 
     Args:
-        address: address of the cluster; None for the one that this process is connected to, or a new one on this
-            machine.
+        address: address of the cluster; None for the current connection, or a new local cluster.
 
     Raises:
-        ConfigError: Ray is not installed, does not start, or is not at the address.
+        ConfigError: Ray is not installed, does not start, or cannot be reached.
     """
     try:
         import ray
     except ModuleNotFoundError:
         raise ConfigError("Ray is not installed: pip install 'lightning_idc[ray]'") from None
     if not ray.is_initialized():
-        # workers find what this process can import
+        # workers need the import paths of this process
         paths = os.pathsep.join(path for path in sys.path if path)
         options: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.WARNING}
         if address is None and "RAY_ADDRESS" not in os.environ:
-            options["_node_ip_address"] = "127.0.0.1"  # or its ports are open to the network
+            options["_node_ip_address"] = "127.0.0.1"  # otherwise its ports are open to the network
         try:
             ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": paths}}, **options)
-        except Exception as error:  # Ray raises that class itself where it does not start in time
+        except Exception as error:  # Ray raises a bare Exception on a start timeout
             raise ConfigError(
                 f"Ray cannot be started or reached ({' '.join(str(error).split())}); check the load and the disk of "
                 "this machine, or the address of the cluster"
@@ -53,15 +52,15 @@ def connected(address: str | None) -> Any:
 
 
 class ActorPool:
-    """Actors of one kind, which share numbered tasks among them.
+    """Pool of actors of one type that process numbered tasks.
 
     Args:
-        ray: Ray, connected.
-        create: starts an actor that is a `Worker`.
+        ray: module ``ray``, connected.
+        create: function that starts an actor that implements `Worker`.
         size: number of actors.
-        retries: times that a task is tried again after its actor died.
-        what: word for a task, for messages.
-        content: what an actor is sent for the number of a task; the number itself when None.
+        retries: number of retries for a task whose actor died.
+        what: name of a task, for messages.
+        content: function from the number of a task to the argument sent to an actor; None to send the number.
     """
 
     def __init__(
@@ -78,52 +77,52 @@ class ActorPool:
         self._tasks: deque[int] = deque()
         self._deaths: Counter[int | None] = Counter()
         self._idle: list[Any] = []
-        self._at_work: dict[Any, tuple[Any, int | None]] = {}
-        """Actor and task by what Ray answers with; the task of one that starts is None."""
+        self._running: dict[Any, tuple[Any, int | None]] = {}
+        """Actor and task by Ray's object reference; the task of a starting actor is None."""
 
     def results(self, tasks: Iterable[int]) -> Iterator[Any]:
-        """Results of tasks as they are done; the actors are ended after the last one.
+        """Yield the results of tasks as they complete; the actors are stopped after the last one.
 
         Args:
             tasks: numbers of the tasks.
 
         Raises:
-            DataError: the actors of one task keep dying.
-            Exception: an error that an actor raised.
+            DataError: the actors of one task died more often than ``retries``.
+            Exception: an actor raised an error.
         """
         self._tasks.extend(tasks)
         try:
-            while self._tasks or any(task is not None for _, task in self._at_work.values()):
+            while self._tasks or any(task is not None for _, task in self._running.values()):
                 self._assign()
-                for answer in self.ray.wait(list(self._at_work), num_returns=1)[0]:
-                    yield from self._received(answer)
+                for reference in self.ray.wait(list(self._running), num_returns=1)[0]:
+                    yield from self._collect(reference)
         finally:
-            for actor in [*self._idle, *(actor for actor, _ in self._at_work.values())]:
+            for actor in [*self._idle, *(actor for actor, _ in self._running.values())]:
                 self.ray.kill(actor)
-            self._idle, self._at_work = [], {}
+            self._idle, self._running = [], {}
 
     def _assign(self) -> None:
-        """Give tasks to idle actors, and start actors where there are more tasks than those can take."""
+        """Assign tasks to idle actors, and start actors if more tasks than starting actors remain."""
         while self._tasks and self._idle:
             actor, task = self._idle.pop(), self._tasks.popleft()
-            self._at_work[actor.work.remote(self.content(task))] = actor, task
-        starting = sum(task is None for _, task in self._at_work.values())
-        for _ in range(min(self.size - len(self._at_work), len(self._tasks) - starting)):
+            self._running[actor.work.remote(self.content(task))] = actor, task
+        starting = sum(task is None for _, task in self._running.values())
+        for _ in range(min(self.size - len(self._running), len(self._tasks) - starting)):
             actor = self.create()
-            self._at_work[actor.prepare.remote()] = actor, None
+            self._running[actor.prepare.remote()] = actor, None
 
-    def _received(self, answer: Any) -> Iterator[Any]:
-        """Result of a task, if the answer is one."""
+    def _collect(self, reference: Any) -> Iterator[Any]:
+        """Yield the result of a task, unless the reference is that of a start or of a failure."""
         errors = self.ray.exceptions
-        actor, task = self._at_work.pop(answer)
+        actor, task = self._running.pop(reference)
         try:
-            result = self.ray.get(answer)
+            result = self.ray.get(reference)
         except (errors.RayActorError, errors.OutOfMemoryError) as error:
             self._deaths[task] += 1
-            at = "its start" if task is None else f"{self.what} {task}"
+            where = "its start" if task is None else f"{self.what} {task}"
             if self._deaths[task] > self.retries:
-                raise DataError(f"workers died {self._deaths[task]} times at {at} ({error})") from error
-            print(f"a worker died at {at}; another one takes over", file=sys.stderr, flush=True)
+                raise DataError(f"workers died {self._deaths[task]} times at {where} ({error})") from error
+            print(f"a worker died at {where}; another one takes over", file=sys.stderr, flush=True)
             if task is not None:
                 self._tasks.appendleft(task)
             return

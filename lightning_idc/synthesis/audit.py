@@ -1,4 +1,4 @@
-"""Audit: the last stage of a pipeline, which shows a person what was kept and what was dropped, and why."""
+"""Audit: the last stage of a pipeline, which writes a page of kept and dropped records with reasons."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _AREA_BOTH = ("match", "caption_match")
 
 
 class Audit(PipelineStage):
-    """Writes the audit page of the records that it reads, and passes them on.
+    """Writes an audit page of its records and returns them unchanged.
 
     Args:
-        page: the HTML file.
-        title: heading.
-        images: names of the pictures to show; where a record has none of them, its ``image`` is shown.
-        texts: facts to show as text.
-        max_pairs: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
+        page: HTML file.
+        title: heading of the page.
+        images: names of the images on the page; a record without them is represented by its ``image``.
+        texts: names of the facts on the page.
+        max_pairs: number of pairs on the page, balanced over the reasons; the counts always include all pairs.
         seed: see `PipelineStage`.
     """
 
@@ -56,9 +56,9 @@ class Audit(PipelineStage):
     def finish(self, store: RecordStore) -> None:
         remaining, reasons = store.counts()
         counts = {"kept": remaining, **reasons}
-        shown = min(self.max_pairs, len(store))
-        subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
-        about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
+        displayed = min(self.max_pairs, len(store))
+        subtitle = f"{len(store):,} pairs" + (f", {displayed:,} of them shown" if displayed < len(store) else "")
+        details = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
 
         areas = Counter(
             "kept" if area["dropped"] is None else area["dropped"]["reason"]
@@ -67,38 +67,38 @@ class Audit(PipelineStage):
         )
 
         def write(path: Path) -> None:
-            write_audit(path, self.title, self._entries(store, counts), counts, areas, subtitle, about)
+            write_audit(path, self.title, self._entries(store, counts), counts, areas, subtitle, details)
 
         if save(self.page, write):
             print(f"what was kept and dropped, and why: {self.page}", flush=True)
 
     def _entries(self, store: RecordStore, counts: dict[str, int]) -> Iterator[AuditEntry]:
-        room = _fair_shares(counts, self.max_pairs)
+        quota = _balanced_counts(counts, self.max_pairs)
         for record in store:
             reason = "kept" if record.dropped is None else record.dropped["reason"]
-            if room[reason] > 0:
-                room[reason] -= 1
+            if quota[reason] > 0:
+                quota[reason] -= 1
                 yield self._entry(record)
 
-    def _shown(self, record: Record) -> list[str]:
-        shown = [name for name in self.images if _has(record, name)]
-        return shown or ["image"] * _has(record, "image")
+    def _displayed(self, record: Record) -> list[str]:
+        displayed = [name for name in self.images if _has(record, name)]
+        return displayed or ["image"] * _has(record, "image")
 
-    def _pictures(self, record: Record) -> list[Tensor]:
+    def _images(self, record: Record) -> list[Tensor]:
         try:
-            return [record.image(name) for name in self._shown(record)]
+            return [record.image(name) for name in self._displayed(record)]
         except StoreError:
-            raise  # no picture is the cause
+            raise  # damage of the store rather than of an image
         except DataError:
             return []
 
     def _entry(self, record: Record) -> AuditEntry:
-        images = self._pictures(record)
+        images = self._images(record)
         height, width = record.facts.get("size") or (images[0].shape[1:] if images else (1, 1))
         entry = AuditEntry(record.id, images, kind=record.facts.get("edit"))
         entry.texts = [line for name in self.texts for line in _lines(record.facts.get(name))]
         entry.scores = {name: value for step in record.history for name, value in step.get("scores", {}).items()}
-        entry.history = [_told(step) for step in record.history]
+        entry.history = [_history_line(step) for step in record.history]
         if record.dropped is not None:
             entry.reason, entry.details = record.dropped["reason"], _details(record.dropped)
         for area in record.facts.get("areas") or []:
@@ -121,7 +121,7 @@ class Audit(PipelineStage):
 
 
 def _times(store: RecordStore) -> dict[str, str]:
-    """Work and rate of each stage, the last one first."""
+    """Format the processing time and rate of each stage, last stage first."""
     times: dict[str, str] = {}
     step: RecordStore | None = store
     while step is not None:
@@ -130,13 +130,13 @@ def _times(store: RecordStore) -> dict[str, str]:
     return times
 
 
-def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
-    """How many of each reason are shown: as equal as can be."""
-    room, left = dict.fromkeys(counts, 0), max_pairs
+def _balanced_counts(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
+    """Distribute the pairs on the page over the reasons as equally as possible."""
+    quota, remaining = dict.fromkeys(counts, 0), max_pairs
     for position, name in enumerate(sorted(counts, key=lambda name: counts[name])):
-        room[name] = min(counts[name], left // (len(counts) - position))
-        left -= room[name]
-    return room
+        quota[name] = min(counts[name], remaining // (len(counts) - position))
+        remaining -= quota[name]
+    return quota
 
 
 def _has(record: Record, name: str) -> bool:
@@ -156,6 +156,6 @@ def _details(dropped: dict[str, Any]) -> str:
     return plain(", ".join(parts))
 
 
-def _told(step: dict[str, Any]) -> str:
+def _history_line(step: dict[str, Any]) -> str:
     settings = {name: value for name, value in step.items() if name not in ("stage", "scores")}
     return plain(f"{step['stage']}: {json.dumps(settings, ensure_ascii=False)}")

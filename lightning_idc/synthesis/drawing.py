@@ -1,4 +1,4 @@
-"""Pairs as a vision-language model is shown them: red boxes, and both pictures in one with a bar between them."""
+"""Draw pairs for vision-language models: red boxes, and both images side by side."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from lightning_idc.images.resize import resize
 
 BAR, LINE, MARGIN = 20, 3, 5
-"""Black bar between the pictures (section 18.1), width of the red line, its distance to the box (scripts); pixels."""
+"""Widths of the black bar (section 18.1) and of the red line, distance of line and box (scripts); pixels."""
 
 
 def draw_box(image: Tensor, box: Sequence[float], margin: int = MARGIN) -> Tensor:
-    """Copy of a picture with a red frame around a box, 3 pixels wide, cut off at the border.
+    """Draw a red frame, 3 pixels wide, around a box on a copy of an image; clipped at the border.
 
     Args:
         image: uint8 ``(3, H, W)``.
-        box: x1 y1 x2 y2, pixels.
-        margin: distance of the frame to the box, pixels.
+        box: x1 y1 x2 y2 in pixels.
+        margin: distance between frame and box in pixels.
     """
     height, width = image.shape[1:]
     x1, y1 = max(int(box[0]) - margin, 0), max(int(box[1]) - margin, 0)
@@ -34,16 +34,16 @@ def draw_box(image: Tensor, box: Sequence[float], margin: int = MARGIN) -> Tenso
 
 
 def side_by_side(before: Tensor, after: Tensor) -> Tensor:
-    """Both pictures in one, with a black bar of 20 pixels between them (section 18.1).
+    """Concatenate both images horizontally, with a black bar of 20 pixels between them (section 18.1).
 
     Args:
         before: uint8 ``(3, H, W)``.
-        after: uint8; one of another size is resized to the first, as the scripts do.
+        after: uint8 ``(3, H, W)``; resized to the size of ``before`` if different, as the scripts do.
     """
     after = same_size(before, after)
     return torch.cat([before, before.new_zeros(3, before.shape[1], BAR), after], 2)
 
 
 def same_size(before: Tensor, after: Tensor) -> Tensor:
-    """The second picture of a pair in the size of the first, uint8 ``(3, H, W)``."""
+    """Resize the second image of a pair to the size of the first, uint8 ``(3, H, W)``."""
     return after if after.shape == before.shape else resize(after, (before.shape[1], before.shape[2]))

@@ -1,4 +1,4 @@
-"""Records that are alike: within a store, and between the splits of a data set."""
+"""Find near-duplicate records within a store and between the splits of a data set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASHES = "image_hashes"
 
 
 def difference_hash(image: Tensor) -> str:
-    """Difference hash of an image: copies of another size, format or slight compression differ in few of 64 bits.
+    """Compute the difference hash of an image; resized or slightly compressed copies differ in few of its 64 bits.
 
     Args:
         image: uint8 ``(3, H, W)``.
@@ -38,16 +38,16 @@ def difference_hash(image: Tensor) -> str:
     """
     gray = image.float().mean(0)[None, None]
     small = F.interpolate(gray, size=(8, 9), mode="area")[0, 0]
-    # a grey level more than noise, or the bits of an even surface would be those of its compression
+    # the margin of 1.5 grey levels keeps compression noise from setting the bits of flat regions
     bits = (small[:, 1:] - small[:, :-1] > 1.5).flatten().tolist()
     return f"{int(''.join('01'[bit] for bit in bits), 2):0{BITS // 4}x}"
 
 
 class ImageHashes(PipelineStage):
-    """Writes the fact ``image_hashes``: the difference hash of each picture, in order; for `Deduplicate`.
+    """Writes the fact ``image_hashes``, the difference hash of each image in order, for `Deduplicate`.
 
     Args:
-        images: names of the pictures.
+        images: names of the images.
         seed: see `PipelineStage`.
     """
 
@@ -65,14 +65,14 @@ class ImageHashes(PipelineStage):
 
 
 class Deduplicate(PipelineStage):
-    """Drops records whose facts are those of an earlier record, or of a record of another store (leakage).
+    """Drops records whose facts equal those of an earlier record, or of a record in another store (leakage).
 
-    Texts are equal without regard to case, spaces and punctuation at their ends.
+    Texts are compared without case, repeated spaces and surrounding punctuation.
 
     Args:
-        facts: that are compared together, such as ``captions`` or ``image_hashes``.
-        against: folder of another store, such as the test split; what is in there is dropped here.
-        distance: bits in which the hashes of all pictures of a record may differ together.
+        facts: names of the facts to compare, such as ``captions`` or ``image_hashes``.
+        against: folder of another store, such as the test split, whose records are dropped here.
+        distance: largest number of differing bits, summed over the hashes of all images of a record.
         seed: see `PipelineStage`.
 
     Raises:
@@ -88,18 +88,18 @@ class Deduplicate(PipelineStage):
         if not facts:
             raise ConfigError("facts is empty; expected the name of a fact to compare")
         self.names, self.against, self.distance = tuple(facts), against, distance
-        self.copies: dict[str, tuple[str, str]] = {}  # why a record is dropped, and the one that it is a copy of
+        self.copies: dict[str, tuple[str, str]] = {}  # reason and id of the original, by record id
 
     def settings(self) -> dict[str, Any]:
         other = None if self.against is None else RecordStore(self.against).fingerprint
         return {"facts": list(self.names), "against": other, "distance": self.distance}
 
     def prepare(self, source: RecordSource) -> None:
-        # every process sees all records, so that which one is the first does not depend on their number
-        seen, elsewhere, self.copies = _Seen(self.distance), _Seen(self.distance), {}
+        # every process reads all records, so that the number of processes does not change which one is first
+        seen, other_store, self.copies = _HashIndex(self.distance), _HashIndex(self.distance), {}
         for record in RecordStore(self.against) if self.against is not None else ():
             if record.dropped is None:
-                elsewhere.find_or_add(*self._key(record), record.id)
+                other_store.find_or_add(*self._key(record), record.id)
         names: set[str] = set()
         for record in (source.record(index) for index in range(len(source))):
             if record.dropped is None:
@@ -107,7 +107,7 @@ class Deduplicate(PipelineStage):
                     raise DataError(f"two records are called {record.id!r}, so that both would be dropped; rename one")
                 names.add(record.id)
                 key = self._key(record)
-                first, other = seen.find_or_add(*key, record.id), elsewhere.find(*key)
+                first, other = seen.find_or_add(*key, record.id), other_store.find(*key)
                 if other is not None:
                     self.copies[record.id] = "in another store", other
                 elif first is not None:
@@ -120,7 +120,7 @@ class Deduplicate(PipelineStage):
         return records
 
     def _key(self, record: Record) -> tuple[bytes, str]:
-        """Digest of the facts that must be equal, and the hashes that may differ in some bits."""
+        """Return the digest of the facts that must be equal, and the hashes that may differ in some bits."""
         missing = [name for name in self.names if name not in record.facts]
         if missing:
             raise ConfigError(
@@ -132,10 +132,10 @@ class Deduplicate(PipelineStage):
         return digest, "".join(record.facts[HASHES]) if HASHES in self.names else ""
 
 
-class _Seen:
-    """Keys that were seen, found again where at most ``distance`` bits of their hashes differ.
+class _HashIndex:
+    """Index of keys for lookup with at most ``distance`` differing bits in their hashes.
 
-    Hashes are cut into one piece more than bits may differ, so that one piece at least is equal.
+    Hashes are split into ``distance + 1`` pieces, so that at least one piece of two matching hashes is equal.
     """
 
     def __init__(self, distance: int) -> None:

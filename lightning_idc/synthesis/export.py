@@ -1,4 +1,4 @@
-"""Records for other tools: Parquet, WebDataset's tar files or data-juicer's JSON lines, to any place of fsspec."""
+"""Export records as Parquet, WebDataset tar files or data-juicer JSON Lines, to any fsspec file system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIXES = {
     b"MM\0*": "tiff",
     b"\0\0\0\x0cjP": "jp2",
 }
-"""Endings of encoded pictures by their first bytes."""
+"""File suffixes of encoded images by their first bytes."""
 
 
 def export_records(
@@ -34,20 +34,20 @@ def export_records(
     dropped: bool = False,
     rows: int = 1000,
 ) -> list[str]:
-    """Write a store's records as files that other tools read.
+    """Write the records of a store as files for other tools.
 
     Args:
-        store: finished.
-        target: folder, local or a URL of fsspec such as ``s3://bucket/name``; existing files are not replaced.
+        store: finished store.
+        target: local folder or fsspec URL such as ``s3://bucket/name``; existing files are not replaced.
         layout: ``parquet``: a column per fact with its own type and one per image (bytes and path, as Hugging Face
             datasets stores them); ``webdataset``: tar files with ``NUMBER.before.png``, ``NUMBER.after.png`` and
-            ``NUMBER.json``; ``jsonl``: data-juicer's format, with the pictures in ``images``.
-        images: names of the pictures.
-        dropped: also records that a filter dropped, with the reason in the column ``dropped``.
-        rows: records per file.
+            ``NUMBER.json``; ``jsonl``: data-juicer's format, with the images in ``images``.
+        images: names of the images.
+        dropped: whether to include dropped records, with the reason in the column ``dropped``.
+        rows: number of records per file.
 
     Returns:
-        Files written.
+        Paths of the written files.
 
     Raises:
         ConfigError: the target holds files already, or ``rows`` is out of range.
@@ -74,7 +74,7 @@ def export_records(
         files.makedirs(f"{folder}/images", exist_ok=True)
     for number, part in enumerate(parts):
         path = f"{folder}/{number:05d}-of-{len(parts):05d}.{suffix}"
-        # a file is there as a whole or not at all
+        # each file is written atomically
         with files.transaction, files.open(path, "wb") as stream:
             if layout == "parquet":
                 _write_parquet(stream, _rows(store, part, images), schema)
@@ -96,14 +96,14 @@ def _rows(store: RecordStore, part: Sequence[int], images: Sequence[str]) -> Ite
 
 
 def _plain(store: RecordStore, number: int) -> dict[str, Any]:
-    """A record without its pictures, which are not read."""
-    facts, scores, reason = _known(store, number)
+    """Read a record as plain values, without its images."""
+    facts, scores, reason = _read_facts(store, number)
     named = {f"score_{name}": value for name, value in scores.items()}
     return {"id": store.column("id")[number], "dropped": reason, **facts, **named}
 
 
-def _known(store: RecordStore, number: int) -> tuple[dict[str, Any], dict[str, float], str | None]:
-    """Facts, scores and reason of a record, of which nothing else is read."""
+def _read_facts(store: RecordStore, number: int) -> tuple[dict[str, Any], dict[str, float], str | None]:
+    """Read only the facts, scores and drop reason of a record."""
     history, dropped = store.column("history")[number], store.column("dropped")[number]
     scores = {score["name"]: score["value"] for step in history for score in step["scores"]}
     return json.loads(store.column("facts")[number]), scores, None if dropped is None else dropped["reason"]
@@ -117,15 +117,15 @@ def _files(store: RecordStore, number: int, images: Sequence[str]) -> Iterator[t
 
 
 def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence[str]) -> Any:
-    """Types of all columns, found in all records; the images as Hugging Face datasets stores them."""
+    """Infer the column types from all records; images use the type of Hugging Face datasets."""
     import pyarrow as pa
     from datasets import Features, Image
 
     schema = pa.schema([])
     try:
         for part in parts:
-            fresh = pa.Table.from_pylist([_plain(store, number) for number in part]).schema
-            schema = pa.unify_schemas([schema, fresh], promote_options="permissive")
+            part_schema = pa.Table.from_pylist([_plain(store, number) for number in part]).schema
+            schema = pa.unify_schemas([schema, part_schema], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"a fact of {store.folder} has values of different types, so it cannot be a column ({error}); "
@@ -141,7 +141,7 @@ def _write_parquet(stream: Any, rows: Iterator[dict[str, Any]], schema: Any) -> 
 
     names = set(schema.names)
     table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows], schema=schema)
-    # a row group is what a reader holds in memory; a reader that asks for it finds damage of any page
+    # readers hold one row group in memory, and can verify the checksum of each page
     pq.write_table(table, stream, row_group_size=100, write_page_checksum=True)
 
 
@@ -160,7 +160,7 @@ def _lines(store: RecordStore, part: Sequence[int], images: Sequence[str], files
         for name, data in _files(store, number, images):
             paths.append(f"images/{number:08d}.{name}.{suffix_of(data)}")
             files.pipe_file(f"{folder}/{paths[-1]}", data)
-        facts, scores, _ = _known(store, number)
+        facts, scores, _ = _read_facts(store, number)
         yield json.dumps(sample_of(facts, store.column("id")[number], scores, paths), ensure_ascii=False) + "\n"
 
 
@@ -171,5 +171,5 @@ def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def suffix_of(data: bytes) -> str:
-    """Suffix of an encoded picture, by its first bytes."""
+    """Return the file suffix of an encoded image, from its first bytes."""
     return next((suffix for start, suffix in _SUFFIXES.items() if data.startswith(start)), "bin")

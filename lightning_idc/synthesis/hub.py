@@ -1,4 +1,4 @@
-"""Records as a data set of the Hugging Face hub, with a card that says how they were made."""
+"""Publish records as a data set on the Hugging Face hub, with a card that documents their origin."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def push_records(
     images: Sequence[str] = ("before", "after"),
     message: str = "Upload image pairs",
 ) -> str:
-    """Create a data set on the hub where there is none, upload the kept records as Parquet, and return its address.
+    """Upload the kept records as Parquet to a data set on the hub, created if missing, and return its URL.
 
     Args:
-        store: finished.
+        store: finished store.
         repo: ``OWNER/NAME``.
-        private: whether a new repository is.
-        images: names of the pictures.
-        message: of the commit.
+        private: whether a new repository is private.
+        images: names of the images.
+        message: commit message.
 
     Raises:
-        DataError: as `export_records`, before anything is sent.
-        ConfigError: the hub does not answer, or refuses.
+        DataError: the records cannot be exported, see `export_records`; nothing is uploaded.
+        ConfigError: the hub does not answer, or rejects the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Output(folder, "data set of pairs")
@@ -44,16 +44,16 @@ def push_records(
 
 
 def card_of(store: RecordStore, repo: str) -> str:
-    """Text of the card: metadata that the hub reads, use, counts, stages with what ran in them.
+    """Build the data set card: metadata for the hub, usage, counts, and stages with their models.
 
     Args:
-        store: finished.
+        store: finished store.
         repo: ``OWNER/NAME``.
     """
     from huggingface_hub import DatasetCardData
 
     configs = [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}]
-    about: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "tags": ["image-difference-captioning", "lightning-idc", "synthetic"],
         "task_categories": ["image-to-text"],
         "configs": configs,
@@ -61,7 +61,7 @@ def card_of(store: RecordStore, repo: str) -> str:
     remaining, reasons = store.counts()
     counts = [("kept", remaining), *sorted(reasons.items(), key=lambda item: -item[1])]
     text = [
-        f"---\n{DatasetCardData(**about).to_yaml()}\n---\n",
+        f"---\n{DatasetCardData(**metadata).to_yaml()}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
         "Pairs of images made by a program, with what it says of their difference. Dropped records are counted here "
         "and are not in the files.\n",
@@ -73,18 +73,18 @@ def card_of(store: RecordStore, repo: str) -> str:
 
 
 def _stages(store: RecordStore | None) -> list[str]:
-    """A row for each stage that made a store, the first one first."""
+    """Build a table row for each stage of a pipeline, first stage first."""
     if store is None:
         return []
     models = {
-        f"{name} ({_version(about)})"
+        f"{name} ({_version(metadata)})"
         for process in store.manifest.notes["provenance"]
-        for name, about in process["models"].items()
+        for name, metadata in process["models"].items()
     }
     return [*_stages(store.parent), f"| {store.stage} | {', '.join(sorted(models)) or 'none with weights'} |"]
 
 
-def _version(about: dict[str, Any]) -> str:
-    # the name of a model may be a folder of this machine, which is nobody else's business
-    parts = [f"{name} {about[name][:12]}" for name in ("commit", "weights") if about.get(name)]
+def _version(metadata: dict[str, Any]) -> str:
+    # the name of a model is left out, since it may be a private local folder
+    parts = [f"{name} {metadata[name][:12]}" for name in ("commit", "weights") if metadata.get(name)]
     return ", ".join(parts) or "no weights"

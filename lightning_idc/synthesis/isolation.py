@@ -1,4 +1,4 @@
-"""A record that a stage fails on costs itself and no other: a batch that fails is halved down to it."""
+"""Isolate failures: a failing batch is halved until only the failing record is dropped."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FAILED = "error"
 
 
 class IsolatedStage:
-    """A stage that drops the records it fails on, with the error as the reason.
+    """Wrapper of a stage that drops the records on which the stage fails, with the error as the reason.
 
     Args:
         stage: stage to run.
-        read: gives the record at a position anew, since a stage changes records in place.
-        seal: ends the work on a result; see `Record.seal`.
-        batch_size: largest batch; halved where memory runs out.
+        read: function that re-reads the record at a position, since a stage modifies records in place.
+        seal: function that finalises a result; see `Record.seal`.
+        batch_size: largest batch; halved if memory runs out.
     """
 
     def __init__(
@@ -34,21 +34,21 @@ class IsolatedStage:
     ) -> None:
         self.stage, self.read, self.seal, self.batch_size = stage, read, seal, batch_size
         self.alive = 0
-        """Records that were not dropped before."""
+        """Number of processed records that earlier stages did not drop."""
         self.failed: list[Record] = []
 
     def transform(self, positions: list[int], records: Sequence[Record]) -> list[Record]:
-        """Results of a batch, in order.
+        """Process a batch and return the results in order.
 
         Args:
             positions: positions of the records in their source.
-            records: records with their images decoded.
+            records: records with decoded images.
         """
         self.alive += sum(record.dropped is None for record in records)
         return self._transform(positions, records)
 
     def _transform(self, positions: list[int], records: Sequence[Record]) -> list[Record]:
-        if len(positions) > self.batch_size:  # memory ran out after these were read
+        if len(positions) > self.batch_size:  # the batch size was reduced after these were read
             return self._in_parts(positions, self.batch_size)
         try:
             results = self.stage.transform(records)
@@ -56,7 +56,7 @@ class IsolatedStage:
                 self.seal(record)
             return results
         except (StoreError, ConfigError):
-            raise  # no record is the cause, so none is dropped
+            raise  # not caused by a record, so no record is dropped
         except Exception as error:
             failure = error
         if is_out_of_memory(failure):
@@ -84,6 +84,6 @@ class IsolatedStage:
 
     @property
     def first_failure(self) -> str:
-        """The first failed record and its error, for messages."""
+        """Description of the first failed record and its error, for messages."""
         first = self.failed[0]
         return f"the first is record {first.id}: {first.dropped['value'] if first.dropped else ''}"

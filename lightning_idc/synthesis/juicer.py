@@ -1,4 +1,4 @@
-"""data-juicer's JSON Lines: text and picture paths per line, with its own fields for what was found about them."""
+"""Read and write data-juicer JSON Lines: text, image paths, and fields for metadata and statistics."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _BOXES = ("bbox_tag", "region_caption1", "region_caption2", "bbox_difference_cap
 
 
 class JsonLines:
-    """Samples of a file as data-juicer reads and writes it.
+    """Source of the samples in a data-juicer file.
 
-    The text becomes the fact ``caption``; ``caption1`` and ``caption2`` become ``captions``. One picture is called
-    ``image``, two are ``before`` and ``after``; other values become facts of their names, and what data-juicer found
-    about regions becomes ``areas``. Pictures are known by their paths: one that changes is not noticed.
+    The text becomes the fact ``caption``; ``caption1`` and ``caption2`` become ``captions``. A single image is named
+    ``image``, two images ``before`` and ``after``. Region metadata becomes ``areas``, and other values become facts
+    with the same name. The fingerprint covers the paths of images, not their content.
 
     Args:
-        path: of the file, local or a URL of fsspec; paths of pictures are relative to its folder.
+        path: local path or fsspec URL of the file; image paths are relative to its folder.
 
     Raises:
         DatasetNotFoundError: the file cannot be opened.
-        DataError: it has no sample.
+        DataError: the file is empty.
     """
 
     def __init__(self, path: str) -> None:
@@ -46,7 +46,7 @@ class JsonLines:
                     if line.strip():
                         self._starts.append(end)
                     else:
-                        self._starts[-1] = end  # an empty line belongs to the sample before it
+                        self._starts[-1] = end  # a blank line is appended to the previous sample
         except OSError as error:
             raise DatasetNotFoundError(f"{path!r} cannot be read ({error}); expected a file of JSON lines") from error
         if len(self._starts) < 2:
@@ -64,16 +64,16 @@ class JsonLines:
             sample = json.loads(self._read(index, index + 1))
             images = sample.get("images") or [sample[name] for name in _PATHS if sample.get(name)]
             if len(images) > 2:
-                raise ValueError(f"it has {len(images)} pictures, which are not a pair")
+                raise ValueError(f"it has {len(images)} images; expected at most two")
             facts = _facts(sample)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise DataError(
-                f"{self._path}, sample {index + 1} is none of data-juicer ({error}); expected an object with "
+                f"{self._path}, sample {index + 1} is not a data-juicer sample ({error}); expected an object with "
                 "text, images or caption1 and caption2"
             ) from error
         names = ["image"] if len(images) == 1 else ["before", "after"]
         record = Record(str(sample.get("id") or f"{index:08}"), facts)
-        record.images = {name: self._picture(image) for name, image in zip(names, images, strict=False)}
+        record.images = {name: self._read_image(image) for name, image in zip(names, images, strict=False)}
         return record
 
     def _read(self, first: int, end: int) -> bytes:
@@ -81,12 +81,12 @@ class JsonLines:
             file.seek(self._starts[first])
             return bytes(file.read(self._starts[end] - self._starts[first]))
 
-    def _picture(self, path: str) -> bytes:
+    def _read_image(self, path: str) -> bytes:
         file = posixpath.join(posixpath.dirname(self._path), path)
         try:
             return bytes(self._files.cat_file(file))
         except OSError:
-            return b""  # drops the record where a stage asks for it, and no other
+            return b""  # only this record is dropped, when a stage decodes the image
 
 
 def _facts(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _facts(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _areas(meta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Areas of boxes that are given by centre and size; a box of zeros stands for none."""
+    """Convert boxes from centre and size to areas; a box of zeros marks an empty slot."""
     for number, (x, y, width, height) in enumerate(meta[_BOXES[0]]):
         if width * height == 0:
             continue
@@ -120,13 +120,13 @@ def _areas(meta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def sample_of(facts: Mapping[str, Any], id: str, scores: Mapping[str, float], images: list[str]) -> dict[str, Any]:
-    """A record as data-juicer reads it: its Img-Diff operators find paths, captions and boxes under their names.
+    """Convert a record to a data-juicer sample with the field names of its Img-Diff operators.
 
     Args:
-        facts: of the record.
-        id: of the record.
-        scores: that its stages measured.
-        images: paths of its pictures, in order.
+        facts: facts of the record.
+        id: id of the record.
+        scores: scores measured by the stages.
+        images: paths of the images, in order.
     """
     captions = facts.get("captions") or []
     text = facts.get("summary") or facts.get("caption") or " ".join(map(str, captions))

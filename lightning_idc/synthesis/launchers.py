@@ -1,6 +1,6 @@
-"""Ways to make the shards of a store besides Lightning's Trainer: in this process, or as one task of an array.
+"""Launchers that process shards without Lightning's Trainer: in this process, or as a task of a job array.
 
-A launcher is an argument of `pipeline.Records`. The bytes are the same, and several may work on one target at once.
+A launcher is an argument of `pipeline.Records`. All launchers write the same bytes, and several may share a target.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class Launcher(ABC):
-    """Makes the shards of a job in place of the Trainer."""
+    """Processes the shards of a job instead of the Trainer."""
 
     @abstractmethod
     def launch(self, stage: BasePipelineStage, job: Job) -> None:
-        """Make missing shards.
+        """Process the missing shards.
 
         Args:
-            stage: stage as it was built, its models not loaded.
-            job: job that was not begun.
+            stage: stage whose models are not loaded yet.
+            job: job that has not begun.
         """
 
 
 class InProcess(Launcher):
-    """Makes all missing shards in this process, and the reports.
+    """Processes all missing shards and writes the reports in this process.
 
     Args:
         device: device of the models.
@@ -42,17 +42,17 @@ class InProcess(Launcher):
 
 
 class ArrayTask(Launcher):
-    """Makes every ``tasks``-th shard, beginning with number ``task``: one task of a SLURM array.
+    """Processes every ``tasks``-th shard, starting with shard ``task``, as one task of a SLURM array.
 
-    The task that ends last completes the store and writes the reports; running any task again does so, too.
+    The last task to finish completes the store and writes the reports, as does repeating any task.
 
     Args:
-        task: number of this task from 0; ``SLURM_ARRAY_TASK_ID`` less ``SLURM_ARRAY_TASK_MIN`` when None.
-        tasks: number of tasks of the array; ``SLURM_ARRAY_TASK_COUNT`` when None.
+        task: number of this task from 0; None for ``SLURM_ARRAY_TASK_ID`` minus ``SLURM_ARRAY_TASK_MIN``.
+        tasks: number of tasks of the array; None for ``SLURM_ARRAY_TASK_COUNT``.
         device: device of the models.
 
     Raises:
-        ConfigError: neither the arguments nor SLURM say which task this is, or the array has gaps.
+        ConfigError: neither the arguments nor SLURM define the task, or the array has gaps.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ArrayTask(Launcher):
 
 
 def array_task() -> tuple[int, int]:
-    """Number of this task, from 0, and number of tasks in the environment of SLURM.
+    """Read the number of this task, from 0, and the number of tasks from the environment of SLURM.
 
     Raises:
         ConfigError: this process is not a task of an array, or the array has gaps.
@@ -81,7 +81,7 @@ def array_task() -> tuple[int, int]:
         raise ConfigError(f"this is not a task of a SLURM array: {', '.join(names)} are not set; name task and tasks")
     number, first, count = map(int, values)
     last = os.environ.get("SLURM_ARRAY_TASK_MAX", "")
-    if last.isdigit() and int(last) - first + 1 != count:  # some were submitted again, or every second one
+    if last.isdigit() and int(last) - first + 1 != count:  # a partial resubmission, or a step other than 1
         raise ConfigError(
             f"the SLURM array has {count} tasks from {first} to {last}, so their numbers do not say which shards are "
             "theirs; name task and tasks, with the number of tasks that the whole array had"

@@ -1,4 +1,4 @@
-"""Named things that can be pasted into photographs, and recognised there: rendered ones, or cut-outs from a folder."""
+"""Libraries of named cut-outs that are pasted into photographs and recognised there: rendered, or from a folder."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SIDE = 112
 
 @dataclass(frozen=True, slots=True)
 class Cutout:
-    """A thing without its surroundings.
+    """Object without its background.
 
     Args:
-        name: what it is called, without an article.
-        image: uint8 ``(3, H, W)``, cut to the thing.
-        alpha: its opacity, float ``(H, W)``, 0 to 1.
+        name: name of the object, without an article.
+        image: uint8 ``(3, H, W)``, cropped to the object.
+        alpha: opacity, float ``(H, W)``, 0 to 1.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Cutout:
     alpha: Tensor
 
     def scaled(self, side: int) -> Cutout:
-        """Copy whose longer side has that many pixels."""
+        """Copy resized so that the longer side has ``side`` pixels."""
         height, width = self.image.shape[1:]
         scale = side / max(height, width)
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
@@ -44,16 +44,16 @@ class Cutout:
 
 
 RENDERED = "rendered"
-"""Identity of the library of rendered things."""
+"""Identity of the library of rendered objects."""
 
 
 def cutouts(library: str | Path | None) -> tuple[Cutout, ...]:
-    """The things of a library: a folder of cut-outs, or the rendered ones for None."""
+    """Load the cut-outs of a folder, or the rendered ones for None."""
     return rendered_things() if library is None else cutouts_from(library)
 
 
 def library_identity(library: str | Path | None) -> str:
-    """What tells a library from others: its names and bytes, wherever the folder lies."""
+    """Compute the identity of a library from its file names and contents, independent of its location."""
     if library is None:
         return RENDERED
     state = hashlib.sha256()
@@ -64,7 +64,7 @@ def library_identity(library: str | Path | None) -> str:
 
 @cache
 def rendered_things() -> tuple[Cutout, ...]:
-    """CLEVR's shapes in all materials and colours, rendered one by one: 48 cut-outs."""
+    """Render CLEVR's shapes in all materials and colours as 48 cut-outs."""
     from lightning_idc.data.synthetic.render import DEFAULT_LIGHTS, render
     from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, Camera, Scene, SceneObject
 
@@ -77,32 +77,34 @@ def rendered_things() -> tuple[Cutout, ...]:
                 scenes.append(
                     Scene((SceneObject(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS)
                 )
-    pictures, seen = render(scenes, _SIDE, _SIDE)
-    return tuple(_cut(name, picture, index == 0) for name, picture, index in zip(names, pictures, seen, strict=True))
+    images, object_indices = render(scenes, _SIDE, _SIDE)
+    return tuple(
+        _crop_cutout(name, image, index == 0) for name, image, index in zip(names, images, object_indices, strict=True)
+    )
 
 
-def _cut(name: str, picture: np.ndarray, inside: np.ndarray) -> Cutout:
+def _crop_cutout(name: str, image: np.ndarray, inside: np.ndarray) -> Cutout:
     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
     part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     return Cutout(
-        name, torch.from_numpy(picture[(slice(None), *part)].copy()), torch.from_numpy(inside[part].astype(np.float32))
+        name, torch.from_numpy(image[(slice(None), *part)].copy()), torch.from_numpy(inside[part].astype(np.float32))
     )
 
 
 def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
-    """Cut-outs of a folder of PNG files with transparency, named after the files (``coffee_cup.png``).
+    """Load cut-outs from PNG files with transparency, named after the files (``coffee_cup.png``).
 
     Raises:
-        DataError: there are fewer than two, or one has no transparent pixel.
+        DataError: there are fewer than two files, or one has no transparent pixel.
     """
-    things = []
+    loaded = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
         raw = decode(path)
         inside = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > opaque(raw.alpha.dtype) // 2
         if inside.all() or not inside.any():
             raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
         raw.alpha = None
-        things.append(_cut(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
-    if len(things) < 2:
-        raise DataError(f"{folder} holds {len(things)} cut-outs; expected PNG files with transparency, at least two")
-    return tuple(things)
+        loaded.append(_crop_cutout(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
+    if len(loaded) < 2:
+        raise DataError(f"{folder} holds {len(loaded)} cut-outs; expected PNG files with transparency, at least two")
+    return tuple(loaded)

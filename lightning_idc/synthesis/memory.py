@@ -1,4 +1,4 @@
-"""Running out of memory: how it shows, and what is let go before a smaller batch is tried."""
+"""Detect out-of-memory errors, release memory and retry with smaller batches."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ T = TypeVar("T")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on a GPU or on the processor."""
+    """Whether an error is an out-of-memory error of the GPU or the CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
 
 
 def release_memory(error: BaseException) -> None:
-    """Let go of what a failed batch holds.
+    """Release the memory held by a failed batch.
 
     Args:
-        error: its traceback keeps the tensors of every frame alive.
+        error: error whose traceback keeps the tensors of its frames alive.
     """
     traceback.clear_frames(error.__traceback__)
     gc.collect()
@@ -32,11 +32,11 @@ def release_memory(error: BaseException) -> None:
 
 
 def halving(work: Callable[[list[int]], Sequence[T]], part: list[int]) -> list[T]:
-    """Answers to a batch; where memory runs out it is done in halves.
+    """Process a batch; if memory runs out, process its halves.
 
     Args:
-        work: answers of the inputs with these numbers, in their order.
-        part: the numbers.
+        work: function from the numbers of inputs to their outputs, in order.
+        part: numbers of the inputs.
     """
     try:
         return list(work(part))

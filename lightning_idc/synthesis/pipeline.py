@@ -1,4 +1,4 @@
-"""Pipelines under Lightning's Trainer: its devices and processes share the shards of a store among them."""
+"""Run pipelines with Lightning's Trainer, whose devices and processes share the shards of a store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class Records(Job, LightningDataModule):
-    """A job as the data module of its stage: records of a source on their way into a store.
+    """Data module of a stage: a job that transforms the records of a source into a store.
 
     Args:
         source: a finished store or its folder, or another source of records.
-        target: folder of the new store; one that was begun is continued.
-        launcher: makes the shards in place of the Trainer: Ray's workers, or a task of a SLURM array.
+        target: folder of the new store; an unfinished store is resumed.
+        launcher: launcher that processes the shards instead of the Trainer, such as Ray or a SLURM array task.
         options: further arguments of `Job`.
     """
 
@@ -46,14 +46,14 @@ class Records(Job, LightningDataModule):
             raise ConfigError(f"Records are made by a stage of a pipeline; found {type(stage).__name__}")
         self.begin(stage)
 
-    def predict_dataloader(self) -> _Numbers:
-        """Numbers of the missing shards, and one step without work for a process that has none."""
+    def predict_dataloader(self) -> _ShardNumbers:
+        """Return the numbers of missing shards, then -1, a step without work for processes without shards."""
         rank, world = get_rank_world_size()
-        return _Numbers([*self.pending()[rank::world], -1])
+        return _ShardNumbers([*self.pending()[rank::world], -1])
 
 
-class _Numbers:
-    """Numbers in order; not a `DataLoader`, for which Lightning would deal them out once more."""
+class _ShardNumbers:
+    """Iterable of shard numbers; Lightning would add a distributed sampler to a `DataLoader`."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers

@@ -1,4 +1,4 @@
-"""What would stop a pipeline, found before its first stage runs: packages, weights, templates, disk, memory, limits.
+"""Check a pipeline before its first stage runs: packages, weights, templates, disk, memory, limits.
 
     python -m lightning_idc.synthesis.preflight STAGES.json
 
@@ -22,25 +22,25 @@ import torch
 from lightning_idc.synthesis.stages import BasePipelineStage
 
 _FILES = 256
-"""Files that a run has open at once: libraries, pictures, logs; shards are mapped and closed."""
+"""Number of open files that a run needs for libraries, images and logs; shards are mapped and closed."""
 _BYTES_PER_PIXEL = {"png": 1.8, "jpeg": 0.45, "webp": 0.4}
-"""Of painted pictures; a pair of 1,024 pixels a side was 3.56 MB as PNG and 0.78 MB as JPEG of quality 95."""
+"""Of generated images; a pair of 1,024 x 1,024 pixels measured 3.56 MB as PNG and 0.78 MB as JPEG of quality 95."""
 _ROOM = 1.2
-"""Weights need so much more memory than they have bytes, at least."""
+"""Minimum ratio of required memory to the size of the weights."""
 
 
 def preflight(steps: Sequence[Mapping[str, Any]], folder: str | Path = ".") -> list[str]:
-    """Problems of the pipeline steps of a recipe; [] where none is known.
+    """List the problems of the pipeline steps of a recipe.
 
     Args:
-        steps: each with ``name``, ``model`` and ``data`` as the recipe has them, and optionally ``trainer``.
-        folder: where the run will lie.
+        steps: steps with ``name``, ``model``, ``data`` and optionally ``trainer``, as in the recipe.
+        folder: folder of the run.
     """
-    found: list[str] = []
+    all_problems: list[str] = []
     needed = 0.0
     records = math.inf
     for step in steps:
-        problems, stage, source = _built(step)
+        problems, stage, source = _build(step)
         if stage is not None:
             problems += stage.requirements()
             problems += _memory(stage, dict(step.get("trainer") or {}))
@@ -51,12 +51,12 @@ def preflight(steps: Sequence[Mapping[str, Any]], folder: str | Path = ".") -> l
         records = records if limit is None else min(records, limit)
         if stage is not None and math.isfinite(records):
             needed += records * stage.pixels_per_record() * _BYTES_PER_PIXEL[options.get("image_format", "png")]
-        found += [f"{step['name']}: {problem}" for problem in dict.fromkeys(problems)]
-    return [*found, *_limits(), *_disk(Path(folder), needed)]
+        all_problems += [f"{step['name']}: {problem}" for problem in dict.fromkeys(problems)]
+    return [*all_problems, *_limits(), *_disk(Path(folder), needed)]
 
 
-def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None, Any]:
-    """Problems of making a stage and its source, and both; reading weights is left to the run."""
+def _build(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None, Any]:
+    """Construct a stage and its source without reading weights; return problems, stage and source."""
     from jsonargparse import ArgumentParser, Namespace
 
     from lightning_idc.synthesis.store import RecordSource
@@ -65,7 +65,7 @@ def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None
     register_bounds()
 
     problems: list[str] = []
-    made: dict[str, Any] = {"model": None, "source": None}
+    instances_by_name: dict[str, Any] = {"model": None, "source": None}
     source = (step["data"].get("init_args") or {}).get("source")
     values = {"model": step["model"], "source": source if isinstance(source, Mapping) else None}
     for name, kind in (("model", BasePipelineStage), ("source", RecordSource)):
@@ -75,10 +75,10 @@ def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None
         parser.add_subclass_arguments(kind, name) if name == "model" else parser.add_argument(f"--{name}", type=kind)
         try:
             instances: Namespace = parser.instantiate_classes(parser.parse_object({name: deepcopy(values[name])}))
-            made[name] = instances[name]
-        except Exception as error:  # whatever a constructor raises would end the run there
+            instances_by_name[name] = instances[name]
+        except Exception as error:  # any error of a constructor would stop the run
             problems.append(" ".join(str(error).split()))
-    return problems, made["model"], made["source"]
+    return problems, instances_by_name["model"], instances_by_name["source"]
 
 
 def _memory(stage: BasePipelineStage, trainer: dict[str, Any]) -> list[str]:
@@ -89,13 +89,13 @@ def _memory(stage: BasePipelineStage, trainer: dict[str, Any]) -> list[str]:
         trainer.get("accelerator") in (None, "auto") and torch.cuda.is_available()
     )
     if on_gpu and not torch.cuda.is_available():
-        return ["a GPU is asked for, and torch sees none"]
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    there = torch.cuda.get_device_properties(0).total_memory if on_gpu else host
-    if weights * _ROOM <= there:
+        return ["a GPU is requested, but torch sees none"]
+    machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = torch.cuda.get_device_properties(0).total_memory if on_gpu else machine_memory
+    if weights * _ROOM <= available:
         return []
     return [
-        f"the weights have {weights / 1e9:.1f} GB, the {'GPU' if on_gpu else 'machine'} {there / 1e9:.1f} GB; set "
+        f"the weights have {weights / 1e9:.1f} GB, the {'GPU' if on_gpu else 'machine'} {available / 1e9:.1f} GB; set "
         "loading to {quantization: int4} or {device_map: auto}, or ask an endpoint"
     ]
 
@@ -106,23 +106,23 @@ def _limits() -> list[str]:
     except ImportError:  # not on Windows
         return []
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = soft != resource.RLIM_INFINITY and soft < _FILES
-    return [f"{soft} files may be open at once, {_FILES} are needed: ulimit -n 1024"] if few else []
+    too_few = soft != resource.RLIM_INFINITY and soft < _FILES
+    return [f"{soft} files may be open at once, {_FILES} are needed: ulimit -n 1024"] if too_few else []
 
 
 def _disk(folder: Path, needed: float) -> list[str]:
-    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
+    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
     if needed <= free:
         return []
     return [
-        f"the pictures need about {needed / 1e9:,.0f} GB in {folder}, where {free / 1e9:,.0f} GB are free; set "
+        f"the images need about {needed / 1e9:,.0f} GB in {folder}, where {free / 1e9:,.0f} GB are free; set "
         "keep_dropped to thumbnails or none, image_format to jpeg, or a limit"
     ]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the problems of the steps in a file; the exit status says whether there are any."""
+    """Print the problems of the steps in a file; the exit status is 1 if there are any."""
     steps = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     problems = preflight(steps["steps"], steps["folder"])
     print("\n".join(problems))

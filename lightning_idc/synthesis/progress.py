@@ -1,4 +1,4 @@
-"""How far a store is: a line per shard beside it, and messages about the rest."""
+"""Progress of a store: a log with a line per shard, and messages with the remaining time."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _INTERVAL = 30
 
 
 class Progress:
-    """Prints how far a store is, twice a minute at most; shards that other processes made count, too."""
+    """Prints the progress of a store at most twice a minute, including shards of other processes."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int] | None = None
-        self._shown = time.monotonic()
+        self._last_message = time.monotonic()
 
     def show(self, target: Path, shards: int, pending: Callable[[], Sequence[int]]) -> None:
-        """Print a message where one is due.
+        """Print a message if the last one is old enough.
 
         Args:
             target: folder of the store.
-            shards: number of its shards.
-            pending: gives those that are missing.
+            shards: total number of shards.
+            pending: function that lists the missing shards.
         """
         now = time.monotonic()
-        if self._first is not None and now - self._shown < _INTERVAL:
+        if self._first is not None and now - self._last_message < _INTERVAL:
             return
         missing = len(pending())
-        self._first, self._shown = self._first or (now, missing), now
+        self._first, self._last_message = self._first or (now, missing), now
         done = self._first[1] - missing
         if missing and done > 0:
             minutes = (now - self._first[0]) / done * missing / 60
@@ -40,24 +40,24 @@ class Progress:
 
 
 def log_shard(folder: Path, number: int, records: int, seconds: float) -> None:
-    """Add the time that a shard took to the log of a store.
+    """Append the processing time of a shard to the log of a store.
 
     Args:
         folder: folder of the store.
         number: number of the shard.
-        records: number of its records.
-        seconds: time that it took.
+        records: number of records in the shard.
+        seconds: processing time.
     """
     entry = {"shard": number, "records": records, "seconds": round(seconds, 3)}
-    # one short write at the end of a file is not torn apart by other processes
+    # a short append is atomic, so processes do not interleave
     with (folder / PROGRESS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
 
 
 def rate(folder: Path) -> str:
-    """Time of all processes that made a store, and records per second of it."""
+    """Format the total processing time of a store and the records per second."""
     records, seconds = 0, 0.0
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a machine that lost power left a part of the last line
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a power cut may truncate the last line
         for line in (folder / PROGRESS).read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             records, seconds = records + entry["records"], seconds + entry["seconds"]

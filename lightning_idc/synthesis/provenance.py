@@ -1,4 +1,4 @@
-"""What ran: commits and digests of weights, versions, device and dtypes."""
+"""Record provenance: model commits, digests of weights, package versions, device and dtypes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def weights_digest(files: Iterable[Path]) -> str | None:
-    """One hash of weight files by their names and bytes; None where there are none.
+    """Compute one digest of weight files from their names and contents; None without weight files.
 
-    A file of the hub's cache is a link to a blob that is named after its SHA-256, so it is not read again.
+    A file in the hub's cache links to a blob named by its SHA-256, which is used instead of reading the file.
 
     Args:
-        files: in any order.
+        files: files in any order; other files than weights are ignored.
     """
     weights = sorted(path for path in files if path.suffix in _WEIGHTS and path.is_file())
     if not weights:
@@ -52,7 +52,7 @@ def _file_digest(path: Path) -> str:
 
 
 def model_provenance(name: str, revision: str | None) -> dict[str, Any]:
-    """Commit and digest of the weights of a model, in a folder or in the hub's cache.
+    """Return the commit and weights digest of a model in a folder or in the hub's cache.
 
     Args:
         name: folder or name on the hub.
@@ -63,13 +63,13 @@ def model_provenance(name: str, revision: str | None) -> dict[str, Any]:
         return {"commit": None, "weights": weights_digest(folder.rglob("*"))}
     from huggingface_hub import snapshot_download
 
-    # what was read just now lies in the cache, in a folder that is named after the commit
+    # the loaded model is in the cache, in a folder named after the commit
     folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
     return {"commit": folder.name, "weights": weights_digest(folder.rglob("*"))}
 
 
 def environment() -> dict[str, Any]:
-    """Versions and the device of this process."""
+    """Return the package versions and the device of this process."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -81,18 +81,18 @@ def environment() -> dict[str, Any]:
 
 
 def record_provenance(target: Path, stage: BasePipelineStage) -> None:
-    """Keep what this process runs beside the shards, and compare its weights with those of earlier ones.
+    """Store the provenance of this process with the shards, and compare it with that of earlier processes.
 
     Args:
         target: folder of the store.
-        stage: with its models loaded.
+        stage: stage with loaded models.
 
     Raises:
-        StoreError: a model has other weights or another commit now.
+        StoreError: the weights or the commit of a model differ from those of an earlier process.
     """
     names = {id(module): name for name, module in stage.named_modules()}
     models = {names[id(part)]: part.provenance() for part in stage.interfaces()}
-    models = {name: about for name, about in models.items() if about}
+    models = {name: entry for name, entry in models.items() if entry}
     folder = target / "provenance"
     folder.mkdir(exist_ok=True)
     for earlier in stored_provenance(target):
@@ -102,7 +102,7 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
             if changed:
                 raise StoreError(
                     f"{target} was begun with another {' and '.join(changed)} of the model in {name!r} "
-                    f"({then}, now {now}); name another target, or bring the old one back"
+                    f"({then}, now {now}); name another target, or restore the old one"
                 )
     value = {"models": models, **environment()}
     text = json.dumps(value, indent=1, sort_keys=True)
@@ -112,5 +112,5 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
 
 
 def stored_provenance(target: Path) -> list[dict[str, Any]]:
-    """What the processes ran that made a store: one entry for each different one."""
+    """Read the distinct provenance entries of the processes that wrote a store."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((target / "provenance").glob("*.json"))]

@@ -1,6 +1,6 @@
-"""Shards on a Ray cluster, or on the cores of one machine: a pool of actors that load the models of a stage once.
+"""Process shards on a Ray cluster or the cores of one machine, with actors that load the models of a stage once.
 
-An actor that dies costs the shard it was at, which another one makes again.
+The shard of an actor that dies is processed again by another actor.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, Positiv
 
 
 class _Worker:
-    """Makes shards in a process of Ray's.
+    """Processes shards in a Ray actor.
 
     Args:
-        stage: stage whose models are loaded here.
-        job: job that was begun.
+        stage: stage whose models are loaded in the actor.
+        job: job that has begun.
         device: device of the models.
     """
 
@@ -34,24 +34,23 @@ class _Worker:
         self.job.open(self.stage, self.device)
 
     def work(self, number: int) -> None:
-        # another launcher may be at it; should it die, the shard is made here
+        # another launcher may be processing the shard; if it dies, this worker takes over
         self.job.make_all(self.stage, [number], wait=True)
 
 
 class RayPool(Launcher):
-    """Makes all missing shards with a pool of actors, and the reports in this process.
+    """Processes all missing shards with a pool of actors, and writes the reports in this process.
 
     Args:
         workers: number of actors.
-        num_cpus: processors of each.
-        num_gpus: GPUs of each; a fraction lets several share one.
-        retries: times that a shard is tried again after its worker died.
-        address: address of the cluster; None for the one that this process is connected to, or a new one on this
-            machine.
+        num_cpus: CPUs per actor.
+        num_gpus: GPUs per actor; a fraction lets several actors share one.
+        retries: number of retries for a shard whose worker died.
+        address: address of the cluster; None for the current connection, or a new local cluster.
 
     Raises:
         ConfigError: Ray is not installed or cannot be reached, or there are no workers.
-        DataError: the workers of one shard keep dying.
+        DataError: the workers of one shard died more often than ``retries``.
     """
 
     def __init__(
@@ -69,12 +68,16 @@ class RayPool(Launcher):
     def launch(self, stage: BasePipelineStage, job: Job) -> None:
         job.begin(stage)
         ray: Any = connected(self.address)
-        kind = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(_Worker)
+        actor_class = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(_Worker)
         device = "cuda" if self.num_gpus else "cpu"
         pending = job.pending()
         if pending:
             pool = ActorPool(
-                ray, lambda: kind.remote(stage, job, device), size=self.workers, retries=self.retries, what="shard"
+                ray,
+                lambda: actor_class.remote(stage, job, device),
+                size=self.workers,
+                retries=self.retries,
+                what="shard",
             )
             list(pool.results(pending))
         job.finish(stage)

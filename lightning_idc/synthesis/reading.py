@@ -1,4 +1,4 @@
-"""Records of a shard with their images decoded, read ahead of the stage that is at work."""
+"""Read the records of a shard and decode their images ahead of the running stage."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from lightning_idc.synthesis.records import UNREADABLE, Record
 from lightning_idc.utils.errors import IDCError, StoreError
 
 _AHEAD = 2
-"""Batches that are read while one is at work."""
+"""Number of batches that are read ahead."""
 
 
 def read_ahead(
     positions: range, batch_size: int, read: Callable[[int], Record], images: Sequence[str], threads: int
 ) -> Iterator[tuple[list[int], list[Record]]]:
-    """Positions and records, batch by batch, in order.
+    """Yield batches of positions and records, in order.
 
-    Threads and not processes: decoders release Python's lock, and no tensor has to cross to another process, which
-    costs a file descriptor and shared memory each.
+    Uses threads rather than processes: decoders release the GIL, and tensors need no transfer between processes, which
+    takes a file descriptor and shared memory each.
 
     Args:
-        positions: of the records.
-        batch_size: records per step.
-        read: gives the record at a position; called by this thread alone.
-        images: names of those that are decoded.
-        threads: that decode; 0 to decode when a batch is due.
+        positions: positions of the records.
+        batch_size: number of records per batch.
+        read: function that returns the record at a position; called in this thread only.
+        images: names of the images to decode.
+        threads: number of decoding threads; 0 to decode in this thread.
     """
     parts = [list(positions[start : start + batch_size]) for start in range(0, len(positions), batch_size)]
     if not threads:
@@ -48,13 +48,13 @@ def _result(part: list[int], records: list[Future[Record]]) -> tuple[list[int], 
 
 
 def decoded(record: Record, images: Sequence[str]) -> Record:
-    """The record with images decoded; dropped where one cannot be."""
+    """Decode images of a record, which is dropped if one cannot be decoded."""
     if record.dropped is None:
         try:
             for name in images:
                 record.image(name)
         except StoreError:
-            raise  # of an earlier stage: its shard is made again, and no record is lost
+            raise  # a damaged store must be repaired rather than its records dropped
         except IDCError as error:
             record.drop(UNREADABLE, str(error))
     return record

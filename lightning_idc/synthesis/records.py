@@ -1,4 +1,4 @@
-"""Record: one thing on its way through a pipeline, with its images and with what was done to it."""
+"""Record: sample of a pipeline with its images, metadata and history."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ UNREADABLE = "unreadable image"
 ImageFormat = Literal["png", "jpeg", "webp"]
 KeepDropped = Literal["all", "thumbnails", "none"]
 THUMBNAIL = 160
-"""Longer side of the pictures that are kept of dropped records, pixels."""
+"""Longer side in pixels of the thumbnails of dropped records."""
 
 
 @dataclass(slots=True)
 class Record:
-    """What a stage reads and writes: an image, a pair, or whatever a pipeline is about.
+    """Sample that stages read and write, such as an image, a pair or a caption.
 
     Args:
-        id: unique within a store.
-        facts: plain JSON values, the record's content apart from images and arrays.
-        history: one entry per stage that worked on it, oldest first: stage, its settings and the record's scores.
-        dropped: the stage that dropped it, the reason, the value found and the limit; None while it is kept.
-        images: encoded files by name; images of an earlier stage are looked up, not copied.
-        arrays: features and the like.
-        origin: row of the source store that it was made from; None where the source is not a store.
-        inherit: gives the encoded image of an earlier stage by name.
-        decoded: images as tensors, while a batch is at work.
-        unsaved: names of those in ``decoded`` that have no file yet; :meth:`seal` encodes them.
+        id: unique id within a store.
+        facts: metadata as plain JSON values.
+        history: entry of each stage, oldest first, with the stage, its settings and the scores of the record.
+        dropped: stage that dropped the record, reason, measured value and limit; None for a kept record.
+        images: encoded images by name; images of earlier stages are looked up rather than copied.
+        arrays: arrays such as features, by name.
+        origin: row of the source store; None if the source is not a store.
+        inherit: function that returns the encoded image of an earlier stage by name.
+        decoded: image tensors by name, while a batch is processed.
+        unsaved: names of images in ``decoded`` that are not encoded yet; :meth:`seal` encodes them.
     """
 
     id: str
@@ -54,10 +54,10 @@ class Record:
     unsaved: set[str] = field(default_factory=set, repr=False)
 
     def encoded(self, name: str) -> bytes:
-        """File of an image, as bytes.
+        """Return an encoded image.
 
         Raises:
-            DataError: neither this record nor the one it was made from has such an image.
+            DataError: neither this record nor its origin has an image of this name.
         """
         if name in self.unsaved:
             self.images[name] = encode_image(self.decoded[name])
@@ -70,29 +70,29 @@ class Record:
         return data
 
     def image(self, name: str) -> Tensor:
-        """Image as uint8 ``(3, H, W)``.
+        """Decode an image to uint8 ``(3, H, W)``.
 
         Raises:
-            DataError: it is missing or cannot be decoded.
+            DataError: the image is missing or cannot be decoded.
         """
         if name not in self.decoded:
             self.decoded[name] = decode_image(self.encoded(name), f"record {self.id!r}, image {name!r}")
         return self.decoded[name]
 
     def pair(self, first: str = "before", second: str = "after") -> tuple[Tensor, Tensor]:
-        """Both images of a pair, uint8 ``(3, H, W)``; a second one of another size is resized to the first.
+        """Decode both images of a pair, uint8 ``(3, H, W)``; the second is resized to the size of the first.
 
         Args:
-            first: name of the image.
-            second: name of the other.
+            first: name of the first image.
+            second: name of the second image.
         """
         return self.image(first), same_size(self.image(first), self.image(second))
 
     def put(self, name: str, image: Tensor) -> None:
-        """Add an image, uint8 ``(3, H, W)``; it is encoded when the batch is done, or when its file is asked for.
+        """Add an image, uint8 ``(3, H, W)``, which is encoded after the batch or on first access.
 
         Raises:
-            DataError: the tensor is not such an image.
+            DataError: the tensor has another type or shape.
         """
         _check_image(image)
         self.images.pop(name, None)
@@ -100,25 +100,25 @@ class Record:
         self.unsaved.add(name)
 
     def remove(self, name: str) -> None:
-        """Forget an image of this record; one of an earlier stage stays where it is."""
+        """Remove an image of this record; images of earlier stages are not affected."""
         self.images.pop(name, None)
         self.decoded.pop(name, None)
         self.unsaved.discard(name)
 
     def seal(self, image_format: ImageFormat = "png", keep_dropped: KeepDropped = "all", quality: int = 95) -> None:
-        """Turn the images into files, and let the decoded ones go.
+        """Encode new images and release decoded ones.
 
         Args:
-            image_format: of images that have no file yet; PNG loses nothing.
-            keep_dropped: what stays of a dropped record's images: all, small JPEG copies, or none.
-            quality: of JPEG and WebP.
+            image_format: format of new images; PNG is lossless.
+            keep_dropped: images to keep of a dropped record: all, JPEG thumbnails, or none.
+            quality: quality of JPEG and WebP.
         """
         if self.dropped is not None and keep_dropped != "all":
             names = dict.fromkeys([*self.images, *self.decoded]) if keep_dropped == "thumbnails" else []
             names = [name for name in names if name in self.images or name in self.unsaved]
             self.images = {name: thumb for name in names if (thumb := self._thumbnail(name)) is not None}
         else:
-            # the order in which they were put, not that of the set
+            # in insertion order, which the set does not have
             for name in [name for name in self.decoded if name in self.unsaved]:
                 self.images[name] = encode_image(self.decoded[name], image_format, quality)
         self.unsaved, self.decoded = set(), {}
@@ -127,25 +127,25 @@ class Record:
         try:
             return encode_image(shrink(self.image(name), THUMBNAIL), "jpeg", 80)
         except IDCError:
-            return None  # an unreadable file is why the record was dropped
+            return None  # the record may have been dropped because of this image
 
     def score(self, **values: float) -> None:
-        """Note what the stage at work measured."""
+        """Add scores to the entry of the current stage."""
         self.history[-1].setdefault("scores", {}).update({name: float(value) for name, value in values.items()})
 
     def drop(self, reason: str, value: float | str | None = None, limit: str = "") -> None:
-        """Drop the record; later stages pass it on untouched, and the audit page shows why.
+        """Drop the record; later stages return it unchanged, and the audit page shows the reason.
 
         Args:
-            reason: short and the same for all records of one kind: they are counted by it.
-            value: what was found.
-            limit: what was asked for.
+            reason: short category by which dropped records are counted.
+            value: measured value.
+            limit: required value.
         """
         stage = self.history[-1]["stage"] if self.history else ""
         self.dropped = {"stage": stage, "reason": reason, "value": value, "limit": limit}
 
     def child(self, name: str) -> Record:
-        """A record made from this one, named below it, with its facts, history and images."""
+        """Derive a record ``ID/NAME`` with copies of the facts, history and images."""
         return Record(
             f"{self.id}/{name}",
             copy.deepcopy(self.facts),
@@ -161,13 +161,13 @@ class Record:
 
 
 def record_seed(seed: int, id: str) -> np.random.Generator:
-    """Random numbers that depend on a seed and the record's name alone, never on its neighbours or the process."""
+    """Create a random generator that depends only on a seed and the id of a record."""
     digest = hashlib.blake2b(f"{seed}:{id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
 def decode_image(data: bytes, what: str) -> Tensor:
-    """Encoded image to uint8 ``(3, H, W)``.
+    """Decode an image to uint8 ``(3, H, W)``.
 
     Raises:
         DataError: the bytes are not an image, damaged or too large.
@@ -176,35 +176,35 @@ def decode_image(data: bytes, what: str) -> Tensor:
 
 
 def encode_image(image: Tensor, image_format: ImageFormat = "png", quality: int = 95) -> bytes:
-    """uint8 ``(3, H, W)`` to a file, quickly rather than small.
+    """Encode an image, optimised for speed rather than size.
 
     Args:
         image: uint8 ``(3, H, W)``.
-        image_format: PNG loses nothing.
-        quality: of JPEG and WebP, 0 to 100.
+        image_format: file format; PNG is lossless.
+        quality: quality of JPEG and WebP, 0 to 100.
 
     Raises:
-        DataError: the tensor is not such an image.
+        DataError: the tensor has another type or shape.
     """
     from PIL import Image
 
     _check_image(image)
     options: dict[str, Any] = {"compress_level": 1} if image_format == "png" else {"quality": quality}
     if image_format == "jpeg":
-        options["subsampling"] = 0  # half the colour would move small differences
+        options["subsampling"] = 0  # chroma subsampling would blur small differences
     stream = io.BytesIO()
-    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
-    picture.save(stream, image_format.upper(), **options)
+    pil_image = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
+    pil_image.save(stream, image_format.upper(), **options)
     return stream.getvalue()
 
 
 def encode_png(image: Tensor) -> bytes:
-    """uint8 ``(3, H, W)`` to a PNG; see `encode_image`."""
+    """Encode uint8 ``(3, H, W)`` as PNG; see `encode_image`."""
     return encode_image(image)
 
 
 def shrink(image: Tensor, side: int) -> Tensor:
-    """Image whose longer side has at most that many pixels, uint8 ``(3, H, W)``."""
+    """Downscale an image, uint8 ``(3, H, W)``, so that its longer side has at most ``side`` pixels."""
     height, width = image.shape[1:]
     scale = side / max(height, width)
     return image if scale >= 1 else resize(image, (max(1, round(height * scale)), max(1, round(width * scale))))
@@ -215,6 +215,6 @@ def _check_image(image: Tensor) -> None:
         raise DataError(f"an image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
 
 
-def counted(reasons: Mapping[str, int]) -> str:
-    """Counts by reason as one line, the commonest first."""
+def format_counts(reasons: Mapping[str, int]) -> str:
+    """Format counts by reason as one line, most frequent first."""
     return ", ".join(f"{reason} {count}" for reason, count in sorted(reasons.items(), key=lambda item: -item[1]))

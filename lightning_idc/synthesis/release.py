@@ -1,4 +1,4 @@
-"""What a pipeline hands on: a folder of pairs that any captioner trains on."""
+"""Release the result of a pipeline as a folder of training pairs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
 LONGEST_NAME = 200
-"""Signs of a name; file systems allow 255 bytes, suffix included."""
+"""Largest number of characters of a name; file systems allow 255 bytes including the suffix."""
 
 
 class ReleasePairs(PipelineStage):
-    """Writes the kept pairs as pictures and a table ``pairs.jsonl``, the form that `FolderPairs` reads.
+    """Writes the kept pairs as images and a table ``pairs.jsonl``, the format of `FolderPairs`.
 
     Args:
-        folder: that is written; files of an earlier release are replaced.
-        caption: name of the fact that is the caption.
-        shares: of train, val and test.
-        together: what stays in one split: pairs made of one ``file``, or each pair for itself by its ``id``. Few files
-            may leave a split empty.
-        seed: of the split.
-        overwrite: whether files of others in the folder may be replaced.
+        folder: output folder; files of an earlier release are replaced.
+        caption: name of the fact with the caption.
+        shares: fractions of train, val and test.
+        together: key of pairs that stay in one split: ``file`` for all pairs of an image file, or ``id`` for single
+            pairs. With few files, a split may be empty.
+        seed: seed of the split.
+        overwrite: whether other files in the folder may be replaced.
 
     Raises:
-        ConfigError: a record has no such fact, or a file of others is in the way.
+        ConfigError: a record lacks the caption, or another file would be overwritten.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class ReleasePairs(PipelineStage):
         """Write the files of the release.
 
         Args:
-            store: of the records.
-            folder: an empty one; the files move to their places afterwards.
+            store: store of the records.
+            folder: empty draft folder.
         """
         (folder / "images").mkdir()
         lines: list[str] = []
@@ -106,7 +106,7 @@ class ReleasePairs(PipelineStage):
 
 
 def _check_names(store: RecordStore) -> None:
-    """Refuse records whose pictures would have the names of another one's."""
+    """Raise an error if the images of two records would have the same file name."""
     names: set[str] = set()
     ids, dropped = store.column("id"), store.column("dropped")
     for index in range(len(store)):
@@ -114,14 +114,14 @@ def _check_names(store: RecordStore) -> None:
             id = ids[index]
             name = file_name(id)
             if name in names:
-                raise DataError(f"two records would have the pictures {name!r}, the second being {id!r}; rename one")
+                raise DataError(f"two records would have the image files {name!r}, the second being {id!r}; rename one")
             names.add(name)
 
 
 def file_name(id: str) -> str:
-    """Name of a file for a record, one for each id; the end of one that file systems refuse is a digest."""
-    signs = (sign if sign.isascii() and (sign.isalnum() or sign in "._-") else f"%{ord(sign):x}" for sign in id)
-    name = "".join(signs).lstrip(".") or "record"
+    """Build a unique file name from the id of a record; a digest replaces the end of long names."""
+    escaped = (c if c.isascii() and (c.isalnum() or c in "._-") else f"%{ord(c):x}" for c in id)
+    name = "".join(escaped).lstrip(".") or "record"
     if len(name) <= LONGEST_NAME:
         return name
     digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -1,8 +1,7 @@
-"""One function makes records: chunk k of a source goes through a stage and becomes shard k of a store.
+"""Run a stage over a source: chunk k of the source becomes shard k of a store.
 
-A shard is made by one process from its beginning and moved into place as a whole, so neither kills nor the number of
-processes change its bytes. `run` works in this process; the Trainer, tasks of an array and Ray's workers call the same
-`Job`.
+One process computes a shard from start to end and writes it atomically, so neither kills nor the number of processes
+change its bytes. `run` works in this process; the Trainer, array tasks and Ray workers use the same `Job`.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ from lightning_idc.synthesis.isolation import IsolatedStage
 from lightning_idc.synthesis.progress import Progress, log_shard, rate
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
 from lightning_idc.synthesis.reading import read_ahead
-from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
+from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, format_counts
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RECORDS, REMEDY, RecordSource, RecordStore, failed_in, write_records
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, StoreError
 
 _POLL = 0.2
-"""Seconds between looks for shards that other processes make."""
+"""Seconds between checks for shards of other processes."""
 _LOCKS = ".locks"
 
 
 class Job:
-    """What a stage makes of a source: a store, in which pieces, and how much of it is there.
+    """Job that runs a stage over a source and writes a store in shards.
 
     Args:
         source: a finished store or its folder, or another source of records.
-        target: folder of the new store; one that was begun is continued.
-        batch_size: records per step; it changes no outcome.
-        shard_size: records of the source per shard, which a kill loses at most.
-        num_workers: threads that read and decode images ahead.
-        limit: number of records of the source to use; all when None.
-        keep_dropped: images that stay of dropped records: ``all``, ``thumbnails`` or ``none``.
-        image_format: format of new images; PNG loses nothing, JPEG is about a quarter of it.
-        max_failures: records that may be dropped because the stage raised an error, before the run ends.
+        target: folder of the new store; an unfinished store is resumed.
+        batch_size: number of records per step; does not change results.
+        shard_size: number of source records per shard, the most that a kill can lose.
+        num_workers: number of threads that read and decode images ahead.
+        limit: number of source records to use; None for all.
+        keep_dropped: images to keep of dropped records: ``all``, ``thumbnails`` or ``none``.
+        image_format: format of new images; PNG is lossless, JPEG about a quarter of its size.
+        max_failures: number of records that may be dropped because of errors before the run stops.
 
     Raises:
         ConfigError: a number or a name is out of range.
@@ -71,7 +70,7 @@ class Job:
         if isinstance(source, RecordStore):
             source = source.folder
         self.source_folder = Path(source).resolve() if isinstance(source, str | Path) else None
-        """Folder of the store that is the source, which processes with another current folder open, too."""
+        """Absolute folder of the source store, since other processes may have another working directory."""
         self._source: RecordSource | None = None if isinstance(source, str | Path) else source
         self.target = Path(target).resolve()
         self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit
@@ -81,7 +80,7 @@ class Job:
 
     @property
     def source(self) -> RecordSource:
-        """Where the records come from; opened when first used, since an earlier stage may have to make it.
+        """Source of the records; opened on first use, since an earlier stage may have to write it first.
 
         Raises:
             DataError: the source has no records.
@@ -95,7 +94,7 @@ class Job:
 
     @property
     def records(self) -> int:
-        """Number of records of the source that are used."""
+        """Number of source records to process."""
         return len(self.source) if self.limit is None else min(self.limit, len(self.source))
 
     @property
@@ -104,20 +103,20 @@ class Job:
         return -(-self.records // self.shard_size)
 
     def pending(self) -> list[int]:
-        """Shards that are not there."""
+        """List the numbers of missing shards."""
         names = filter(None, map(ShardName.parse, os.listdir(self.target)))
         present = {name.part for name in names if name.table == RECORDS}
         return [number for number in range(self.shards) if numbered(number) not in present]
 
     @property
     def completed(self) -> bool:
-        """Whether the target was finished."""
+        """Whether the target is finished."""
         return self._manifest().shards is not None
 
     def run(
         self, stage: BasePipelineStage, *, task: int = 0, tasks: int = 1, device: str | torch.device = "cpu"
     ) -> bool:
-        """Make the shards of a task in this process, and complete the target if all are there; see `run`.
+        """Process the shards of a task in this process, and complete the target if no shard is missing; see `run`.
 
         Returns:
             Whether the target is complete.
@@ -125,46 +124,46 @@ class Job:
         if not 0 <= task < tasks:
             raise ConfigError(f"task is {task} of {tasks}; expected 0 to {tasks - 1}")
         self.begin(stage)
-        share = [number for number in self.pending() if number % tasks == task]
-        if share:
+        missing = [number for number in self.pending() if number % tasks == task]
+        if missing:
             self.open(stage, device)
-            self.make_all(stage, share, wait=tasks == 1)
+            self.make_all(stage, missing, wait=tasks == 1)
         return self.finish(stage)
 
     def begin(self, stage: BasePipelineStage) -> None:
-        """Begin the target, or check what a stopped run left there; any process may call it.
+        """Create the target, or check that of an interrupted run; any process may call it.
 
         Raises:
-            ConfigError: the target was made by another stage, with other settings or from another source.
+            ConfigError: the target belongs to another stage, other settings or another source.
             StoreError: the target is damaged.
         """
         identity = self._identity(stage)
         self.target.mkdir(parents=True, exist_ok=True)
         manifest = self.target / MANIFEST
-        strangers = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
-        if manifest.exists():  # looked for last, since another process may begin the target just now
+        other_files = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
+        if manifest.exists():  # checked last, since another process may create the target concurrently
             self._check_identity(identity)
             self._remove_damaged()
-        elif strangers:
+        elif other_files:
             raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
         else:
             Manifest(identity, notes=self._notes()).write(self.target)
 
     def open(self, stage: BasePipelineStage, device: str | torch.device = "cpu") -> None:
-        """Load the models of a stage, and let it see the source.
+        """Load the models of a stage, and prepare it for the source.
 
         Args:
-            stage: stage as it was built.
+            stage: stage whose models are not loaded yet.
             device: device of the models.
 
         Raises:
-            StoreError: the target was begun with other weights of a model.
+            StoreError: the target was created with other weights of a model.
         """
         stage.setup("predict")
         self.attach(stage.to(device))
 
     def attach(self, stage: BasePipelineStage) -> None:
-        """Let a stage whose models are loaded see the source; see `open`."""
+        """Prepare a stage with loaded models for the source; see `open`."""
         # not in `begin`, which only one process of a Trainer calls
         self._fingerprint = self._manifest().fingerprint
         record_provenance(self.target, stage)
@@ -172,32 +171,32 @@ class Job:
         stage.prepare(self.source)
 
     def make(self, stage: BasePipelineStage, number: int) -> bool:
-        """Make one shard, unless it is there or another process is making it.
+        """Process one shard, unless it exists or another process is processing it.
 
         Args:
-            stage: stage that was attached.
+            stage: attached stage.
             number: number of the shard.
 
         Returns:
-            Whether this call made it.
+            Whether this call wrote the shard.
 
         Raises:
-            DataError: more than ``max_failures`` records failed, or all of the shard did.
+            DataError: more than ``max_failures`` records failed, or all records of the shard.
         """
         (self.target / _LOCKS).mkdir(exist_ok=True)
         lock = FileLock(self.target / _LOCKS / f"{number}.lock", timeout=0)
         try:
-            lock.acquire()  # the system takes it from a process that dies
+            lock.acquire()  # the system releases it if the process dies
         except Timeout:
             return False
         try:
             part = numbered(number)
-            # most names are told apart without parsing them
+            # a cheap filter before parsing
             names = [ShardName.parse(name) for name in os.listdir(self.target) if f"-{part}-" in name]
             shards = [name for name in names if name is not None and name.part == part]
             if any(name.table == RECORDS for name in shards):
                 return False
-            for name in shards:  # images of a process that was killed before it wrote their records
+            for name in shards:  # images of a process that was killed before writing the records
                 (self.target / str(name)).unlink()
             self._make(stage, number)
         finally:
@@ -221,24 +220,24 @@ class Job:
         log_shard(self.target, number, len(records), time.monotonic() - start)
 
     def make_all(self, stage: BasePipelineStage, numbers: Sequence[int], *, wait: bool) -> None:
-        """Make shards.
+        """Process shards.
 
         Args:
-            stage: stage that was attached.
+            stage: attached stage.
             numbers: numbers of the shards.
-            wait: wait for those that other processes are making, and take over from processes that die.
+            wait: whether to wait for shards of other processes, and take over those of processes that die.
         """
         while numbers:
-            made = [self.make(stage, number) for number in numbers]
+            written = [self.make(stage, number) for number in numbers]
             pending = set(self.pending())
             numbers = [number for number in numbers if number in pending]
-            if not any(made) and not wait:
+            if not any(written) and not wait:
                 return
-            if numbers and not any(made):
+            if numbers and not any(written):
                 time.sleep(_POLL)
 
     def finish(self, stage: BasePipelineStage) -> bool:
-        """Complete the target if all shards are there, and let the stage write its reports; return whether they are."""
+        """Complete the target and write the reports if no shard is missing; return whether the target is complete."""
         if self.pending():
             return False
         with FileLock(self.target / f"{MANIFEST}.lock"):
@@ -249,17 +248,17 @@ class Job:
                 leftover.unlink(missing_ok=True)
             store = RecordStore(self.target)
             remaining, reasons = store.counts()
-            dropped = f"{sum(reasons.values())} dropped" + (f": {counted(reasons)}" if reasons else "")
+            dropped = f"{sum(reasons.values())} dropped" + (f": {format_counts(reasons)}" if reasons else "")
             print(f"{stage.name}: {remaining} records kept, {dropped}; {rate(self.target)}", flush=True)
             stage.finish(store)
         return True
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker opens a store of its own
+        # each worker opens the store itself
         return {**self.__dict__, "_source": None if self.source_folder is not None else self._source}
 
     def _identity(self, stage: BasePipelineStage) -> dict[str, Any]:
-        """Everything that decides the records of the target."""
+        """Return everything that determines the records of the target."""
         images = {"format": self.image_format, "keep_dropped": self.keep_dropped}
         return {
             "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
@@ -270,7 +269,7 @@ class Job:
         }
 
     def _notes(self) -> dict[str, Any]:
-        # relative, so that all folders of a run may be moved together
+        # relative, so that the folders of a run can be moved together
         return {"source": None if self.source_folder is None else os.path.relpath(self.source_folder, self.target)}
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
@@ -279,13 +278,13 @@ class Job:
         if changed == ["shard_size"]:
             raise ConfigError(
                 f"{self.target} was begun with shard_size {earlier['shard_size']}, which is {self.shard_size} now; use "
-                "that one, name another target, or remove that folder to begin anew"
+                "that value, name another target, or remove that folder to start again"
             )
         if changed:
             named = [name for name in changed if name in ("stage", "settings", "records")]
             raise ConfigError(
                 f"{self.target} was begun with {' and '.join(named) or 'records of the source'} that are different "
-                "now; name another target, or remove that folder to begin anew"
+                "now; name another target, or remove that folder to start again"
             )
 
     def _manifest(self) -> Manifest:
@@ -295,7 +294,7 @@ class Job:
         return shards_in(self.target, self._manifest(), REMEDY)
 
     def _remove_damaged(self) -> None:
-        """Remove the parts of which a shard is missing or has another size than listed, so that they are made again."""
+        """Remove parts with missing shards or wrong file sizes, so that they are processed again."""
         manifest, damaged = self._manifest(), []
         for name in manifest.shards or ():
             try:
@@ -310,7 +309,7 @@ class Job:
             print(f"{self.target}: damaged, made again: {', '.join(map(str, damaged))}", flush=True)
 
     def _record(self, index: int) -> Record:
-        # the images of an earlier stage are looked up in its store and not written again
+        # images of an earlier stage are looked up in its store rather than copied
         return self.source.linked(index) if isinstance(self.source, RecordStore) else self.source.record(index)
 
     def _seal(self, record: Record) -> None:
@@ -340,14 +339,14 @@ def run(
     device: str | torch.device = "cpu",
     **options: Any,
 ) -> RecordStore | None:
-    """Make the records of a stage in this process; what is there already is not made again.
+    """Run a stage in this process; existing shards are not processed again.
 
     Args:
-        stage: stage as it was built.
+        stage: stage whose models are not loaded yet.
         source: a finished store or its folder, or another source of records.
-        target: folder of the new store; one that was begun is continued.
-        task: number of this task of an array.
-        tasks: number of tasks, each of which makes every ``tasks``-th shard; the last one to end completes the store.
+        target: folder of the new store; an unfinished store is resumed.
+        task: number of this task in an array.
+        tasks: number of tasks; each processes every ``tasks``-th shard, and the last to finish completes the store.
         device: device of the models.
         options: further arguments of `Job`.
 
@@ -355,7 +354,7 @@ def run(
         The store; None while shards of other tasks are missing.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: ``task`` is out of range.
     """
     job = Job(source, target, **options)
     return RecordStore(job.target) if job.run(stage, task=task, tasks=tasks, device=device) else None

@@ -1,4 +1,4 @@
-"""Where a pipeline begins: folders of images, the pairs of a data module, sentences."""
+"""Sources of pipelines: folders of images, the pairs of a data module, sentences."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 
 
 class ImageFolder:
-    """All images below a folder, one record each, with the image ``image``.
+    """Source with one record per image in a folder and its sub-folders; the image is named ``image``.
 
     Args:
-        root: of the images; the ids are the paths below it without their endings.
-        pattern: of the files, as for `Path.rglob`.
-        copies: records made of each image, for stages that draw something new for each; their ids end in ``#0``, ``#1``
-            and so on.
+        root: folder of the images; the ids are the relative paths.
+        pattern: pattern of the files for `Path.rglob`.
+        copies: number of records per image, for stages with random results; their ids end in ``#0``, ``#1`` and so on.
 
     Raises:
         ConfigError: copies is below 1.
@@ -43,7 +42,7 @@ class ImageFolder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the files' content, not their times: a folder may be moved or copied between two runs."""
+        """Fingerprint of file contents rather than times, so that a folder can be moved or copied between runs."""
         return fingerprint([self.copies, [[name, file_digest(self.path(name))] for name in self.names]])
 
     def __len__(self) -> int:
@@ -55,16 +54,16 @@ class ImageFolder:
         return Record(id, {"file": name}, images={"image": self.path(name).read_bytes()})
 
     def path(self, name: str) -> Path:
-        """Of an image."""
+        """Return the path of an image."""
         return inside(self.root, name, name)
 
 
 class Pairs:
-    """Pairs of a data module, one record each with the images ``before`` and ``after``.
+    """Source with one record per pair of a data module, with the images ``before`` and ``after``.
 
     Args:
-        data: whose pairs.
-        split: which of them.
+        data: data module.
+        split: split of the data module.
     """
 
     def __init__(self, data: PairDataModule, split: Split = "train") -> None:
@@ -82,24 +81,26 @@ class Pairs:
         pair = self.pairs.load(index)
         facts: dict[str, object] = {"captions": pair.captions, "change_type": pair.change_type}
         if pair.captions:
-            # what the data set says of the change; stages that describe each image replace `captions`
+            # the reference; stages that describe each image replace `captions`
             facts["difference"] = pair.captions[0]
         if pair.boxes is not None:
-            sides = [[None if any(v != v for v in box) else box for box in both] for both in pair.boxes.tolist()]
-            facts["true_boxes"] = sides
+            boxes = [
+                [None if any(v != v for v in box) else box for box in pair_boxes] for pair_boxes in pair.boxes.tolist()
+            ]
+            facts["true_boxes"] = boxes
         images = {"before": encode_png(pair.before), "after": encode_png(pair.after)}
         return Record(pair.id, facts, images=images)
 
 
 class Sentences:
-    """Captions, one record each with the fact ``caption``.
+    """Source with one record per caption, in the fact ``caption``.
 
     Args:
-        texts: the captions, or the path of a text file with one per line, local or a URL of fsspec.
+        texts: captions, or the local path or fsspec URL of a text file with one caption per line.
 
     Raises:
-        DatasetNotFoundError: there is no such file.
-        DataError: there is nothing in it.
+        DatasetNotFoundError: the file cannot be read.
+        DataError: there are no captions.
     """
 
     def __init__(self, texts: str | Sequence[str]) -> None:
@@ -108,7 +109,7 @@ class Sentences:
 
             try:
                 with fsspec.open(texts, encoding="utf-8-sig", mode="r") as file:
-                    texts = file.read().split("\n")  # str.splitlines would cut captions at U+2028
+                    texts = file.read().split("\n")  # str.splitlines would also split at U+2028
             except (OSError, ValueError, ImportError) as error:
                 raise DatasetNotFoundError(f"{texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]
@@ -133,7 +134,7 @@ _SAMPLES = {
 
 
 class SamplePhotos(ImageFolder):
-    """Photographs that come with scikit-image and scikit-learn: six real pictures for trying a pipeline out.
+    """Six photographs shipped with scikit-image and scikit-learn, for testing a pipeline.
 
     Args:
         copies: see `ImageFolder`.
@@ -148,7 +149,7 @@ class SamplePhotos(ImageFolder):
 
         self._paths: dict[str, Path] = {}
         for package, files in _SAMPLES.items():
-            spec = find_spec(package)  # its folder is enough: importing it costs seconds
+            spec = find_spec(package)  # locates the folder without an import, which takes seconds
             for folder in (spec.submodule_search_locations or [])[:1] if spec is not None else []:
                 paths = [Path(folder) / file for file in files]
                 self._paths.update({path.name: path for path in paths if path.is_file()})

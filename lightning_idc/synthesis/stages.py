@@ -1,6 +1,6 @@
-"""What runs in a pipeline: a stage takes batches of records; several of them may make one pass.
+"""Stages of a pipeline, which process batches of records; `Sequential` combines several stages in one pass.
 
-A stage is a LightningModule, so that its models are moved and counted like any other, but it needs no Trainer: see
+A stage is a LightningModule, so that its models move between devices like any other, but it needs no Trainer: see
 `run.run`.
 """
 
@@ -20,14 +20,14 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class BasePipelineStage(LightningModule, ABC):
-    """Takes all records of a source once and leaves a store behind: a `PipelineStage`, or a `Sequential` of them.
+    """Processes all records of a source once into a store; base of `PipelineStage` and `Sequential`.
 
     Args:
-        seed: of all random choices, which depend on it and on a record's id.
+        seed: seed of all random choices, combined with the id of a record.
     """
 
     reads: tuple[str, ...] = ()
-    """Images that are decoded ahead, in threads; a record whose image cannot be read is dropped there."""
+    """Names of the images to decode ahead in threads; a record with an unreadable image is dropped."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -35,42 +35,42 @@ class BasePipelineStage(LightningModule, ABC):
 
     @abstractmethod
     def transform(self, records: Sequence[Record]) -> list[Record]:
-        """Results of a batch, in order, the dropped records among them."""
+        """Process a batch and return the results in order, including dropped records."""
 
     def settings(self) -> dict[str, Any]:
-        """What decides the outcome: models, revisions, thresholds. Plain values; kept with every record."""
+        """Return the settings that determine results, such as models and thresholds, as plain values."""
         return {}
 
     def requirements(self) -> list[str]:
-        """Problems that would stop this stage, known before any model is read; see `preflight`."""
+        """List problems that would stop this stage, without loading models; see `preflight`."""
         return [problem for part in self.interfaces() for problem in part.requirements()]
 
     def pixels_per_record(self) -> int:
-        """Pixels of the pictures that are written for a record, roughly, to know the disk that a run needs."""
+        """Estimate the number of pixels written per record, to estimate the disk space of a run."""
         return 0
 
     def prepare(self, source: RecordSource) -> None:
-        """Called once by each process, before its first batch and after :meth:`setup`."""
+        """Hook that each process calls once, after :meth:`setup` and before its first batch."""
 
     def finish(self, store: RecordStore) -> None:
-        """Called once, by one process, when all shards are there: reports and exports."""
+        """Hook that one process calls after the last shard, for reports and exports."""
 
     @property
     def name(self) -> str:
-        """As records tell it."""
+        """Name of the stage in the history of records."""
         return type(self).__name__
 
     @property
     def at_work(self) -> str:
-        """Name of the stage that raised an error, where this is several in one."""
+        """Name of the stage that is running, for error messages of combined stages."""
         return self.name
 
     def interfaces(self) -> list[ModelInterface]:
-        """All models of this stage; one within another comes first."""
+        """List all models of this stage; nested models come before the model that contains them."""
         return [module for module in reversed(list(self.modules())) if isinstance(module, ModelInterface)]
 
     def setup(self, stage: str) -> None:
-        """Read the weights of all models, before the stage is moved to its device."""
+        """Load the weights of all models, before the stage moves to its device."""
         for part in self.interfaces():
             part.load()
 
@@ -78,12 +78,12 @@ class BasePipelineStage(LightningModule, ABC):
         self._job().attach(self)
 
     def predict_step(self, batch: int, batch_idx: int = 0) -> int:
-        if batch >= 0:  # -1 lets a process without shards take part
+        if batch >= 0:  # -1 is a step without work for processes without shards
             self._job().make(self, batch)
         return batch
 
     def on_predict_end(self) -> None:
-        # no collectives: the shards on disk are the truth, so a long finish lets nobody time out
+        # no collectives: processes synchronise through the shards on disk, so that a long finish causes no time-out
         job = self._job()
         if self.trainer.limit_predict_batches == 1.0:
             job.make_all(self, job.pending(), wait=self.trainer.is_global_zero)
@@ -91,7 +91,7 @@ class BasePipelineStage(LightningModule, ABC):
             job.finish(self)
 
     def _job(self) -> Any:
-        """`run.Job` of the data module."""
+        """Return the `run.Job` of the data module."""
         data: Any = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "job"):
             raise ConfigError(f"{self.name} is a stage of a pipeline; predict with it on a Records data module")
@@ -99,58 +99,58 @@ class BasePipelineStage(LightningModule, ABC):
 
 
 class PipelineStage(BasePipelineStage):
-    """One step of a pipeline. A subclass writes :meth:`process`, and names the images that it reads.
+    """Single step of a pipeline. A subclass implements :meth:`process` and lists its images in ``reads``.
 
     Args:
-        seed: of all random choices, which depend on it and on a record's id.
+        seed: seed of all random choices, combined with the id of a record.
     """
 
     @abstractmethod
     def process(self, records: list[Record]) -> Sequence[Record | Sequence[Record]]:
-        """Work on records that were not dropped so far: change them, drop them, or make several of one.
+        """Process records that were not dropped: modify them, drop them, or derive several records from one.
 
         Args:
-            records: of one batch; their number differs from batch to batch.
+            records: batch of records; batches vary in size.
 
         Returns:
-            For each record, in order, the record or the records made of it.
+            For each record, in order, the record itself or the records derived from it.
         """
 
     def model_settings(self) -> dict[str, Any]:
-        """Settings of the models in this stage, by the name of their attribute."""
+        """Collect the settings of the models of this stage by attribute name."""
         return {name: part.settings() for name, part in self.named_children() if isinstance(part, ModelInterface)}
 
     def refuse(self, record: Record, model: ModelInterface) -> None:
-        """Drop a record that a model cannot answer about, with the model's reason."""
+        """Drop a record that a model does not support, with the model's reason."""
         reason = model.refusal(record.facts)
         if reason is not None:
             record.drop("unknown to the model", reason)
 
     def transform(self, records: Sequence[Record]) -> list[Record]:
-        """See `BasePipelineStage`; dropped records stay as they are, every other gets this stage into its history."""
+        """See `BasePipelineStage`; adds this stage to the history of each record that was not dropped before."""
         settings = {"stage": self.name, **self.settings(), "seed": self.seed}
         alive = [record.dropped is None for record in records]
-        live = [record for record, here in zip(records, alive, strict=True) if here]
+        live = [record for record, is_alive in zip(records, alive, strict=True) if is_alive]
         for record in live:
             record.history.append({**settings, "scores": {}})
-        made = list(self.process(live)) if live else []
-        if len(made) != len(live):
+        processed = list(self.process(live)) if live else []
+        if len(processed) != len(live):
             raise DataError(
-                f"{self.name}.process made {len(made)} results of {len(live)} records; expected one for each"
+                f"{self.name}.process made {len(processed)} results of {len(live)} records; expected one for each"
             )
         results: list[Record] = []
-        for record, here in zip(records, alive, strict=True):
-            result = made.pop(0) if here else record
+        for record, is_alive in zip(records, alive, strict=True):
+            result = processed.pop(0) if is_alive else record
             results += [result] if isinstance(result, Record) else result
         return results
 
 
 class MapStage(PipelineStage):
-    """A stage that is a plain function of one record.
+    """Stage that applies a function to each record.
 
     Args:
-        function: changes or drops a record and returns it, or returns several.
-        reads: images that it asks for.
+        function: function that modifies or drops a record and returns it, or returns several records.
+        reads: names of the images that the function reads.
         seed: see `PipelineStage`.
     """
 
@@ -176,13 +176,13 @@ class MapStage(PipelineStage):
 
 
 class Sequential(BasePipelineStage):
-    """Several stages in one pass over the records, with one store at the end instead of one for each.
+    """Several stages in one pass over the records, with a single store instead of one per stage.
 
-    All of their models have to fit into memory at once, and a change of one stage's settings makes all of them anew.
+    All models must fit into memory together, and a change in the settings of one stage requires a new run of all.
 
     Args:
-        stages: in order; the first one's images are read ahead, the others find theirs in the records.
-        seed: not used; each stage has its own.
+        stages: stages in order; only the images of the first stage are decoded ahead.
+        seed: unused; each stage has its own seed.
     """
 
     def __init__(self, stages: list[BasePipelineStage], seed: int = 0) -> None:
@@ -199,7 +199,7 @@ class Sequential(BasePipelineStage):
 
     @property
     def parts(self) -> list[BasePipelineStage]:
-        """The stages, as what they are."""
+        """The stages, with their type."""
         return [part for part in self.stages if isinstance(part, BasePipelineStage)]
 
     def settings(self) -> dict[str, Any]:
@@ -220,11 +220,11 @@ class Sequential(BasePipelineStage):
             part.prepare(source)
 
     def transform(self, records: Sequence[Record]) -> list[Record]:
-        made = list(records)
+        results = list(records)
         for part in self.parts:
             self._at_work = part.name
-            made = part.transform(made)
-        return made
+            results = part.transform(results)
+        return results
 
     def finish(self, store: RecordStore) -> None:
         for part in self.parts:

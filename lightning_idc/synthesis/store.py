@@ -1,4 +1,4 @@
-"""Where records lie: a store with the images that a stage made; images of earlier stages are looked up in theirs."""
+"""Stores of records and of the images of their stage; images of earlier stages are looked up in their stores."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.utils.errors import StoreError
 
 REMEDY = (
-    "remove that file and run its stage again, which makes it anew (of a recipe: remove the stage.json of that stage, "
+    "remove that file and run its stage again, which rewrites it (of a recipe: remove the stage.json of that stage, "
     "then --resume), or check the path of the store"
 )
 RECORDS, IMAGES = "records", "images"
-"""Tables of the store. Images lie in shards of their own, so that a stage which reads texts reads no image."""
+"""Tables of the store. Images are in separate shards, so that stages for text do not read images."""
 FAILED = b"failed"
-"""Metadata of a shard: how many of its records were dropped because the stage raised an error."""
+"""Metadata key of a shard: number of records dropped because the stage raised an error."""
 _ROWS = 16
-"""Records with pixels per batch of a shard: a million of them in one row must not be in memory a thousandfold."""
+"""Records with images or arrays per batch of a shard, which limits the memory for large records."""
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RecordSource(Protocol):
-    """Records by position, and a fingerprint that changes when any of them does."""
+    """Protocol of sources: records by position, and a fingerprint that changes with any record."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -43,7 +43,7 @@ class RecordSource(Protocol):
 
 @cache
 def _schemas() -> tuple[Any, Any]:
-    """Schemas of both tables."""
+    """Build the schemas of both tables."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
@@ -69,12 +69,12 @@ def write_records(folder: Path, fingerprint: str, number: int, records: Sequence
         fingerprint: fingerprint of the store.
         number: number of the shard.
         records: records in order.
-        failed: how many of them were dropped because the stage raised an error.
+        failed: number of records dropped because the stage raised an error.
     """
     schema, images = _schemas()
     part = numbered(number)
     if any(record.images for record in records):
-        # before the records, whose shard says that both are there
+        # before the records, whose shard marks both as complete
         rows = ({IMAGES: _named(record.images)} for record in records)
         write_shard(folder, fingerprint, _batches(rows, images, _ROWS), table=IMAGES, part=part, schema=images)
     schema = schema.with_metadata({FAILED: str(failed)})
@@ -122,11 +122,11 @@ def _step(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def record_of(row: Mapping[str, Any], index: int) -> Record:
-    """Record of a row of the store, without its images.
+    """Build a record from a row of the store, without its images.
 
     Args:
         row: plain values by column.
-        index: position of the row, which becomes the record's origin.
+        index: position of the row, stored as the origin of the record.
     """
     history = [
         {
@@ -151,18 +151,18 @@ def _array(stored: Mapping[str, Any]) -> np.ndarray:
 
 
 def failed_in(shard: Shard) -> int:
-    """How many records of a shard were dropped because the stage raised an error."""
+    """Read the number of records in a shard that were dropped because the stage raised an error."""
     return int(open_shard(shard).metadata.get(FAILED, b"0"))
 
 
 class RecordStore(Store):
-    """Records that a stage made, read one at a time from memory-mapped shards.
+    """Finished store of a stage, with records read one at a time from memory-mapped shards.
 
     Args:
-        folder: folder of a store that was finished.
+        folder: folder of a finished store.
 
     Raises:
-        StoreError: the folder holds no finished store of records, or a shard is missing.
+        StoreError: the folder does not contain a finished store of records, or a shard is missing.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -172,10 +172,10 @@ class RecordStore(Store):
 
     @cached_property
     def parent(self) -> RecordStore | None:
-        """Store that the records were made from, which holds their earlier images; None for the first one.
+        """Source store of the records, which contains their earlier images; None for the first store.
 
         Raises:
-            StoreError: that store is missing, or another one lies in its folder.
+            StoreError: the source store is missing, or another store is in its folder.
         """
         source = self.manifest.notes.get("source")
         if source is None:
@@ -187,7 +187,7 @@ class RecordStore(Store):
 
     @property
     def stage(self) -> str:
-        """Name of the stage that made the records."""
+        """Name of the stage that wrote the records."""
         return str(self.manifest.identity["stage"]).rpartition(".")[2]
 
     def __len__(self) -> int:
@@ -197,11 +197,11 @@ class RecordStore(Store):
         return (self.record(index) for index in range(len(self)))
 
     def column(self, name: str) -> Column:
-        """One column of the records, by position."""
+        """Return one column of the records, indexed by position."""
         return self.rows.column(name)
 
     def record(self, index: int) -> Record:
-        """One record; its images stay encoded until they are used."""
+        """Read a record; its images stay encoded until used."""
         record = self._record(index)
         shard, row = self.rows.locate(index)
         images = self._images.get(shard.name.part)
@@ -211,13 +211,13 @@ class RecordStore(Store):
         return record
 
     def linked(self, index: int) -> Record:
-        """One record for a later stage: its images are looked up here when they are used, and not before."""
+        """Read a record for a later stage; its images are looked up in this store when used."""
         record = self._record(index)
         record.inherit = partial(self.lookup, index)
         return record
 
     def lookup(self, index: int, name: str) -> bytes | None:
-        """Encoded image of a record, or of the one that it was made from; None where neither has it."""
+        """Look up an encoded image of a record or of its origin; None if neither has it."""
         shard, row = self.rows.locate(index)
         images = self._images.get(shard.name.part)
         data = None if images is None else _item(open_shard(images).scalar(IMAGES, row), name)
@@ -227,13 +227,13 @@ class RecordStore(Store):
         return None if origin is None else self._earlier(origin, name)
 
     def array(self, index: int, name: str) -> np.ndarray | None:
-        """Array of a record, without reading anything else of it; None where it has none of that name."""
+        """Read only an array of a record; None if it has no array of that name."""
         shard, row = self.rows.locate(index)
         stored = _item(open_shard(shard).scalar("arrays", row), name)
         return None if stored is None else _array(stored.as_py())
 
     def counts(self) -> tuple[int, dict[str, int]]:
-        """Number of kept records, and of dropped ones by reason."""
+        """Count kept records, and dropped records by reason."""
         reasons: Counter[str] = Counter()
         for batch in self.rows.batches():
             reasons.update(row["reason"] for row in batch.column("dropped").to_pylist() if row is not None)

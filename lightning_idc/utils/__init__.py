@@ -1,1 +1,1 @@
-"""What every package may use: outputs, and the one HTTP client."""
+"""Helpers without dependencies on other packages of the library: outputs, files, errors, names, HTTP."""

@@ -1,4 +1,4 @@
-"""What a class can be made with, read from its signature."""
+"""Constructor arguments of a class, read from signatures."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 
 def accepted_arguments(kind: Callable[..., Any]) -> frozenset[str] | None:
-    """Names that a class can be made with, through ``**kwargs`` of its parents, or a function takes; None for any.
+    """Collect the argument names that a class or function accepts; None if it accepts any.
 
-    The ``**kwargs`` of a class with an ``options_class`` are the fields of that dataclass.
+    The ``**kwargs`` of a class stand for the arguments of its parents, or, with an ``options_class``, for the fields of
+    that dataclass.
     """
     names: set[str] = set()
     # Lightning decorates Trainer.__init__, so look through wrappers
-    made_by: list[tuple[Any, Any]] = [(None, kind)]
+    constructors: list[tuple[Any, Any]] = [(None, kind)]
     if isclass(kind):
-        made_by = [
+        constructors = [
             (vars(base).get("options_class"), vars(base)["__init__"])
             for base in inspect.getmro(kind)
             if "__init__" in vars(base)
         ]
-    for options_class, function in made_by:
+    for options_class, function in constructors:
         parameters = list(inspect.signature(inspect.unwrap(function)).parameters.values())[isclass(kind) :]
         names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         if options_class is not None:

@@ -1,9 +1,9 @@
-"""Numbers within bounds as types of arguments.
+"""Argument types for numbers within bounds.
 
-A type checker takes ``PositiveInt`` as int. The command line checks the bound and shows it in the help of the argument.
-A constructor or function that is called from Python checks its arguments by :func:`check_arguments`, a dataclass its
-fields by :func:`check_fields`; both check ``Literal`` types too. A call in the body, and not a decorator, because
-Lightning collects hyper-parameters from the frames of constructors, and a decorator would put its own between them.
+A type checker reads ``PositiveInt`` as int. The command line checks the bound and shows it in the help of the argument.
+A constructor or function that is called from Python checks its arguments with :func:`check_arguments`, a dataclass its
+fields with :func:`check_fields`; both also check ``Literal`` types. They are calls rather than decorators because
+Lightning collects hyper-parameters from the frames of constructors, and a decorator would add a frame.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Hints = tuple[tuple[str, Any], ...]
 
 
 class Bounded:
-    """Number within bounds; calling a subclass makes a plain int or float from what a command line was given."""
+    """Number within bounds; calling a subclass converts a command-line value to a plain int or float."""
 
     kind: ClassVar[type]
     expected: ClassVar[str]
@@ -32,7 +32,7 @@ class Bounded:
     def __new__(cls, value: Any) -> Any:
         try:
             number = cls.kind(value) if isinstance(value, str) else value
-        except ValueError:  # not a number: said below
+        except ValueError:  # not a number: reported below
             number = value
         if expected := cls.fault(number):
             raise ValueError(f"expected {expected}. Got value: {number!r}")
@@ -40,20 +40,20 @@ class Bounded:
 
     @classmethod
     def fault(cls, value: Any) -> str | None:
-        """What was expected in place of a value; None for one that is within the bounds."""
+        """Describe what was expected instead of a value; None if the value is within the bounds."""
         if isinstance(value, bool) or not isinstance(value, Integral if cls.kind is int else Real):
             return "an integer" if cls.kind is int else "a number"
         return None if cls.contains(value) else cls.expected
 
 
 def _bounded(kind: type, name: str, expected: str, contains: Callable[[Any], bool]) -> Any:
-    """Type of numbers within bounds.
+    """Create a type of numbers within bounds.
 
     Args:
         kind: int or float.
-        name: bounds as the help of the command line shows them.
+        name: bounds as shown in the help of the command line.
         expected: bounds in words, for the message of an error.
-        contains: whether a number is within the bounds.
+        contains: function that returns whether a number is within the bounds.
     """
     return type(name, (Bounded, kind), {"kind": kind, "expected": expected, "contains": staticmethod(contains)})
 
@@ -91,7 +91,7 @@ def _unchanged(value: Any) -> Any:
 
 
 def register_bounds() -> None:
-    """Tell jsonargparse how to read the types of this module; it takes half a second to import, so not here."""
+    """Register the types of this module with jsonargparse, which takes half a second to import."""
     from jsonargparse.typing import register_type
 
     for bound in Bounded.__subclasses__():
@@ -106,11 +106,11 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any]) -> 
     """Check the arguments of a call against the bounds and choices of their annotations.
 
     Args:
-        function: the function that was called.
-        values: its arguments by name; ``locals()`` at its first line.
+        function: called function.
+        values: arguments by name, ``locals()`` at the first line of the function.
 
     Raises:
-        ConfigError: an argument is out of its bounds, or none of its choices.
+        ConfigError: an argument is out of bounds, or not one of its choices.
 
     Example:
         >>> def repeat(word: str, times: PositiveInt) -> str:
@@ -128,10 +128,10 @@ def check_fields(instance: Any) -> None:
     """Check the fields of a dataclass against the bounds and choices of their annotations.
 
     Args:
-        instance: the dataclass, in its ``__post_init__``.
+        instance: dataclass instance, in its ``__post_init__``.
 
     Raises:
-        ConfigError: a field is out of its bounds, or none of its choices.
+        ConfigError: a field is out of bounds, or not one of its choices.
     """
     for name, hint in _field_hints(cast(Any, type(instance))):
         check_value(name, getattr(instance, name), hint)
@@ -152,12 +152,12 @@ def _field_hints(kind: Any) -> Hints:
 
 
 def _checked_hints(annotations: Mapping[str, Any], namespace: dict[str, Any]) -> Hints:
-    """Those annotations that hold a bound or choices."""
+    """Select the annotations that contain a bound or choices."""
     hints = {}
     for name, annotation in annotations.items():
         try:
             hint = eval(annotation, namespace) if isinstance(annotation, str) else annotation
-        except (NameError, TypeError, AttributeError):  # a type that only type checkers import has no bound
+        except (NameError, TypeError, AttributeError):  # types imported only for type checkers have no bound
             continue
         if name != "return" and _is_checked(hint):
             hints[name] = hint
@@ -176,12 +176,12 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     """Check a value, and the values within it, against the bounds and choices of a type.
 
     Args:
-        name: beginning of the message.
-        value: the value.
-        hint: the type.
+        name: name of the value, for the message.
+        value: value to check.
+        hint: type annotation.
 
     Raises:
-        ConfigError: the value is out of its bounds, or none of its choices.
+        ConfigError: the value is out of bounds, or not one of its choices.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if _is_bound(hint):
@@ -207,7 +207,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
 
 
 def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> None:
-    """Check a value against that option of a union whose shape it has; options of other types are free."""
+    """Check a value against the option of a union that has its shape; options without bounds accept anything."""
     if value is None and types.NoneType in options:
         return
     if any(get_origin(option) is Literal and value in get_args(option) for option in options):

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that started them."""
+"""Child processes that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process when the one that started it ends, also when that one is killed and can say nothing.
+    """End this process when its parent ends, even if the parent is killed.
 
-    Only Linux can do so; elsewhere this process goes on.
+    Works on Linux only; on other systems this function does nothing.
 
     Args:
-        parent: number of that process, where it may have ended already.
+        parent: process id of the parent, to detect that it has already ended.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)  # the parent ended before prctl

@@ -1,4 +1,4 @@
-"""Functions that numba compiles, kept on disk between processes."""
+"""Functions compiled by numba and cached on disk."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numba
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """A function compiled when it is first called, and kept on disk; only in memory where no folder can be written.
+    """Compile a function on its first call; cached on disk, or in memory if no folder is writable.
 
     Args:
-        function: what numba understands.
-        options: of ``numba.njit``.
+        function: function that numba supports.
+        options: options of ``numba.njit``.
     """
     try:
         return numba.njit(cache=True, nogil=True, **options)(function)

@@ -1,4 +1,4 @@
-"""Errors of bad input: what was found, what was expected, what to do. Importing them needs no torch."""
+"""Errors for bad input. A message says what was found, what was expected and how to fix it. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
-_OF_WORKER = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+Error: ", re.DOTALL | re.MULTILINE)
-"""PyTorch makes an error of a loader's worker anew, with the traceback of the worker before its message."""
+_WORKER_TRACEBACK = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+Error: ", re.DOTALL | re.MULTILINE)
+"""Prefix that PyTorch adds to an error of a data loader worker: the traceback of the worker."""
 
 
 class IDCError(ValueError):
-    """Base of all errors that a user can fix; its message is one line, whatever another library put into it."""
+    """Base of all errors that a user can fix; line breaks in the message are removed."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(_LINE_BREAK.sub(" ", _OF_WORKER.sub("", message)).strip())
+        super().__init__(_LINE_BREAK.sub(" ", _WORKER_TRACEBACK.sub("", message)).strip())
 
 
 class ConfigError(IDCError):
@@ -33,7 +33,7 @@ class DataError(IDCError):
 
 
 class DatasetNotFoundError(DataError):
-    """A data set, or a file that belongs to it, is not where it was looked for."""
+    """A data set or one of its files is missing."""
 
 
 class StoreError(DataError):
@@ -45,13 +45,13 @@ class CheckpointError(IDCError):
 
 
 def check_number(name: str, value: float, minimum: float, below: float = math.inf) -> None:
-    """Refuse a number that is out of range, NaN included.
+    """Raise an error for a number that is out of range or NaN.
 
     Args:
-        name: of the argument, for the message.
-        value: that was given.
-        minimum: smallest value that is accepted.
-        below: first value that is too large.
+        name: name of the argument, for the message.
+        value: value of the argument.
+        minimum: smallest accepted value.
+        below: smallest value that is too large.
 
     Raises:
         ConfigError: the number is out of range.
@@ -65,12 +65,12 @@ def check_number(name: str, value: float, minimum: float, below: float = math.in
 
 
 def check_positive(name: str, value: float, maximum: float = math.inf) -> None:
-    """Refuse a number that is not above 0, that is too large, infinite or NaN.
+    """Raise an error for a number that is not above 0, too large, infinite or NaN.
 
     Args:
-        name: of the argument, for the message.
-        value: that was given.
-        maximum: largest value that is accepted.
+        name: name of the argument, for the message.
+        value: value of the argument.
+        maximum: largest accepted value.
 
     Raises:
         ConfigError: the number is out of range.
@@ -84,15 +84,15 @@ def check_positive(name: str, value: float, maximum: float = math.inf) -> None:
 
 
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Refuse a name that is none of those that there are.
+    """Raise an error for a value that is not one of the choices.
 
     Args:
-        name: of the argument, for the message.
-        value: that was given.
-        choices: names that are accepted.
+        name: name of the argument, for the message.
+        value: value of the argument.
+        choices: accepted values.
 
     Raises:
-        ConfigError: the name is unknown.
+        ConfigError: the value is not one of the choices.
 
     Example:
         >>> check_choice("level", "token", ("token", "sequence"))
@@ -103,16 +103,16 @@ def check_choice(name: str, value: str, choices: Collection[str]) -> None:
 
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
-    """Turn whatever goes wrong with the content of a file into one sentence about the file.
+    """Re-raise any error caused by the content of a file as a one-line error that names the file.
 
-    What a damaged or hostile file makes fail depends on its content: a missing name, a wrong type, a size, a number of
-    dimensions. ``lightning-idc --traceback`` shows where it happened.
+    A damaged or hostile file can raise any type of error: a missing name, a wrong type, a size, a number of dimensions.
+    ``lightning-idc --traceback`` shows the original error.
 
     Args:
-        path: of the file, for the sentence.
+        path: path of the file, for the message.
 
     Raises:
-        CheckpointError: in place of any other error than our own.
+        CheckpointError: any error except those of this library, which pass through unchanged.
     """
     try:
         yield
@@ -120,30 +120,30 @@ def reading(path: Any) -> Iterator[None]:
         raise
     except Exception as error:
         lines = str(error).strip().splitlines() or [""]
-        # torch lists what does not fit on lines of their own
+        # torch lists mismatched weights on separate lines
         message = " ".join(line.strip() for line in lines[:3])[:300]
         raise CheckpointError(
             f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {message}); "
-            "use another copy of it, or make it anew"
+            "use another copy of it, or create it again"
         ) from error
 
 
 @contextmanager
 def loading_model(name: Any) -> Iterator[None]:
-    """Turn what transformers says of a folder or hub id that it does not load into one sentence.
+    """Re-raise errors of transformers on loading a model as one-line errors.
 
-    Its own sentence on a model with code advises to run that code, and what a damaged file makes fail depends on its
-    content.
+    The original message for a model with custom code advises to run that code, and a damaged file can raise any type of
+    error.
 
     Args:
-        name: folder or hub id.
+        name: folder or hub id of the model.
 
     Raises:
-        ConfigError: in place of transformers' errors.
+        ConfigError: transformers cannot load the model.
     """
     try:
         yield
-    except (IDCError, RuntimeError, MemoryError):  # too little memory says so itself
+    except (IDCError, RuntimeError, MemoryError):  # out-of-memory errors explain themselves
         raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
@@ -166,10 +166,10 @@ def loading_model(name: Any) -> Iterator[None]:
 
 
 def reads_file(argument: str) -> Callable[[F], F]:
-    """Decorate a function that reads the file which one of its arguments names, as :func:`reading` does.
+    """Decorator that applies :func:`reading` to a function with a path argument.
 
     Args:
-        argument: its name.
+        argument: name of the path argument.
     """
 
     def decorate(function: F) -> F:

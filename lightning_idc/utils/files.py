@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and the digests by which their content is known."""
+"""Atomic file writes, and digests of files and values."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ _BLOCK = 1 << 20
 
 
 def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> None:
-    """Write a file beside its place, flush it to the disk and move it there.
+    """Write a file atomically: to a temporary file in the same folder, flushed to disk, then renamed.
 
-    A process that is killed, a full disk or a power cut leaves the earlier file, or none. What is no file, such as
-    ``/dev/null`` or a pipe, is written to as it is.
+    A kill, a full disk or a power cut leaves the previous file or none. Devices and pipes, such as ``/dev/null``, are
+    written to directly.
 
     Args:
-        target: the file; its folder exists.
-        content: bytes, text (UTF-8), or a function that writes the path it is given.
+        target: file to write, in an existing folder.
+        content: bytes, text (UTF-8), or a function that writes to the path it receives.
 
     Raises:
         OSError: the file cannot be written.
     """
     if is_device(target):
-        return fill(target, content)  # the superuser would put a file in the place of the device
+        return fill(target, content)  # as root, os.replace would overwrite the device node
     partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
         fill(partial, content)
-        flush(partial)  # a power cut must not leave a good name on an empty file
+        flush(partial)  # otherwise a power cut could leave an empty file under the final name
         os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-    flush(target.parent)  # nor lose the name
+    flush(target.parent)  # and lose the rename
 
 
 def is_device(path: Path) -> bool:
-    """Whether a path is a device, a pipe or a socket, which is written to as it is."""
+    """Whether a path is a device, a pipe or a socket."""
     return path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
-    """Write bytes, text (UTF-8), or whatever a function writes, into a file in place."""
+    """Write bytes, text (UTF-8) or the output of a function to a file, not atomically."""
     if callable(content):
         content(path)
     else:
@@ -57,22 +57,22 @@ def fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    number = os.open(path, os.O_RDONLY)
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)
 
 
 def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON of plain values with a digest of themselves."""
+    """Serialise plain values as JSON with a digest of their content."""
     plain = json.loads(json.dumps(value))
     return json.dumps({**plain, "seal": digest(json.dumps(plain, sort_keys=True))}, indent=indent, ensure_ascii=False)
 
 
 def unseal(text: str) -> dict[str, Any] | None:
-    """The values of :func:`seal`; None where the text is not what was sealed."""
+    """Parse the output of :func:`seal`; None if the digest does not match."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def unseal(text: str) -> dict[str, Any] | None:
 
 
 def default_cache_dir() -> Path:
-    """``$LIGHTNING_IDC_CACHE``, or ``~/.cache/lightning_idc``."""
+    """Return ``$LIGHTNING_IDC_CACHE``, or ``~/.cache/lightning_idc``."""
     return Path(os.environ.get("LIGHTNING_IDC_CACHE") or Path.home() / ".cache" / "lightning_idc")
 
 
@@ -93,7 +93,7 @@ def _machine() -> str:
 
 
 def digest(*parts: Any) -> str:
-    """BLAKE2b of text and of anything with the buffer protocol, one part after another.
+    """Compute the BLAKE2b digest of concatenated texts and bytes-like objects.
 
     Example:
         >>> digest("a", b"b") == digest("ab")
@@ -103,7 +103,7 @@ def digest(*parts: Any) -> str:
 
 
 def digest_of_all(parts: Iterable[Any]) -> str:
-    """:func:`digest` of parts that are made as they are asked for."""
+    """Compute :func:`digest` of an iterable, without holding all parts in memory."""
     state = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         state.update(part.encode(errors="surrogatepass") if isinstance(part, str) else part)
@@ -111,19 +111,19 @@ def digest_of_all(parts: Iterable[Any]) -> str:
 
 
 def file_digest(path: Path, start: int = 0, end: int | None = None) -> str:
-    """BLAKE2b of a file, or of its bytes from ``start`` up to ``end``, read a block at a time."""
+    """Compute the BLAKE2b digest of a file, or of its bytes from ``start`` up to ``end``, block by block."""
     state = hashlib.blake2b(digest_size=DIGEST_BYTES)
-    left = math.inf if end is None else end - start
+    remaining = math.inf if end is None else end - start
     with path.open("rb") as file:
         file.seek(start)
-        while left > 0 and (block := file.read(int(min(left, _BLOCK)))):
+        while remaining > 0 and (block := file.read(int(min(remaining, _BLOCK)))):
             state.update(block)
-            left -= len(block)
+            remaining -= len(block)
     return state.hexdigest()
 
 
 def fingerprint(value: Any) -> str:
-    """Digest of plain values, the same whatever the order of a dictionary's keys.
+    """Compute a digest of plain values that does not depend on the order of dictionary keys.
 
     Example:
         >>> fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
@@ -133,7 +133,7 @@ def fingerprint(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Copy of plain values in which numbers that JSON does not know are None."""
+    """Copy plain values, with NaN and infinity, which JSON lacks, replaced by None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The one HTTP client: a time and a size limit for whole answers, no redirects with a key, no key in any message."""
+"""HTTP client with limits on time and size; it never sends keys to redirects or shows them in messages."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_BYTES = 64 << 20
-"""Longest answer that is held in memory."""
+"""Largest response body that is held in memory, in bytes."""
 _REDIRECTS = 5
 _HIDDEN = "***"
 
 
 class TransferError(OSError):
-    """A server that cannot be reached, that is too slow, or that answers too much."""
+    """The server cannot be reached, is too slow, or sends too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A key that is sent with requests and shown nowhere.
+    """Key that is sent with requests and never displayed.
 
     Args:
         value: the key; surrounding white space is removed.
-        name: of the environment variable it is from, for messages.
+        name: name of its environment variable, for messages.
 
     Raises:
-        ConfigError: it holds characters that no header can carry.
+        ConfigError: the key contains characters that are not allowed in HTTP headers.
     """
 
     value: str = field(repr=False)
@@ -45,28 +45,28 @@ class Secret:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", self.value.strip())
-        if not all("!" <= sign <= "~" for sign in self.value):
+        if not all("!" <= character <= "~" for character in self.value):
             raise ConfigError(f"{self.name} holds spaces, line breaks or letters beyond ASCII; expected a key")
 
     @classmethod
     def of_environment(cls, name: str) -> Secret | None:
-        """The key of an environment variable; None where it is not set or empty."""
+        """Read a key from an environment variable; None if it is unset or empty."""
         value = os.environ.get(name, "").strip()
         return cls(value, name) if value else None
 
     def hidden_in(self, text: str) -> str:
-        """Text without the key."""
+        """Replace the key in a text with asterisks."""
         return text.replace(self.value, _HIDDEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as a whole.
+    """HTTP response.
 
     Args:
-        status: of HTTP.
-        headers: by name in lower case.
-        body: in bytes.
+        status: status code.
+        headers: headers by lower-case name.
+        body: body as bytes.
     """
 
     status: int
@@ -75,14 +75,14 @@ class Answer:
 
 
 def check_url(name: str, url: str) -> None:
-    """Refuse an address that is not one of HTTP, or that holds a password.
+    """Raise an error for a URL that is not HTTP or contains a password.
 
     Args:
-        name: of the argument, for the message.
-        url: the address.
+        name: name of the argument, for the message.
+        url: URL to check.
 
     Raises:
-        ConfigError: it is one of those; the message holds no password.
+        ConfigError: the URL is invalid; the message does not contain the password.
     """
     try:
         parts = urlsplit(url)
@@ -96,7 +96,7 @@ def check_url(name: str, url: str) -> None:
 
 
 def shown(url: str) -> str:
-    """An address for messages: without user, password, query and fragment, which may hold secrets."""
+    """Format a URL for messages, without user, password, query and fragment, which may be secret."""
     return url.partition("?")[0].partition("#")[0].replace(_user_of(url), "")
 
 
@@ -107,7 +107,7 @@ def _user_of(url: str) -> str:
 
 
 def same_origin(first: str, second: str) -> bool:
-    """Whether two addresses are of one scheme, host and port."""
+    """Whether two URLs have the same scheme, host and port."""
     return _origin(first) == _origin(second)
 
 
@@ -119,25 +119,25 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 def request(
     url: str, body: bytes | None = None, secret: Secret | None = None, *, timeout: float, max_bytes: int = MAX_BYTES
 ) -> Answer:
-    """Send one request, POST with JSON or GET without a body, and return the answer, whatever its status.
+    """Send a POST request with a JSON body, or a GET request without one, and return the response with any status.
 
     Args:
-        url: of the request.
+        url: URL of the request.
         body: JSON in UTF-8.
-        secret: sent as a bearer token.
+        secret: key to send as a bearer token.
         timeout: seconds from the connection to the last byte.
-        max_bytes: of the answer.
+        max_bytes: largest accepted size of the response.
 
     Raises:
-        ConfigError: the answer is a redirect.
-        TransferError: there is no answer, or it is too late or too long.
+        ConfigError: the response is a redirect.
+        TransferError: there is no response, or it is too late or too large.
     """
     headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
     if secret is not None:
         headers["Authorization"] = f"Bearer {secret.value}"
 
     async def exchange() -> Answer:
-        async with _opened("GET" if body is None else "POST", url, headers, body, timeout) as reply:
+        async with _stream("GET" if body is None else "POST", url, headers, body, timeout) as reply:
             if 300 <= reply.status_code < 400:
                 target = shown(reply.headers.get("Location", "no address"))
                 raise ConfigError(f"{shown(url)} answers with a redirect to {target}; name that address")
@@ -147,31 +147,31 @@ def request(
             return Answer(reply.status_code, dict(reply.headers), b"".join(parts))
 
     try:
-        return _within(exchange, url, timeout)
+        return _run_with_timeout(exchange, url, timeout)
     except (ConfigError, TransferError) as error:
-        # what a server says may hold what it was sent; the chain of causes may, too
+        # a server may echo the key; the chained exceptions may contain it, too
         raise type(error)(str(error) if secret is None else secret.hidden_in(str(error))) from None
 
 
 def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeout: float) -> None:
-    """Fetch a file without any key, through redirects that do not leave HTTPS.
+    """Download a file without a key; follows redirects, but not from HTTPS to HTTP.
 
     Args:
-        url: of the file.
-        file: open for writing.
-        max_bytes: of the file.
-        silence: seconds that the server may be silent.
-        timeout: seconds for the whole file.
+        url: URL of the file.
+        file: file open for writing.
+        max_bytes: largest accepted size of the file.
+        silence: longest time in seconds without data from the server.
+        timeout: longest time in seconds for the complete file.
 
     Raises:
-        TransferError: there is no answer, or it is too late, too long or cut short.
+        TransferError: there is no response, or it is too late, too large or truncated.
     """
 
     async def exchange() -> None:
         address = url
         for _ in range(_REDIRECTS + 1):
             headers = {"Accept-Encoding": "identity"}
-            async with _opened("GET", address, headers, None, silence) as reply:
+            async with _stream("GET", address, headers, None, silence) as reply:
                 if reply.has_redirect_location:
                     following = urljoin(address, reply.headers["Location"])
                     if urlsplit(following).scheme not in {"https", urlsplit(address).scheme}:
@@ -185,7 +185,7 @@ def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeo
                 return
         raise TransferError(f"{shown(url)} leads from one address to another without end")
 
-    _within(exchange, url, timeout)
+    _run_with_timeout(exchange, url, timeout)
 
 
 @cache
@@ -196,7 +196,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 @asynccontextmanager
-async def _opened(
+async def _stream(
     method: str, url: str, headers: dict[str, str], body: bytes | None, timeout: float
 ) -> AsyncIterator[httpx2.Response]:
     import httpx2
@@ -209,9 +209,9 @@ async def _opened(
 
 
 async def _read(reply: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    """Parts of an answer as it was sent: unpacked it could be a thousand times as long."""
+    """Yield chunks of a response without decompression, which could expand it a thousandfold."""
     if reply.headers.get("Content-Encoding", "identity") != "identity":
-        raise TransferError(f"it answers in {reply.headers['Content-Encoding'][:20]!r}, which it was not asked for")
+        raise TransferError(f"it answers in {reply.headers['Content-Encoding'][:20]!r}, which was not requested")
     count = 0
     async for part in reply.aiter_raw():
         count += len(part)
@@ -220,8 +220,8 @@ async def _read(reply: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
         yield part
 
 
-def _within(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, timeout: float) -> T:
-    """Run an exchange to its end, or to the end of its time, which no server can draw out byte by byte."""
+def _run_with_timeout(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, timeout: float) -> T:
+    """Run an exchange with a limit on its total time, which also stops servers that send a byte at a time."""
     import anyio
     import httpx2
 
@@ -239,6 +239,6 @@ def _within(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, timeout: f
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
             raise TransferError(f"{shown(url)}: {type(error).__name__}: {error}") from error
 
-    # a notebook has a loop in its thread already, and a thread has room for one
+    # the thread of a notebook already runs an event loop, and a thread can run only one
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(run).result()

@@ -1,6 +1,6 @@
-"""Reading text and JSON files that other programs wrote: gzip, UTF-8, one JSON document or one a line.
+"""Read text and JSON files of other programs: gzip, UTF-8, JSON or JSON Lines.
 
-Whatever is wrong with a file is a :class:`DataError` that names the file and, where there is one, the line.
+Any problem with a file raises a :class:`DataError` that names the file and, where possible, the line.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, NoReturn
 from lightning_idc.utils.errors import DataError
 
 MAX_BYTES = 2**31
-"""Size of the largest file that is read, unpacked."""
+"""Largest size of a file after decompression, in bytes."""
 _MAX_EXCERPT = 80
 
 
 def read_bytes(path: Path) -> bytes:
-    """Content of a file, unpacked if it is a gzip.
+    """Read the content of a file, decompressed if it is gzip.
 
     Raises:
-        DataError: the file cannot be read or unpacked, or is larger than 2 GiB.
+        DataError: the file cannot be read or decompressed, or is larger than 2 GiB.
     """
     try:
         with open(path, "rb") as file:
@@ -41,10 +41,10 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode(raw: bytes, path: Path) -> str:
-    """Text of a file in UTF-8, with or without a byte order mark.
+    """Decode UTF-8 with or without a byte order mark.
 
     Raises:
-        DataError: a byte is not UTF-8, with its line, or is NUL.
+        DataError: a byte is not UTF-8 or is NUL; the message names the line.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -61,10 +61,10 @@ def decode(raw: bytes, path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Text of an annotation file.
+    """Read the text of an annotation file.
 
     Raises:
-        DataError: it cannot be read, is not UTF-8, or is a web page.
+        DataError: the file cannot be read, is not UTF-8, or is a web page.
     """
     text = decode(read_bytes(path), path)
     check_no_page(text, path)
@@ -72,26 +72,26 @@ def read_text(path: Path) -> str:
 
 
 def check_no_page(text: str, path: Path) -> None:
-    """Raise a DataError for a web page, as failed downloads leave behind."""
+    """Raise a DataError for a web page, which a failed download may have saved."""
     if text[:64].lstrip()[:1] == "<":
         raise DataError(f"{path} is an HTML or XML page, as failed downloads leave behind; fetch the file again")
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Value of a JSON text.
+    """Parse a JSON text.
 
     Args:
-        text: the JSON.
-        where: file and line for messages.
+        text: JSON text.
+        where: file and line, for messages.
 
     Raises:
-        DataError: the text is not JSON, or an object has a key twice, of which one value would be lost.
+        DataError: the text is not JSON, or an object has a duplicate key.
     """
     try:
         return _load(text)
     except RecursionError:
         raise DataError(f"{where}: not JSON (nested too deeply): {short(text.strip())}") from None
-    except ValueError as error:  # also a number of thousands of digits
+    except ValueError as error:  # also raised for an integer of thousands of digits
         raise DataError(f"{where}: not JSON ({error}): {short(text.strip())}") from None
 
 
@@ -102,8 +102,8 @@ def _load(text: str) -> Any:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        raise ValueError(f"the key {short(twice[0])} comes twice in one object")
+        duplicates = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
+        raise ValueError(f"the key {short(duplicates[0])} comes twice in one object")
     return value
 
 
@@ -112,8 +112,8 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers from 1."""
-    # only "\n" ends a line: str.splitlines would cut texts at U+2028
+    """Yield the non-blank lines with their line numbers from 1."""
+    # only "\n" ends a line: str.splitlines would also split at U+2028
     number, start = 0, 0
     while start < len(text):
         end = text.find("\n", start)
@@ -126,20 +126,20 @@ def lines_of(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_documents(text: str, path: Path) -> tuple[Any, list[int] | None]:
-    """One JSON document, or a list of the documents of a JSONL text.
+    """Parse a single JSON document or JSON Lines.
 
     Returns:
-        The value, and the line of each document of a JSONL text; None for a single document.
+        The value, which is a list for JSON Lines, and the line number of each item; None for a single document.
 
     Raises:
-        DataError: it is neither.
+        DataError: the text is neither JSON nor JSON Lines.
     """
     if not text.strip():
         raise DataError(f"{path} is empty")
     try:
         return _load(text), None
     except json.JSONDecodeError as error:
-        # a broken document of several lines breaks in its first line only if each line is a document
+        # an error in the first of several lines means that each line is a document
         is_lines = error.msg == "Extra data" or (error.lineno == 1 and "\n" in text.strip())
     except (ValueError, RecursionError):
         is_lines = False
@@ -150,14 +150,14 @@ def parse_documents(text: str, path: Path) -> tuple[Any, list[int] | None]:
 
 
 def read_json(path: Path, kind: type) -> Any:
-    """Value of a JSON file.
+    """Read a JSON file.
 
     Args:
-        path: file, perhaps packed by gzip.
-        kind: ``dict`` or ``list``, whichever the file must hold.
+        path: JSON file, optionally gzip-compressed.
+        kind: expected type, ``dict`` or ``list``.
 
     Raises:
-        DataError: it is not JSON, or holds something else.
+        DataError: the file is not JSON, or its value has another type.
     """
     value = parse_json(read_text(path), str(path))
     if not isinstance(value, kind):
@@ -166,10 +166,10 @@ def read_json(path: Path, kind: type) -> Any:
 
 
 def check_text(text: str, where: str) -> str:
-    """The text itself, if it can be a path and be written out again.
+    """Return the text unchanged if it can be used as a path and encoded as UTF-8.
 
     Raises:
-        DataError: it holds NUL or a lone surrogate.
+        DataError: the text contains NUL or a lone surrogate.
     """
     if (not text.isascii() or "\0" in text) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
         raise DataError(f"{where} holds NUL or half of a character (a lone surrogate): {short(text)}")
@@ -177,11 +177,11 @@ def check_text(text: str, where: str) -> str:
 
 
 def short(value: Any) -> str:
-    """A value for a message, cut to 80 characters."""
+    """Format a value for a message, truncated to 80 characters."""
     if isinstance(value, str | bytes):
         value = value[: _MAX_EXCERPT + 1]
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # numbers of thousands of digits, lists in lists
+    except (ValueError, RecursionError):  # integers of thousands of digits, deeply nested lists
         text = type(value).__name__
     return text if len(text) <= _MAX_EXCERPT else f"{text[: _MAX_EXCERPT - 3]}..."

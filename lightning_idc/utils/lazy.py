@@ -1,4 +1,4 @@
-"""Lazy public names: a package lists them once, in its ``__init__.pyi``, which type checkers read too."""
+"""Lazy imports of public names, which a package lists once, in an ``__init__.pyi`` that type checkers also read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
-    """Module and name there of every public name of a package, as its stub imports them.
+    """Map each public name of a package to its module and its name in that module.
 
     Args:
-        stub: ``__init__.pyi`` with nothing but ``from MODULE import NAME as PUBLIC``.
+        stub: ``__init__.pyi`` that consists of ``from MODULE import NAME as PUBLIC``.
     """
     homes = {}
     for node in ast.parse(Path(stub).read_text(encoding="utf-8")).body:
@@ -24,9 +24,9 @@ def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a package that imports a public name when it is first used.
+    """Create ``__getattr__``, ``__dir__`` and ``__all__`` for a package that imports public names on first use.
 
-    ``lazy_loader`` does the same within one package only; here ``callbacks`` also lists the callbacks of ``methods``.
+    ``lazy_loader`` is limited to one package, but ``callbacks`` also exports the callbacks of ``methods``.
     """
     homes = public_names(Path(file).with_suffix(".pyi"))
     names = sorted(homes)

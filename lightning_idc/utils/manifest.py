@@ -1,6 +1,6 @@
-"""Which files of a folder this library wrote, so that it never replaces or removes one of the user's.
+"""Manifests of the files that this library wrote to a folder, so that it never replaces or removes a user's file.
 
-The list of each folder is kept in the library's cache folder, not in the user's.
+Manifests are stored in the library's cache folder rather than in the user's folder.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 from lightning_idc.utils.files import atomic_write, default_cache_dir, digest, file_digest
 
 Manifest = dict[str, dict[str, list[str]]]
-"""Output, file, digests: of the file as it is, and as it was before a run that was cut off."""
+"""Output name -> file -> digests: of the current file, and of the previous one if a run was interrupted."""
 
 
 def is_same(path: Path, other: Path) -> bool:
-    """Whether two paths are one file or folder, under any name."""
+    """Whether two paths refer to the same file or folder."""
     try:
         return os.path.samefile(path, other)
     except OSError:
@@ -27,7 +27,7 @@ def is_same(path: Path, other: Path) -> bool:
 
 
 def is_below(path: Path, above: Path) -> bool:
-    """Whether a path is a file or folder, under any name, or lies in that folder."""
+    """Whether ``path`` is the same as ``above`` or inside that folder, with links resolved."""
     if is_same(path, above):
         return True
     if not above.is_dir():
@@ -36,17 +36,17 @@ def is_below(path: Path, above: Path) -> bool:
 
 
 def is_as_written(path: Path, digests: Sequence[str]) -> bool:
-    """Whether a file has one of these digests; a link has none."""
+    """Whether a file has one of these digests; always False for a link."""
     return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
 
 def manifest_path(folder: Path) -> Path:
-    """File that lists the outputs of a folder: one per real path, in the cache folder."""
+    """Return the path, in the cache folder, of the manifest of a folder."""
     return default_cache_dir() / "outputs" / f"{digest(os.fsencode(os.path.realpath(folder)))}.json"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Outputs of a folder; empty where none is known, or where the list is damaged."""
+    """Read the manifest of a folder; empty if it is missing or damaged."""
     try:
         outputs = json.loads(manifest_path(folder).read_text(encoding="utf-8"))["outputs"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -65,9 +65,9 @@ def _is_manifest(outputs: Any) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the list of the outputs of a folder, or remove it where there are none.
+    """Write the manifest of a folder, or delete it if it is empty.
 
-    Where the cache folder cannot be written, later runs ask for ``--overwrite``.
+    If the cache folder is not writable, later runs require ``--overwrite``.
     """
     path = manifest_path(folder)
     with suppress(OSError):
@@ -75,21 +75,21 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        # ASCII, since names of files need not be UTF-8
+        # escaped as ASCII, since file names may not be valid UTF-8
         atomic_write(path, json.dumps({"folder": str(folder.absolute()), "outputs": manifest}, indent=1))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time changes the outputs of a folder, where the file system has locks."""
-    number = None
+    """Hold an exclusive lock on the outputs of a folder, if the file system supports locks."""
+    descriptor = None
     with suppress(ImportError, OSError):
         import fcntl
 
-        number = os.open(folder, os.O_RDONLY)
-        fcntl.flock(number, fcntl.LOCK_EX)
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         yield
     finally:
-        if number is not None:
-            os.close(number)
+        if descriptor is not None:
+            os.close(descriptor)

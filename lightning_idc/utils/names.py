@@ -1,6 +1,6 @@
-"""Names of classes: ``ProCap`` in a configuration, ``lightning_idc.methods.ProCap`` in a checkpoint, one class.
+"""Resolve class names: ``ProCap`` in a configuration is ``lightning_idc.methods.ProCap`` in a checkpoint.
 
-Bare names are looked up in source files, so that a misspelt one is found before torch and Lightning are imported.
+Bare names are looked up in source files, so that misspellings are reported before torch and Lightning are imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from lightning_idc.utils.errors import ConfigError
 
 PACKAGES = tuple(f"lightning_idc.{name}" for name in ("methods", "models", "callbacks", "data", "synthesis", "nn"))
-"""Packages of this library whose public names need no module; their stubs list them."""
+"""Packages of this library whose public names can be used without their module; the stubs list these names."""
 MODULES = [
     "lightning_idc.models.schedules",
     "lightning_idc.models.strategies",
@@ -28,12 +28,12 @@ MODULES = [
     "lightning.pytorch.profilers",
     "torch.optim",
 ]
-"""Further modules whose classes need no module; ``--import`` and a recipe's ``import`` append theirs."""
+"""Further modules whose classes can be used by bare name; ``--import`` and a recipe's ``import`` append to it."""
 
 
 @cache
 def source_of(module: str) -> Path | None:
-    """Source file of a module, found without importing it or its parents; None where there is none."""
+    """Find the source file of a module without importing it or its parents; None if there is none."""
     search: Any = None
     parts = module.split(".")
     spec = None
@@ -52,12 +52,12 @@ def source_of(module: str) -> Path | None:
 
 @cache
 def bindings(module: str) -> dict[str, ast.stmt | str]:
-    """Names that a module binds: the statement that defines one, or the path of one that it imports.
+    """Map the names that a module binds to their defining statement, or to the path of an imported name.
 
-    A package with a stub beside its ``__init__.py`` exports lazily what the stub imports.
+    A package with a stub next to its ``__init__.py`` lazily exports the names that the stub imports.
 
     Args:
-        module: its path.
+        module: dotted path of the module.
     """
     file = source_of(module)
     if file is None:
@@ -88,7 +88,7 @@ def bindings(module: str) -> dict[str, ast.stmt | str]:
 
 
 def _statements(body: list[ast.stmt]) -> Iterable[ast.stmt]:
-    """Statements of a module, also those under a condition or a ``try``."""
+    """Yield the statements of a module, including those in ``if`` and ``try`` blocks."""
     for node in body:
         yield node
         if isinstance(node, (ast.If, ast.Try)):
@@ -97,10 +97,10 @@ def _statements(body: list[ast.stmt]) -> Iterable[ast.stmt]:
 
 @cache
 def definition(path: str) -> tuple[str, ast.stmt] | None:
-    """Module and statement that define a class or function; None where no source tells.
+    """Find the module and statement that define a class or function; None if there is no source.
 
     Args:
-        path: of the class, where it is defined or from where it is exported.
+        path: dotted path of the class, where it is defined or exported.
     """
     module, _, name = path.rpartition(".")
     bound = bindings(module).get(name) if module else None
@@ -111,7 +111,7 @@ def definition(path: str) -> tuple[str, ast.stmt] | None:
 
 @cache
 def _public() -> dict[str, tuple[str, str]]:
-    """Public name -> package that exports it, path of its definition."""
+    """Map each public name to the package that exports it and the path of its definition."""
     bound: dict[str, tuple[str, str]] = {}
     for package in PACKAGES:
         for name, path in bindings(package).items():
@@ -122,23 +122,23 @@ def _public() -> dict[str, tuple[str, str]]:
 
 @cache
 def _exported() -> dict[str, str]:
-    """Path of a definition -> public path."""
+    """Map the path of each definition to its public path."""
     return {path: f"{package}.{name}" for name, (package, path) in _public().items()}
 
 
 def is_public(name: str) -> bool:
-    """Whether a bare name is one of this library's public ones."""
+    """Whether a bare name is a public name of this library."""
     return name in _public()
 
 
 def exported(path: str) -> bool:
-    """Whether a path is a public one, such as ``lightning_idc.methods.ProCap``."""
+    """Whether a path is public, such as ``lightning_idc.methods.ProCap``."""
     package, _, name = path.rpartition(".")
     return name in _public() and _public()[name][0] == package
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Hint that names the closest valid name, or all of them.
+    """Format a hint with the closest valid name, or with all of them.
 
     Example:
         >>> nearest("widht", ["width", "heads"])
@@ -150,13 +150,13 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def full_name(name: str) -> str:
-    """Public path of a class for its bare name or for any path of it.
+    """Return the public path of a class, from its bare name or any of its paths.
 
     Args:
-        name: as in a configuration, such as ``ProCap``, ``AdamW`` or ``mine.Captioner``.
+        name: name as in a configuration, such as ``ProCap``, ``AdamW`` or ``mine.Captioner``.
 
     Raises:
-        ConfigError: a bare name that is not known; the nearest one that is.
+        ConfigError: a bare name is unknown; the message suggests the closest one.
 
     Example:
         >>> full_name("ProCap"), full_name("lightning_idc.methods.procap.module.ProCap")
@@ -167,23 +167,23 @@ def full_name(name: str) -> str:
             return _exported()[name]
         module, _, original = name.rpartition(".")
         package, path = _public().get(original, ("", ""))
-        # a package on the way to the defining module may export the class, too
+        # a parent package of the defining module may also export the class
         return f"{package}.{original}" if path.startswith(f"{module}.") else name
     if name in _public():
         return f"{_public()[name][0]}.{name}"
-    names_of_classes = set(_public())
+    class_names = set(_public())
     for module in MODULES:
         names = {other for other in bindings(module) if other[:1].isupper()}
         if name in names:
             return f"{module}.{name}"
-        names_of_classes |= names
-    close = difflib.get_close_matches(name, names_of_classes, 1, 0.6)
+        class_names |= names
+    close = difflib.get_close_matches(name, class_names, 1, 0.6)
     hint = f"did you mean {close[0]!r}?" if close else "expected a public name or the path of a class (--import MODULE)"
     raise ConfigError(f"there is no class {name!r}; {hint}")
 
 
 def public_name(kind: type) -> str:
-    """Path that a checkpoint stores for a class: the public one where there is one.
+    """Return the path that a checkpoint stores for a class: the public one, if any.
 
     Example:
         >>> from lightning_idc.models.schedules import Constant
@@ -195,7 +195,7 @@ def public_name(kind: type) -> str:
 
 @cache
 def class_of(name: str) -> Any:
-    """Class, or function that makes an object, of a name.
+    """Import the class or factory function with a given name.
 
     Raises:
         ConfigError: the module or the class does not exist.
@@ -204,7 +204,7 @@ def class_of(name: str) -> Any:
     module_name, _, original = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:  # a path such as "a..b" is the latter
+    except (ImportError, ValueError) as error:  # ValueError for a path such as "a..b"
         raise ConfigError(f"class_path {name!r} cannot be imported: {error}") from error
     try:
         value = getattr(module, original)
@@ -219,10 +219,10 @@ def class_of(name: str) -> Any:
 
 
 def with_full_names(config: Any) -> Any:
-    """Copy of a configuration in which every ``class_path`` is a full path.
+    """Copy a configuration, with every ``class_path`` expanded to a full path.
 
     Raises:
-        ConfigError: a bare name that is not known.
+        ConfigError: a bare name is unknown.
     """
     if isinstance(config, list):
         return [with_full_names(value) for value in config]

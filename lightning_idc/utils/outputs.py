@@ -1,8 +1,8 @@
-"""Outputs: all files and folders that a user asks for are made here, and files of others stay as they are.
+"""Write the output files and folders that a user requests, without overwriting other files.
 
-An output is a named set of files in a folder. They are written into a draft first and moved to their places together.
-A list in the cache folder names the files of each output with their digests: a later run replaces or removes these, as
-long as nobody changed them. Every other file is left alone unless ``overwrite`` is set.
+An output is a named set of files in a folder. They are written to a draft folder and then moved to their final paths.
+A manifest in the cache folder lists the files of each output with their digests: a later run replaces or removes them
+unless they were modified. Other files are never touched unless ``overwrite`` is set.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from lightning_idc.utils.manifest import (
 
 
 class Output:
-    """A named set of files in a folder; as a context manager it gives the draft folder to write them into.
+    """Named set of files in a folder; as a context manager, it returns a draft folder to write the files to.
 
-    When the context ends without an error, the files of the draft move to their places, and files of an earlier output
-    of this name that are no longer part of it are removed. Otherwise the folder stays as it was.
+    If the context ends without an error, the files of the draft move to their final paths, and files of a previous
+    output of this name that are no longer part of it are removed. Otherwise the folder is left unchanged.
 
     Args:
-        folder: that holds the files; made where it is missing.
-        name: of the output, the same for each run that may replace it.
-        overwrite: whether files of others, or of other outputs, may be replaced.
-        inputs: files and folders that are read; no output may be one of them or lie in one of them.
-        own: folders below ``folder`` that hold files of this output only.
-        option: of the command line that names the output, for messages.
+        folder: target folder; created if missing.
+        name: name of the output, which must be the same for runs that may replace each other's files.
+        overwrite: whether other files may be replaced.
+        inputs: input files and folders; an output must not be one of them or inside one of them.
+        own: folders below ``folder`` reserved for files of this output.
+        option: command-line option that names the output, for messages.
 
     Raises:
-        ConfigError: a file of the output would take the place of another one, or of an input.
+        ConfigError: a file of the output would replace another file or an input.
 
     Example:
         >>> with Output("out", "table") as draft:  # doctest: +SKIP
@@ -68,19 +68,19 @@ class Output:
         self._made = False
 
     def check(self, *files: str) -> None:
-        """Refuse files that must not be written, before the work whose result they are to hold.
+        """Raise an error for files that must not be written; called before the results are computed.
 
         Args:
-            files: paths below the folder.
+            files: paths relative to the folder.
         """
         existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
         if not existing.is_dir():
-            raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is no folder")
+            raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is not a folder")
         manifest = read_manifest(self.folder)
         for file in files:
             self._check_file(file, manifest)
         for name in self.own:
-            self._check_own(name, manifest)
+            self._check_reserved(name, manifest)
 
     def __enter__(self) -> Path:
         self.check()
@@ -98,16 +98,16 @@ class Output:
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft = None
             if self._made:
-                with suppress(OSError):  # it holds files now
+                with suppress(OSError):  # not empty
                     self.folder.rmdir()
 
     def files(self) -> list[str]:
-        """Files of this output that are there as they were written, as paths below the folder."""
+        """List the unmodified files of this output, as paths relative to the folder."""
         entries = read_manifest(self.folder).get(self.name, {})
         return [file for file, digests in entries.items() if is_as_written(self.folder / file, digests)]
 
     def remove(self) -> None:
-        """Remove the files of this output, and the folder where nothing else is in it."""
+        """Remove the files of this output, and the folder if it is then empty."""
         if not self.folder.is_dir():
             return
         with locked(self.folder):
@@ -115,7 +115,7 @@ class Output:
             for file, digests in manifest.pop(self.name, {}).items():
                 self._remove_file(file, digests)
             write_manifest(self.folder, manifest)
-        with suppress(OSError):  # it holds files of others
+        with suppress(OSError):  # it contains other files
             self.folder.rmdir()
 
     def _check_file(self, file: str, manifest: Manifest) -> None:
@@ -139,8 +139,8 @@ class Output:
                 "--overwrite"
             )
 
-    def _check_own(self, name: str, manifest: Manifest) -> None:
-        """Refuse a folder that is to hold files of this output only, where it holds others, or inputs."""
+    def _check_reserved(self, name: str, manifest: Manifest) -> None:
+        """Raise an error if a folder reserved for this output contains other files or inputs."""
         folder = self.folder / name
         where = f"{self.option}{str(folder)!r}"
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -167,19 +167,19 @@ class Output:
         with locked(self.folder):
             self.check(*files)
             manifest = read_manifest(self.folder)
-            before = manifest.get(self.name, {})
+            previous = manifest.get(self.name, {})
             digests = {file: file_digest(path) for file, path in files.items()}
             for path in files.values():
-                flush(path)  # a power cut must not leave a good name on an empty file
-            # until all are in their places a file may be as it was, or as it is now
-            both = {file: [digest, *before.get(file, [])] for file, digest in digests.items()}
-            manifest[self.name] = {**before, **both}
+                flush(path)  # otherwise a power cut could leave an empty file under the final name
+            # until all files are moved, each may be the previous or the new version
+            both = {file: [digest, *previous.get(file, [])] for file, digest in digests.items()}
+            manifest[self.name] = {**previous, **both}
             write_manifest(self.folder, manifest)
             for file, path in files.items():
                 (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, self.folder / file)
-            for file in before.keys() - files.keys():
-                self._remove_file(file, before[file])
+            for file in previous.keys() - files.keys():
+                self._remove_file(file, previous[file])
             manifest[self.name] = {file: [digest] for file, digest in digests.items()}
             write_manifest(self.folder, manifest)
 
@@ -191,7 +191,7 @@ class Output:
         for above in Path(file).parents[:-1]:
             try:
                 (self.folder / above).rmdir()
-            except OSError:  # it holds other files
+            except OSError:  # it contains other files
                 return
 
 
@@ -201,42 +201,42 @@ def write_file(
     overwrite: bool = False,
     inputs: Iterable[str | Path] = (),
 ) -> None:
-    """Write one file, which is there as a whole or not at all; devices and pipes are written to as they are.
+    """Write one file atomically; devices and pipes are written to directly.
 
     Args:
-        target: the file; where it is a link, the file that the link leads to.
-        content: bytes, text (UTF-8), or a function that writes the path that it gets.
-        overwrite: whether a file of others may be replaced.
-        inputs: files and folders that are read.
+        target: file to write; a link is followed.
+        content: bytes, text (UTF-8), or a function that writes to the path it receives.
+        overwrite: whether a file that this function did not write may be replaced.
+        inputs: input files and folders.
 
     Raises:
-        ConfigError: the target is a folder, an input, or a file of others.
+        ConfigError: the target is a folder, an input, or an existing file.
         OSError: the file cannot be written.
     """
     path = Path(target).expanduser()
     if is_device(path):
         fill(path, content)
         return
-    path = _behind_links(path)
+    path = _resolve_link(path)
     with Output(path.parent, path.name, overwrite, inputs) as draft:
         fill(draft / path.name, content)
 
 
 @contextmanager
 def new_file(target: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A file beside the target to write into; it takes the target's place when the context ends without an error.
+    """Yield a temporary file that replaces the target if the context ends without an error.
 
-    For files of a data set, which are known by their checksums and stand in no list of outputs.
+    For files of data sets, which are identified by their checksums and not listed in a manifest.
 
     Args:
-        target: the file, whose folder exists.
-        overwrite: whether it may replace a file.
+        target: file to write, in an existing folder.
+        overwrite: whether an existing file may be replaced.
 
     Raises:
-        ConfigError: something is there already.
+        ConfigError: the target exists.
     """
-    number, name = tempfile.mkstemp(prefix=f".{target.name[:100]}-", suffix=".part", dir=target.parent)
-    os.close(number)
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name[:100]}-", suffix=".part", dir=target.parent)
+    os.close(descriptor)
     part = Path(name)
     try:
         part.chmod(0o666 & ~_umask())
@@ -255,52 +255,52 @@ def _umask() -> int:
 
 
 def check_file(option: str, target: Path, inputs: Iterable[str | Path] = (), overwrite: bool = False) -> None:
-    """Refuse a target that :func:`write_file` would refuse, before the work whose result it is to hold.
+    """Raise the error that :func:`write_file` would raise; called before the content is computed.
 
     Args:
-        option: that names the target, for the message.
+        option: command-line option that names the target, for the message.
         target: file to write.
-        inputs: files and folders that are read; those that are not there do not count.
-        overwrite: whether a file of others may be replaced.
+        inputs: input files and folders; missing ones are ignored.
+        overwrite: whether an existing file may be replaced.
 
     Raises:
-        ConfigError: the target is a folder, an input, or a file of others.
+        ConfigError: the target is a folder, an input, or an existing file.
     """
     path = target.expanduser()
     if not is_device(path):
-        path = _behind_links(path)
+        path = _resolve_link(path)
         Output(path.parent, path.name, overwrite, inputs, option=option).check(path.name)
 
 
 def check_apart(outputs: Mapping[str, Path | None]) -> None:
-    """Refuse outputs of one command that are one file, or of which one lies in another.
+    """Raise an error if two outputs of a command are the same file, or one contains the other.
 
     Args:
         outputs: file or folder by option; None for options that are not set.
 
     Raises:
-        ConfigError: two of them are, or hold, each other.
+        ConfigError: two outputs overlap.
     """
     seen: dict[str, Path] = {}
     for option, target in outputs.items():
         if target is None or is_device(target):
             continue
         path = Path(os.path.realpath(target.expanduser()))
-        for other, before in seen.items():
-            if path.is_relative_to(before) or before.is_relative_to(path):
-                raise ConfigError(f"{other} and {option} would both write {str(target)!r}; name them apart")
+        for other, previous in seen.items():
+            if path.is_relative_to(previous) or previous.is_relative_to(path):
+                raise ConfigError(f"{other} and {option} would both write {str(target)!r}; choose different paths")
         seen[option] = path
 
 
 def save(target: Path, write: Callable[[Path], Any], overwrite: bool = False) -> bool:
-    """Write a file as :func:`write_file` does; print why, and go on, where that is impossible.
+    """Write a file like :func:`write_file`, but print a message instead of raising an error.
 
-    A full disk at the end of a test must not take the scores with it, which are on the screen by then.
+    A full disk at the end of a test must not abort it, since its scores are already on the screen.
 
     Args:
-        target: the file.
-        write: writes the path that it gets.
-        overwrite: whether a file of others may be replaced.
+        target: file to write.
+        write: function that writes to the path it receives.
+        overwrite: whether an existing file may be replaced.
 
     Returns:
         Whether the file was written.
@@ -309,18 +309,18 @@ def save(target: Path, write: Callable[[Path], Any], overwrite: bool = False) ->
 
 
 def save_json(target: Path, value: Any, overwrite: bool = False) -> bool:
-    """Write plain values as :func:`save` does; numbers that JSON does not know become null."""
+    """Write plain values as JSON like :func:`save`; NaN and infinity become null."""
     return saved(target, lambda: write_file(target, json_text(value), overwrite))
 
 
 def json_text(value: Any) -> str:
-    """Plain values as JSON; numbers that it does not know become null, halves of surrogates question marks."""
+    """Format plain values as JSON; NaN and infinity become null, lone surrogates question marks."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "replace").decode()
 
 
 def saved(target: Path, write: Callable[[], Any]) -> bool:
-    """Whether a function wrote a target; why not is printed."""
+    """Call a function that writes a target; print its error, if any, and return whether it succeeded."""
     try:
         write()
     except OSError as error:
@@ -333,11 +333,11 @@ def saved(target: Path, write: Callable[[], Any]) -> bool:
     return True
 
 
-def _behind_links(path: Path) -> Path:
-    """The file that a link leads to; other paths as they are."""
+def _resolve_link(path: Path) -> Path:
+    """Resolve a link; other paths are returned unchanged."""
     if not path.is_symlink():
         return path
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise ConfigError(f"{str(path)!r} is a link that leads in a circle; name another file")
+        raise ConfigError(f"{str(path)!r} is part of a loop of links; name another file")
     return target

@@ -1,4 +1,4 @@
-"""Paths: kept below their data folder, and what the first bytes of a file say it is."""
+"""Check that paths stay inside their data folder, and identify files by their first bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_idc.utils.errors import DataError
 
 LONGEST_NAME = 255
 LONGEST_FOLDER = 3800
-"""Bytes that Linux takes at most, the latter with a name below the folder to spare."""
+"""Limits of Linux in bytes; that of folders leaves room for a file name."""
 
 _KINDS = (
     (0, b"%!PS", "PostScript, which is a program"),
@@ -31,30 +31,30 @@ _KINDS = (
 
 
 def inside(root: str | Path, relative: str, record: str, follow_links: bool = False) -> Path:
-    """Path below a root folder.
+    """Resolve a path inside a root folder.
 
     Args:
-        root: the folder.
-        relative: path below it.
-        record: what names the path, for the message.
-        follow_links: let links lead out of the folder; ``..`` never does.
+        root: root folder.
+        relative: path relative to the root folder.
+        record: record that contains the path, for the message.
+        follow_links: whether links may lead out of the folder; ``..`` never may.
 
     Raises:
-        DataError: the path is absolute, too long or leaves the root, also through a link.
+        DataError: the path is absolute, too long, or leaves the root folder, possibly through a link.
     """
     base = Path(root).resolve()
     if not relative or Path(relative).is_absolute():
         raise DataError(f"{record}: the path {relative!r} must be relative to the data folder")
-    written = Path(os.path.normpath(base / relative))
+    lexical = Path(os.path.normpath(base / relative))
     try:
         full = (base / relative).resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # links in a circle, characters that no path may hold
+    except (OSError, ValueError, RuntimeError) as error:  # symlink loops, invalid characters
         raise DataError(f"{record}: {relative!r} cannot be a path ({error})") from error
-    if not _nameable(full) or not _nameable(written):
+    if not _is_short_enough(full) or not _is_short_enough(lexical):
         raise DataError(f"{record}: {relative[:60]!r}... is longer than any path may be")
     if full.is_relative_to(base):
         return full
-    if not written.is_relative_to(base):
+    if not lexical.is_relative_to(base):
         raise DataError(f"{record}: the path {relative!r} leaves the data folder; only files below it are read")
     if follow_links:
         return full
@@ -64,23 +64,23 @@ def inside(root: str | Path, relative: str, record: str, follow_links: bool = Fa
     )
 
 
-def _nameable(path: Path) -> bool:
-    """Whether files may be called so; asking the system for one that is longer is an OSError of its own."""
+def _is_short_enough(path: Path) -> bool:
+    """Whether a path is short enough for the system, which would raise an OSError for a longer one."""
     return all(fits(part, LONGEST_NAME) for part in path.parts) and fits(str(path), LONGEST_FOLDER)
 
 
 def fits(name: str, longest: int) -> bool:
-    """Whether a name has so many bytes at most."""
+    """Whether a name has at most ``longest`` bytes."""
     return len(name.encode(errors="surrogatepass")) <= longest
 
 
 def is_web_page(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is HTML, as failed downloads leave behind."""
+    """Whether a file that begins with these bytes is HTML, which a failed download may have saved."""
     return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype", b"<html", b"<head"))
 
 
 def describe_start(start: bytes) -> str:
-    """What the first bytes of a file say it is instead of what was expected."""
+    """Describe the type of a file from its first bytes, for messages."""
     if not start:
         return "the file is empty"
     if is_web_page(start):

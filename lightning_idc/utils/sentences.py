@@ -1,4 +1,4 @@
-"""Where the first sentence of a text ends, which full stops of abbreviations and numbers do not decide."""
+"""Find the end of the first sentence of a text, ignoring full stops in abbreviations and numbers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _TITLES = "mr mrs ms dr prof rev gen capt lt sgt gov mt vs approx cf e.g i.e"
 _NUMBERED = "no nos fig figs vol ch pp sec rt apt hwy est ca jan feb mar apr jun jul aug sep sept oct nov dec"
 _SHORTENED = "st ave blvd rd sq jr sr inc ltd co corp bros etc ft lb lbs oz dept univ assn feat ph.d"
 _NEED_A_WORD = frozenset(_TITLES.split())
-"""Abbreviations that no sentence ends with."""
+"""Abbreviations that never end a sentence."""
 _NEED_A_NUMBER = frozenset(_NUMBERED.split())
-"""Those that are words, or the end of a sentence, unless a number follows."""
+"""Abbreviations if a number follows, otherwise ordinary words that may end a sentence."""
 _MAY_END = frozenset(_SHORTENED.split())
-"""Those that a sentence may end with; so may initials and letters with full stops, as in U.S. or p.m."""
+"""Abbreviations that may end a sentence, as may initials and letters with full stops such as U.S. or p.m."""
 _LETTERS = re.compile(r"[a-z](?:\.[a-z])*")
 _OPENING = re.compile(
     r"(?:The|This|That|These|Those|It|Its|There|They|He|She|I|We|You|A|An|In|On|Here|Both|Each|Neither|While|Overall|"
@@ -22,17 +22,18 @@ _QUOTED = re.compile(
     r"""(?<!\w)"[^"\n]*"|\u201c[^\u201d\n]*\u201d|(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)\u2018[^\u2019\n]*\u2019(?!\w)"""
 )
 _CLOSING = "\"'\u201d\u2019)\\]"
-# marks before white space; a full stop without any before a capital letter; a line that ends a paragraph or an item
+# punctuation before white space; a full stop directly before a capital letter; the end of a paragraph or list item
 _END = re.compile(
     rf"(?P<mark>[.!?\u2026]+)[{_CLOSING}]*(?=\s|$)|(?<=[a-z]{{2}})(?P<joined>\.)(?=[A-Z][a-z])|\n(?=\s*[-*\u2022#A-Z]|[^\S\n]*\n)"
 )
 
 
 def sentence_end(text: str) -> int | None:
-    """Number of characters of the first sentence, its mark and closing quotes included; None where it has no end.
+    """Return the length of the first sentence, including its punctuation and closing quotes; None if it does not end.
 
-    Full stops within quotes, numbers and abbreviations end no sentence; a blank line, or a line break before a capital
-    letter or a bullet, does. A last "..." or an abbreviation that needs a word behind it is no end.
+    Full stops in quotes, numbers and abbreviations do not end a sentence; a blank line, or a line break before a
+    capital letter or a bullet, does. A final "...", or an abbreviation that requires another word, does not
+    end a sentence.
 
     Example:
         >>> text = 'St. Mary has No. 5, a 3.5 m boat that says "Stop. Look." and a cat. Both are old.'
@@ -40,20 +41,20 @@ def sentence_end(text: str) -> int | None:
         'St. Mary has No. 5, a 3.5 m boat that says "Stop. Look." and a cat.'
     """
     text = text.rstrip()
-    plain = _QUOTED.sub(_without_stops, text)
+    plain = _QUOTED.sub(_mask_quotation, text)
     for match in _END.finditer(plain):
         if match["mark"] is None or _ends(plain[: match.start()], match, plain[match.end() :].lstrip()):
             return match.end()
     return None
 
 
-def _without_stops(quoted: re.Match[str]) -> str:
-    """The quotation without marks that could end a sentence, but for one right before its end."""
+def _mask_quotation(quoted: re.Match[str]) -> str:
+    """Mask a quotation, except for a mark directly before its closing quote."""
     return "x" * (len(quoted[0]) - 2) + quoted[0][-2:]
 
 
 def _ends(before: str, match: re.Match[str], after: str) -> bool:
-    """Whether marks end a sentence."""
+    """Whether punctuation ends a sentence, given the text before and after it."""
     if match["mark"] != "." or len(match[0]) > 1:
         unfinished = match["mark"].endswith(("..", "\u2026"))
         return after.lstrip("\"'\u201c\u2018([")[:1].isupper() or not (after or unfinished)

@@ -1,17 +1,17 @@
-"""Captions as safe text: they come from models and from other people's files."""
+"""Escape untrusted text, such as captions from models and files, for terminals and Markdown."""
 
 from __future__ import annotations
 
 import unicodedata
 
-# controls, formats (among them those that turn the direction of writing), halves of surrogates, breaks of lines
+# control and format characters (including direction marks), surrogates, line and paragraph separators
 _HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
-# formats that belong to words: Persian, Hindi, emoji
+# format characters within words: Persian, Hindi, emoji
 _JOINERS = "\u200c\u200d"
 
 
 def printable(text: str) -> str:
-    """The text with its lines, and control characters as escapes: what others wrote must not steer a terminal.
+    """Escape control characters, except line breaks, so that untrusted text cannot control a terminal.
 
     Example:
         >>> printable("two\\nlines \\x1b[2J")
@@ -26,11 +26,11 @@ def printable(text: str) -> str:
 
 
 def encodable(text: str, encoding: str | None) -> str:
-    """The text, with escapes for what an encoding lacks.
+    """Escape characters that an encoding lacks.
 
     Args:
-        text: of any lines.
-        encoding: of a stream; None for UTF-8.
+        text: text of any number of lines.
+        encoding: encoding of a stream; None for UTF-8.
 
     Example:
         >>> encodable("1.0 ± 0.2", "ascii")
@@ -41,14 +41,14 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def markdown(text: str) -> str:
-    """One line of Markdown in which the text is text: never markup, HTML or a link."""
+    """Escape text as one line of Markdown without markup, HTML or links."""
     return "".join(f"&#{ord(c)};" if c in "<>&|`*[]\\" else c for c in plain(text))
 
 
 def plain(text: str, encoding: str | None = None) -> str:
-    """One line without control characters; what ``encoding`` lacks becomes a question mark.
+    """Convert text to one line without control characters; question marks replace characters that ``encoding`` lacks.
 
-    A caption must not move a terminal's cursor, nor end a test because a console knows no umlauts.
+    A caption must not move the cursor of a terminal, or crash a test on a console that is not UTF-8.
     """
     visible = "".join(" " if unicodedata.category(c) in _HIDDEN and c not in _JOINERS else c for c in text)
     line = " ".join(visible.split())

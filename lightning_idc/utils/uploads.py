@@ -1,4 +1,4 @@
-"""Uploads to the Hugging Face hub: the files of an output, and no others."""
+"""Upload the files of an output, and no others, to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
     """Upload the files of an output, and no others, to the Hugging Face hub; return the address.
 
     Args:
-        output: that was written.
-        repo: ``OWNER/NAME``, made where it is missing.
-        message: of the commit.
+        output: written output.
+        repo: ``OWNER/NAME``, created if missing.
+        message: commit message.
         private: whether a new repository is private.
         kind: ``model`` or ``dataset``.
 
     Raises:
-        ConfigError: a file was changed since, or the hub does not answer, or refuses.
+        ConfigError: a file was modified, or the hub does not answer or rejects the upload.
     """
     from huggingface_hub import HfApi
 
@@ -39,7 +39,7 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
                 repo_id=repo, folder_path=output.folder, commit_message=message, allow_patterns=patterns, **kinds
             )
         )
-    except Exception as error:  # every version of the hub's client raises network errors of another library
+    except Exception as error:  # the network errors of the hub client differ between its versions
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
             f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "

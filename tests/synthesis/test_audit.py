@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.toy_stages import Numbers
 
-from lightning_idc.synthesis.audit import Audit, _fair_shares
+from lightning_idc.synthesis.audit import Audit, _balanced_counts
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.stages import MapStage, Sequential
@@ -89,7 +89,7 @@ def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) ->
     assert sorted(map(str, reasons)) == ["None", "None", "pair too similar", "pair too similar"]
     assert "<td>6</td>" in html and "10 pairs, 4 of them shown" in html
     assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
-    assert _fair_shares({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}
+    assert _balanced_counts({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}
 
 
 def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
     assert JsonLines(str(file)).fingerprint != known
     file.write_text('{"images": 3}\nnothing\n')
     for index, line in enumerate(("sample 1", "sample 2")):
-        with pytest.raises(DataError, match=f"{line} is none of data-juicer"):
+        with pytest.raises(DataError, match=f"{line} is not a data-juicer sample"):
             JsonLines(str(file)).record(index)
     with pytest.raises(DatasetNotFoundError, match="cannot be read"):
         JsonLines(str(tmp_path / "none.jsonl"))
@@ -150,7 +150,7 @@ def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) ->
     assert [source.record(index).facts["caption"] for index in range(len(source))] == ["A bus.", "A car."]
     meta = {"bbox_tag": [[5, 5, 2, 2], [8, 8, 2, 2]], "region_caption1": ["a"], "region_caption2": ["b", "c"]}
     file.write_text(json.dumps({"text": "A bus.", "__dj__meta__": meta}))
-    with pytest.raises(DataError, match="sample 1 is none of data-juicer"):
+    with pytest.raises(DataError, match="sample 1 is not a data-juicer sample"):
         JsonLines(str(file)).record(0)
 
 

@@ -57,7 +57,7 @@ def test_all_problems_of_all_stages_are_told_together(tmp_path: Path) -> None:
         "paint: ": "hf download no/sdxl",
         "areas: ": "ultralytics",
         "similar: ": "papper",
-        "the pictures need about": "keep_dropped",
+        "the images need about": "keep_dropped",
     }
     for start, part in expected.items():
         own = [text for text in problems if text.startswith(start)]

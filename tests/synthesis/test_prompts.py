@@ -27,7 +27,7 @@ from lightning_idc.synthesis.models.base import PairPainter, Region, VisionLangu
 from lightning_idc.synthesis.models.chat import VICUNA
 from lightning_idc.synthesis.models.diffusion import DiffusionInpainter, PromptToPrompt, _SharedAttention
 from lightning_idc.synthesis.models.pretrained import BlipMatcher
-from lightning_idc.synthesis.models.sam import FastSamSegmenter, both_pictures
+from lightning_idc.synthesis.models.sam import FastSamSegmenter, merge_regions
 from lightning_idc.synthesis.records import Record
 
 PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper"
@@ -318,7 +318,7 @@ def rule_noun_match(rule: dict[str, Any]) -> None:
 
 
 def rule_boxes_of_both(rule: dict[str, Any]) -> None:
-    found = both_pictures([Region((0, 0, 5, 5), 0.2)], [Region((0, 0, 5, 5), 0.9), Region((1, 1, 3, 3), 0.1)])
+    found = merge_regions([Region((0, 0, 5, 5), 0.2)], [Region((0, 0, 5, 5), 0.9), Region((1, 1, 3, 3), 0.1)])
     assert [region.picture for region in found] == [1, 0, 1]
 
 

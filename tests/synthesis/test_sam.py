@@ -12,8 +12,8 @@ from lightning_idc.synthesis.models.base import Region
 from lightning_idc.synthesis.models.sam import (
     FastSamSegmenter,
     SamSegmenter,
-    both_pictures,
     mask_boxes,
+    merge_regions,
     point_grid,
     stability,
 )
@@ -29,7 +29,7 @@ def test_a_hundred_masks_of_1024_pixels_become_boxes_in_time() -> None:
     mask_boxes(masks[:4])
     began = time.process_time()
     boxes = mask_boxes(masks)
-    found = both_pictures(
+    found = merge_regions(
         [Region(tuple(box), 0.9, mask) for box, mask in zip(boxes.tolist(), masks, strict=True)],  # type: ignore[arg-type]
         [Region(tuple(box), 0.8) for box in boxes.tolist()],  # type: ignore[arg-type]
     )

@@ -105,7 +105,7 @@ def test_the_time_limit_is_of_the_whole_answer(server: str, name: str) -> None:
 def test_an_answer_that_is_too_long_or_packed_is_refused(server: str) -> None:
     with pytest.raises(TransferError, match="more than the 100,000 bytes"):
         request(f"{server}/endless", timeout=5, max_bytes=100_000)
-    with pytest.raises(TransferError, match="'gzip', which it was not asked for"):
+    with pytest.raises(TransferError, match="'gzip', which was not requested"):
         request(f"{server}/packed", timeout=5)
 
 

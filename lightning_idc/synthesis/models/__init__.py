@@ -1,4 +1,4 @@
-"""Interfaces of models: what a stage asks of one, with embedded answers that need no weights and pretrained ones."""
+"""Model interfaces for stages, with embedded implementations without weights and pretrained ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lightning_idc.synthesis.models.base import (
     ImageTextMatcher,
     Inpainter,
     ModelInterface,
+    PairPainter,
     Region,
     Segmenter,
     TextEncoder,

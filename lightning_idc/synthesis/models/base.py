@@ -1,4 +1,4 @@
-"""What a stage asks of a model. Images are uint8 ``(3, H, W)`` of any sizes, boxes are x1 y1 x2 y2 in pixels."""
+"""Model interfaces for stages. Images are uint8 ``(3, H, W)`` of any size, boxes x1 y1 x2 y2 in pixels."""
 
 from __future__ import annotations
 
@@ -12,74 +12,74 @@ from torch import Tensor, nn
 
 
 class ModelInterface(nn.Module, ABC):
-    """What a stage asks of one kind of model. As a module of a stage it is moved to the stage's device."""
+    """Base of model interfaces; a sub-module of a stage, so that it moves to the device of the stage."""
 
     def load(self) -> None:
-        """Read the weights, if there are any; called once, before the first batch."""
+        """Load the weights, if any; called before the first batch."""
 
     def settings(self) -> dict[str, Any]:
-        """Model, revision and whatever else decides its answers; plain values, known without the weights."""
+        """Return the settings that determine outputs, such as model and revision; plain values, known before `load`."""
         return {"model": type(self).__name__}
 
     def requirements(self) -> list[str]:
-        """What is missing for `load`: packages, weights, a template; asked before the first stage of a recipe runs."""
+        """List what is missing for `load`, such as packages, weights or a template; see `preflight`."""
         return []
 
     def weight_bytes(self) -> int:
-        """Bytes of the weights, as far as they are known before `load`; 0 where they are not."""
+        """Return the size of the weights in bytes; 0 if unknown before `load`."""
         return 0
 
     def provenance(self) -> dict[str, Any]:
-        """What was read by `load`: the commit and the digest of the weights; nothing where there are none."""
+        """Return the commit and the weights digest of the loaded model; empty without weights."""
         return {}
 
     def refusal(self, facts: Mapping[str, Any]) -> str | None:
-        """Why this model cannot answer about a record with these facts; None where it can."""
+        """Return the reason why a record with these facts is not supported; None if it is."""
         return None
 
     @property
     def device(self) -> torch.device:
-        """Of the weights; the CPU where there are none."""
+        """Device of the weights; the CPU without weights."""
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
 
 class ImageEncoder(ModelInterface):
-    """Images to vectors whose cosine says how alike they are."""
+    """Encodes images as vectors with the cosine as similarity."""
 
     @abstractmethod
     def encode(self, images: Sequence[Tensor]) -> Tensor:
-        """Unit vectors, float ``(N, D)`` on the CPU."""
+        """Encode N images as unit vectors, float ``(N, D)`` on the CPU."""
 
 
 class TextEncoder(ModelInterface):
-    """Texts to vectors whose cosine says how alike they are."""
+    """Encodes texts as vectors with the cosine as similarity."""
 
     @abstractmethod
     def encode(self, texts: Sequence[str]) -> Tensor:
-        """Unit vectors, float ``(N, D)`` on the CPU."""
+        """Encode N texts as unit vectors, float ``(N, D)`` on the CPU."""
 
 
 class ImageTextMatcher(ModelInterface):
-    """Whether a picture shows what a text names."""
+    """Scores how well a text matches an image."""
 
     score: Literal["cosine", "probability"] | None = None
-    """What a score is; None for a scale of the matcher's own."""
+    """Scale of the scores; None for a custom scale."""
 
     @abstractmethod
     def match(self, images: Sequence[Tensor], texts: Sequence[str]) -> Tensor:
-        """One score per picture and text, float ``(N,)`` on the CPU."""
+        """Score N pairs of image and text, float ``(N,)`` on the CPU."""
 
 
 @dataclass(slots=True)
 class Region:
-    """A part of a picture where something may be.
+    """Candidate region of an image.
 
     Args:
-        box: x1 y1 x2 y2, pixels, the last two exclusive.
-        confidence: 0 to 1.
-        mask: bool ``(H, W)`` of that picture; None where only boxes were asked for.
-        picture: 0 or 1, the one of a pair that it was found in; None for both.
+        box: x1 y1 x2 y2 in pixels, the last two exclusive.
+        confidence: confidence from 0 to 1.
+        mask: bool ``(H, W)`` of the image; None if only boxes were requested.
+        picture: 0 or 1, the image of the pair that contains the region; None for both.
     """
 
     box: tuple[int, int, int, int]
@@ -89,93 +89,93 @@ class Region:
 
 
 class Segmenter(ModelInterface):
-    """Finds where things are, or where two pictures differ."""
+    """Proposes regions of objects, or of differences between two images."""
 
     @abstractmethod
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
-        """Regions of each pair of pictures, the most confident first.
+        """Propose regions of each pair of images, most confident first.
 
         Args:
-            before: first pictures.
-            after: second pictures, each of its partner's size.
-            masks: whether the regions' masks are needed; boxes alone are cheaper.
+            before: first images.
+            after: second images, each with the size of the first.
+            masks: whether masks are required; boxes alone are cheaper.
         """
 
 
 class ImageCaptioner(ModelInterface):
-    """Says what a picture shows, or a part of it."""
+    """Captions images or regions of images."""
 
     @abstractmethod
     def caption(self, images: Sequence[Tensor]) -> list[str]:
-        """One sentence or phrase for each picture."""
+        """Generate a sentence or phrase for each image."""
 
     def caption_regions(self, images: Sequence[Tensor], boxes: Sequence[Sequence[float]]) -> list[str]:
-        """One sentence or phrase for what stands in a box of each picture; asked of the crops unless overridden.
+        """Generate a sentence or phrase for a box of each image; by default, caption the crops.
 
         Args:
             images: uint8 ``(3, H, W)`` each.
-            boxes: x1 y1 x2 y2 in pixels, one for each.
+            boxes: one box per image, x1 y1 x2 y2 in pixels.
         """
         return self.caption([crop(image, box) for image, box in zip(images, boxes, strict=True)])
 
 
 class DifferenceTeller(ModelInterface):
-    """Says how two pictures differ inside a box that is drawn on both."""
+    """Describes the difference of two images inside a box drawn on both."""
 
     @abstractmethod
     def tell(self, before: Sequence[Tensor], after: Sequence[Tensor], captions: Sequence[tuple[str, str]]) -> list[str]:
-        """One sentence for each pair.
+        """Generate a sentence for each pair.
 
         Args:
-            before: pictures with the red box drawn.
-            after: the same.
-            captions: what stands in the box in either picture.
+            before: first images, with a red box.
+            after: second images, with the same box.
+            captions: captions of the box in both images.
         """
 
 
 class Inpainter(ModelInterface):
-    """Fills a part of a picture with background."""
+    """Fills a part of an image with background."""
 
     @abstractmethod
     def fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
-        """Pictures of the same sizes, unchanged outside of the bool masks ``(H, W)``."""
+        """Inpaint images inside of bool masks ``(H, W)``; other pixels do not change."""
 
 
 class PairPainter(ModelInterface):
-    """Paints two captions that differ in one object as pictures that differ in one place."""
+    """Generates two images that differ in one region from two captions that differ in one object."""
 
     size: int | None = None
-    """Height and width of the pictures, pixels; None for the model's own."""
+    """Height and width of the images in pixels; None for the default of the model."""
 
     @abstractmethod
     def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Two pictures for each pair of captions, uint8 ``(3, H, W)``."""
+        """Generate two images for each pair of captions, uint8 ``(3, H, W)``."""
 
 
 class CutOff(str):
-    """An answer whose model was stopped by its limit of tokens, so that it may break off anywhere."""
+    """Answer that was truncated by the token limit of the model."""
 
     __slots__ = ()
 
 
 class TextModel(ModelInterface):
-    """A language model that follows an instruction."""
+    """Instruction-following language model."""
 
     @abstractmethod
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        """One answer for each prompt, drawn with its own seed."""
+        """Generate an answer for each prompt, each with its own seed."""
 
 
 class VisionLanguageModel(ModelInterface):
-    """A language model that follows an instruction about pictures."""
+    """Instruction-following language model with image inputs."""
 
     @abstractmethod
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        """One answer for each prompt about its pictures; a `CutOff` where the model says that it was stopped."""
+        """Generate an answer for each prompt and its images; a `CutOff` for a truncated answer."""
 
 
 def crop(image: Tensor, box: Sequence[float]) -> Tensor:
-    """Part of a picture inside a box, at least one pixel each way."""
+    """Crop an image to a box, at least one pixel wide and high."""
     height, width = image.shape[1:]
     x1, y1 = min(max(int(box[0]), 0), width - 1), min(max(int(box[1]), 0), height - 1)
     x2, y2 = min(max(round(box[2]), x1 + 1), width), min(max(round(box[3]), y1 + 1), height)

@@ -1,4 +1,4 @@
-"""Slots with chat models of transformers, and captions by asking them. Every answer is the same in any batch."""
+"""Chat models of transformers, and captioners that prompt them. Answers do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ VICUNA = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
     "and polite answers to the user's questions. USER: {prompt} ASSISTANT:"
 )
-"""Version 1.1 of Vicuna's template, for checkpoints that bring none; the tokenizer adds the first token."""
-"""Of the pictures that a model is asked about, pixels."""
+"""Template of Vicuna 1.1, for checkpoints without a template; the tokenizer adds the first token."""
 
 
 class ChatModel(Pretrained, TextModel):
-    """A chat model of transformers; the paper edits captions with Vicuna-1.5-13B.
+    """Chat model of transformers; the paper edits captions with Vicuna-1.5-13B.
 
     Args:
-        model: see `Pretrained`, as for the two arguments below.
+        model: see `Pretrained`.
         revision: commit or tag.
-        dtype: of the weights.
-        batch_size: prompts per forward pass.
-        max_new_tokens: of an answer.
-        temperature: 0 for the most probable answer.
-        stop: an answer ends before the first of these.
-        template: of the prompt where the checkpoint brings none: ``vicuna``, as LLaVA and FastChat write it, which is
-            taken for models with that name; ``none`` sends the text as it is.
+        dtype: dtype of the weights.
+        batch_size: number of prompts per forward pass.
+        max_new_tokens: largest number of tokens of an answer.
+        temperature: sampling temperature; 0 for greedy decoding.
+        stop: strings that end an answer.
+        template: prompt template for checkpoints without one: ``vicuna``, as in LLaVA and FastChat, the default for
+            models with this name; or ``none`` for the bare text.
         loading: see `Pretrained`.
     """
 
@@ -57,8 +56,8 @@ class ChatModel(Pretrained, TextModel):
         self.template = template or ("vicuna" if "vicuna" in model.lower() else None)
 
     def settings(self) -> dict[str, Any]:
-        drawn = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "stop": list(self.stop)}
-        return {**super().settings(), **drawn, "template": self.template}
+        sampling = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "stop": list(self.stop)}
+        return {**super().settings(), **sampling, "template": self.template}
 
     def requirements(self) -> list[str]:
         problems = super().requirements()
@@ -66,7 +65,7 @@ class ChatModel(Pretrained, TextModel):
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision, trust_remote_code=False)
-            problems += [] if tokenizer.chat_template else [self._bare()]
+            problems += [] if tokenizer.chat_template else [self._missing_template()]
         return problems
 
     def load(self) -> None:
@@ -75,12 +74,12 @@ class ChatModel(Pretrained, TextModel):
         self.read(AutoModelForCausalLM, AutoTokenizer)
         _pad_left(self.processor)
         if not self.processor.chat_template and self.template is None:
-            raise CheckpointError(self._bare())
+            raise CheckpointError(self._missing_template())
 
-    def _bare(self) -> str:
+    def _missing_template(self) -> str:
         return (
-            f"the model {self.name!r} has no chat template, so it would be asked without the form that it was trained "
-            "on; set template to vicuna, or to none to send the bare text"
+            f"the model {self.name!r} has no chat template, so its prompt format is unknown; "
+            "set template to vicuna, or to none to send the bare text"
         )
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
@@ -93,11 +92,11 @@ class ChatModel(Pretrained, TextModel):
         special = not starts_with_bos(texts[0], self.processor)
         inputs = self.processor(texts, padding=True, add_special_tokens=special, return_tensors="pt").to(self.device)
         inputs.pop("token_type_ids", None)
-        drawn = [GumbelSampling(seeds, self.temperature, self.device)] if self.temperature else []
+        sampling = [GumbelSampling(seeds, self.temperature, self.device)] if self.temperature else []
         start = inputs["input_ids"].shape[1]
-        stopped = {"stopping_criteria": [StopStrings(self.processor, self.stop, start)]} if self.stop else {}
+        stopping = {"stopping_criteria": [StopStrings(self.processor, self.stop, start)]} if self.stop else {}
         out = self.net.generate(
-            **inputs, do_sample=False, logits_processor=drawn, max_new_tokens=self.max_new_tokens, **stopped
+            **inputs, do_sample=False, logits_processor=sampling, max_new_tokens=self.max_new_tokens, **stopping
         )
         answers = self.processor.batch_decode(out[:, start:], skip_special_tokens=True)
         return [cut_at(answer, self.stop) for answer in answers]
@@ -111,16 +110,16 @@ class ChatModel(Pretrained, TextModel):
 
 
 def starts_with_bos(text: str, tokenizer: Any) -> bool:
-    """Whether a template wrote the first token itself, so that the tokenizer must not add another."""
+    """Whether a text begins with the BOS token, so that the tokenizer must not add another one."""
     return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
 
 
 class StopStrings:
-    """Ends each answer of a batch as soon as it holds one of some strings.
+    """Stopping criterion that ends each answer of a batch at one of several strings.
 
     Args:
-        tokenizer: of the answers.
-        stop: the strings.
+        tokenizer: tokenizer of the answers.
+        stop: strings that end an answer.
         start: position of the first token of an answer.
     """
 
@@ -133,25 +132,25 @@ class StopStrings:
 
 
 def cut_at(answer: str, stop: Sequence[str]) -> str:
-    """The part of an answer before the first of some strings.
+    """Truncate an answer before the first of several strings.
 
     Example:
         >>> cut_at("a cat\\nand a dog", ["\\n"])
         'a cat'
     """
-    ends = [place for sign in stop if (place := answer.find(sign)) >= 0]
+    ends = [index for sign in stop if (index := answer.find(sign)) >= 0]
     return answer[: min(ends)] if ends else answer
 
 
 class GumbelSampling:
-    """Makes greedy decoding draw each answer with a seed of its own, whatever shares its batch.
+    """Logits processor that makes greedy decoding sample each answer with its own seed, independent of the batch.
 
-    The largest of log-probabilities with Gumbel noise is a draw from the distribution.
+    Uses the Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample of the distribution.
 
     Args:
-        seeds: of each row.
-        temperature: of the distribution.
-        device: of the scores.
+        seeds: seed of each row.
+        temperature: sampling temperature.
+        device: device of the scores.
     """
 
     def __init__(self, seeds: Sequence[int], temperature: float, device: torch.device) -> None:
@@ -160,20 +159,21 @@ class GumbelSampling:
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         noise = [
-            torch.empty_like(row).exponential_(generator=own) for row, own in zip(scores, self.generators, strict=True)
+            torch.empty_like(row).exponential_(generator=generator)
+            for row, generator in zip(scores, self.generators, strict=True)
         ]
         return scores / self.temperature - torch.stack(noise).log()
 
 
 class ChatVisionModel(Pretrained, VisionLanguageModel):
-    """A vision-language chat model of transformers, greedy.
+    """Vision-language chat model of transformers with greedy decoding.
 
     Args:
-        model: see `Pretrained`, as for the two arguments below; for example ``Qwen/Qwen2-VL-7B-Instruct``.
+        model: see `Pretrained`; for example ``Qwen/Qwen2-VL-7B-Instruct``.
         revision: commit or tag.
-        dtype: of the weights.
-        batch_size: prompts per forward pass.
-        max_new_tokens: of an answer.
+        dtype: dtype of the weights.
+        batch_size: number of prompts per forward pass.
+        max_new_tokens: largest number of tokens of an answer.
         loading: see `Pretrained`.
     """
 
@@ -200,28 +200,28 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         _pad_left(self.processor.tokenizer)
         if not self.processor.chat_template:
             raise CheckpointError(
-                f"the processor of {self.name!r} has no chat template, so it is unknown how a picture is asked about; "
-                "use a checkpoint that brings one, such as those of llava-hf"
+                f"the processor of {self.name!r} has no chat template, so its prompt format is unknown; use a "
+                "checkpoint with a template, such as those of llava-hf"
             )
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        # models that take pictures as they are have a token for each 28 x 28 pixels or so
+        # models with native resolution have about one token per 28 x 28 pixels
         sizes = [
-            len(prompt) // 4 + sum(image[0].numel() for image in shown) // 28**2
-            for prompt, shown in zip(prompts, images, strict=True)
+            len(prompt) // 4 + sum(image[0].numel() for image in prompt_images) // 28**2
+            for prompt, prompt_images in zip(prompts, images, strict=True)
         ]
         return self.in_batches(sizes, lambda part: self._answer([images[n] for n in part], [prompts[n] for n in part]))
 
     @torch.inference_mode()
     def _answer(self, images: list[Sequence[Tensor]], prompts: list[str]) -> list[str]:
         texts = [
-            self.processor.apply_chat_template(_asked(prompt, len(shown)), add_generation_prompt=True)
-            for prompt, shown in zip(prompts, images, strict=True)
+            self.processor.apply_chat_template(_chat_message(prompt, len(prompt_images)), add_generation_prompt=True)
+            for prompt, prompt_images in zip(prompts, images, strict=True)
         ]
-        pictures = [as_pil(shown) for shown in images]
+        pil_images = [as_pil(prompt_images) for prompt_images in images]
         special = not starts_with_bos(texts[0], self.processor.tokenizer)
         inputs = self.processor(
-            text=texts, images=pictures, padding=True, add_special_tokens=special, return_tensors="pt"
+            text=texts, images=pil_images, padding=True, add_special_tokens=special, return_tensors="pt"
         ).to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.net.dtype)
         out = self.net.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens)
@@ -232,30 +232,30 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         ]
 
     def _cut_off(self, tokens: Tensor) -> Tensor:
-        """Which answers fill all the tokens that they may have without a token that ends them, bool ``(N,)``."""
+        """Mark answers that reach the token limit without an end token, bool ``(N,)``."""
         ends = self.net.generation_config.eos_token_id
-        known = torch.tensor([] if ends is None else ends, device=tokens.device).flatten()
-        return ~torch.isin(tokens, known).any(1) & (tokens.shape[1] >= self.max_new_tokens)
+        end_tokens = torch.tensor([] if ends is None else ends, device=tokens.device).flatten()
+        return ~torch.isin(tokens, end_tokens).any(1) & (tokens.shape[1] >= self.max_new_tokens)
 
 
-def _asked(prompt: str, images: int) -> list[dict[str, Any]]:
-    shown: list[dict[str, str]] = [{"type": "image"}] * images
-    return [{"role": "user", "content": [*shown, {"type": "text", "text": prompt}]}]
+def _chat_message(prompt: str, images: int) -> list[dict[str, Any]]:
+    image_parts: list[dict[str, str]] = [{"type": "image"}] * images
+    return [{"role": "user", "content": [*image_parts, {"type": "text", "text": prompt}]}]
 
 
 def _pad_left(tokenizer: Any) -> None:
-    tokenizer.padding_side = "left"  # answers follow their prompts at once
+    tokenizer.padding_side = "left"  # the answer must directly follow the prompt
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
 
 
 class PromptedCaptioner(ImageCaptioner):
-    """Captions by a vision-language model.
+    """Captioner that prompts a vision-language model.
 
     Args:
-        model: is asked.
-        prompt: about one picture.
-        least_side: smaller pictures are enlarged, pixels; some models cannot see less.
+        model: vision-language model.
+        prompt: prompt about one image.
+        least_side: minimum side in pixels; smaller images are enlarged, as some models require.
     """
 
     def __init__(
@@ -272,9 +272,9 @@ class PromptedCaptioner(ImageCaptioner):
         return {**self.model.settings(), "prompt": self.prompt, "least_side": self.least_side}
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
-        return self.model.answer([[_enlarged(image, self.least_side)] for image in images], [self.prompt] * len(images))
+        return self.model.answer([[_enlarge(image, self.least_side)] for image in images], [self.prompt] * len(images))
 
 
-def _enlarged(image: Tensor, min_side: int) -> Tensor:
+def _enlarge(image: Tensor, min_side: int) -> Tensor:
     height, width = image.shape[1:]
     return resize(image, (max(height, min_side), max(width, min_side)))

@@ -1,4 +1,4 @@
-"""Slots without weights that look for regions and fill them, with OpenCV."""
+"""Segmenters and an inpainter without weights, based on OpenCV."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, Share, che
 
 _SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
 _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
-"""How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
+"""Increase of the colour and structure thresholds per global change of brightness."""
 
 
 class DifferenceContours(Segmenter):
-    """Regions in which two aligned pictures differ in colour or in structure, as contours.
+    """Finds regions in which two aligned images differ in colour or structure, as contours.
 
-    A light that changes leaves colour ratios and edges as they are, so soft shadows are not regions; since it also
-    moves shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where
-    something moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
+    A change of light preserves colour ratios and edges, so that soft shadows are not regions. Since it also moves
+    shadows and highlights, the thresholds increase with the global change of brightness. If an object moved slightly,
+    one region covers its old and new position; it is split according to which image has edges there.
 
     Args:
-        color: least difference of the logarithms' colour under the same light.
-        structure: least difference of the logarithms' brightness, after its slow part is taken out; the same.
-        min_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
-        gap: share of the picture's side that is bridged inside of one region.
+        color: minimum difference in log colour under the same light.
+        structure: minimum difference in high-pass filtered log brightness under the same light.
+        min_area: minimum area of a region as a fraction of the image; the ImgDiff scripts use 1/400.
+        gap: largest gap inside a region, as a fraction of the longer side.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class DifferenceContours(Segmenter):
         import cv2
 
         side = max(before.shape[1:])
-        pictures = [image.permute(1, 2, 0).numpy().astype(np.float32) for image in (before, after)]
-        smooth = [cv2.GaussianBlur(picture, (0, 0), max(side / 200, 0.6)) for picture in pictures]
-        first, second = (np.log(picture + 8) for picture in smooth)
+        images = [image.permute(1, 2, 0).numpy().astype(np.float32) for image in (before, after)]
+        smooth = [cv2.GaussianBlur(image, (0, 0), max(side / 200, 0.6)) for image in images]
+        first, second = (np.log(image + 8) for image in smooth)
         ratio = second - first
         light = ratio.mean(2)
         color = np.abs(ratio - light[..., None]).max(2)
@@ -73,17 +73,17 @@ class DifferenceContours(Segmenter):
         seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
         mask = ((strength > 1) & seen).astype(np.uint8)
         edges = [_edges(values, side) for values in (first, second)]
-        found = []
+        regions = []
         for box, inside in self._components(mask):
             parts = [self._largest(inside & (edges[i] > edges[1 - i])) for i in (0, 1)]
             pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
-            apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
-            for number, (place, area) in enumerate(pair if apart else [(box, inside)]):
+            is_moved = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
+            for number, (part_box, area) in enumerate(pair if is_moved else [(box, inside)]):
                 confidence = 1 - 1 / (1 + float(strength[area].mean()))
-                # what moved stands in one picture at each place; otherwise the edges do not say in which
-                picture = _SIDES[number] if apart else None
-                found.append(Region(place, confidence, torch.from_numpy(area), picture))
-        return sorted(found, key=lambda region: -region.confidence)
+                # a moved object is in one image at each position; otherwise edges do not identify the image
+                image_index = _SIDES[number] if is_moved else None
+                regions.append(Region(part_box, confidence, torch.from_numpy(area), image_index))
+        return sorted(regions, key=lambda region: -region.confidence)
 
     def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
         import cv2
@@ -114,12 +114,12 @@ def _edges(values: np.ndarray, side: int) -> np.ndarray:
 
 
 class ColorRegions(Segmenter):
-    """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
+    """Finds uniformly coloured regions of the first image by colour clustering, for images without a partner.
 
     Args:
         colors: number of clusters.
-        min_area: share of the picture that a region must have.
-        max_area: share of the picture that it may have.
+        min_area: minimum area of a region as a fraction of the image.
+        max_area: maximum area of a region as a fraction of the image.
     """
 
     def __init__(self, colors: PositiveInt = 6, min_area: Share = 1 / 200, max_area: Share = 1 / 6) -> None:
@@ -141,29 +141,29 @@ class ColorRegions(Segmenter):
     def _one(self, image: Tensor) -> list[Region]:
         import cv2
 
-        picture = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
-        lab = cv2.cvtColor(picture, cv2.COLOR_RGB2LAB).astype(np.float32)
-        cv2.setRNGSeed(0)  # the clusters start at random points
+        pixels = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
+        lab = cv2.cvtColor(pixels, cv2.COLOR_RGB2LAB).astype(np.float32)
+        cv2.setRNGSeed(0)  # clusters are initialised randomly
         stop = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 12, 1.0)
         start = cv2.KMEANS_PP_CENTERS
         _, labels, _ = cv2.kmeans(lab.reshape(-1, 3), self.colors, None, stop, 1, start)  # type: ignore[call-overload]
         labels = labels.reshape(lab.shape[:2])
-        found = []
+        regions = []
         for color in range(self.colors):
             mask = cv2.morphologyEx((labels == color).astype(np.uint8), cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
             _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
             for number, (x, y, w, h, area) in enumerate(stats):
                 if number and self.min_area <= area / mask.size <= self.max_area:
                     box = (int(x), int(y), int(x + w), int(y + h))
-                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number), 0))
-        return sorted(found, key=lambda region: -region.confidence)
+                    regions.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number), 0))
+        return sorted(regions, key=lambda region: -region.confidence)
 
 
 class TeleaInpainter(Inpainter):
-    """OpenCV's fast-marching inpainting, over a mask that is grown to take the edges with it.
+    """OpenCV's fast-marching inpainting, with a dilated mask that includes object edges.
 
     Args:
-        grow: share of the picture's side.
+        grow: dilation as a fraction of the longer side.
     """
 
     def __init__(self, grow: Share = 1 / 80) -> None:
@@ -181,8 +181,8 @@ class TeleaInpainter(Inpainter):
         for image, mask in zip(images, masks, strict=True):
             reach = max(1, round(max(image.shape[1:]) * self.grow))
             grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * reach + 1,) * 2, np.uint8))
-            picture = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+            pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
             filled.append(
-                torch.from_numpy(cv2.inpaint(picture, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()
+                torch.from_numpy(cv2.inpaint(pixels, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()
             )
         return filled

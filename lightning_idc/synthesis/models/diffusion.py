@@ -1,4 +1,4 @@
-"""Slots with diffusion models of diffusers: pairs by prompt-to-prompt attention control, and inpainting."""
+"""Diffusion models of diffusers: pairs by prompt-to-prompt attention control, and inpainting."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 class Diffusion(ModelInterface):
-    """A slot with a pipeline of diffusers.
+    """Base of models that wrap a pipeline of diffusers.
 
     Args:
         model: folder or name on the hub.
-        revision: commit or tag on the hub; kept with every record.
-        dtype: of the weights, as torch names it.
-        steps: of denoising.
-        batch_size: pictures or pairs per run; where memory runs out it is halved.
-        offload: keeps on the GPU only the part of the pipeline that is at work; needs the package accelerate.
+        revision: commit or tag on the hub; stored in each record.
+        dtype: dtype of the weights, by its name in torch.
+        steps: number of denoising steps.
+        batch_size: number of images or pairs per run; halved if memory runs out.
+        offload: whether to keep only the running part of the pipeline on the GPU; requires the package accelerate.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Diffusion(ModelInterface):
         self._read: dict[str, Any] = {}
         self.name, self.revision, self.dtype = model, revision, dtype
         self.steps, self.batch_size = steps, batch_size
-        self.unet: Any = None  # a sub-module, which Lightning moves to the device
+        self.unet: Any = None  # registered as a sub-module, so that Lightning moves it to the device
         self._pipe: Any = None
 
     def settings(self) -> dict[str, Any]:
@@ -50,8 +50,8 @@ class Diffusion(ModelInterface):
     def requirements(self) -> list[str]:
         if find_spec("diffusers") is None:
             return [missing_package("diffusers", "synthesis")]
-        absent = missing_weights(self.name, self.revision, "model_index.json")
-        return [absent] if absent else []
+        problem = missing_weights(self.name, self.revision, "model_index.json")
+        return [problem] if problem else []
 
     def provenance(self) -> dict[str, Any]:
         return self._read
@@ -60,14 +60,14 @@ class Diffusion(ModelInterface):
         """Load the pipeline.
 
         Args:
-            kind: name of its class in diffusers.
+            kind: class name of the pipeline in diffusers.
 
         Raises:
             ConfigError: the package diffusers is missing.
-            CheckpointError: the model is not there, or cannot be read.
+            CheckpointError: the model is missing or cannot be loaded.
         """
         if self._pipe is not None:
-            return  # a stage may be made ready more than once
+            return  # a stage may be set up more than once
         if find_spec("diffusers") is None:
             raise ConfigError(missing_package("diffusers", "synthesis"))
         import diffusers
@@ -81,37 +81,37 @@ class Diffusion(ModelInterface):
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(self.unet.dtype)}
 
     def use(self, pipe: Any) -> None:
-        """Take a pipeline that was made already."""
+        """Use an existing pipeline."""
         pipe.set_progress_bar_config(disable=True)
-        # one picture at a time: eight of 1,024 pixels in full precision do not fit beside the model
+        # decode one image at a time: eight of 1,024 x 1,024 pixels in full precision do not fit into memory
         pipe.vae.enable_slicing()
         if self.offload:
             pipe.enable_model_cpu_offload()
-        self._pipe = [pipe]  # in a list, so that its parts are not registered twice
+        self._pipe = [pipe]  # in a list, so that its sub-modules are not registered twice
         self.unet = pipe.unet.eval().requires_grad_(False)
 
     @property
     def pipe(self) -> Any:
-        """The pipeline, on the device of this slot."""
+        """The pipeline, on the device of this model."""
         return self._pipe[0] if self.offload else self._pipe[0].to(self.device)
 
 
 class PromptToPrompt(Diffusion, PairPainter):
-    """SDXL paints a caption and its twin from one noise; the twin takes over the attention of the first.
+    """Generates pairs with SDXL and prompt-to-prompt: both images share the noise and attention of the first.
 
-    The refinement form of prompt-to-prompt: words that both captions have keep the first picture's cross-attention, a
-    word that is new keeps its own; self-attention of at most 32 x 32 places is shared in the first part of the steps.
+    Implements the refinement variant: words in both captions use the cross-attention of the first image, new words
+    their own cross-attention. Self-attention with at most 32 x 32 positions is shared in the first part of the steps.
 
     Args:
-        model: the paper's is ``stabilityai/stable-diffusion-xl-base-1.0``.
+        model: folder or name on the hub; the paper uses ``stabilityai/stable-diffusion-xl-base-1.0``.
         revision: commit or tag.
-        dtype: of the weights.
-        steps: of denoising; data-juicer's recipe takes 50.
-        batch_size: pairs per run.
-        guidance: of the text.
-        cross: share of the steps in which cross-attention is shared; the scripts take 1.
-        own: share of the steps in which self-attention is shared; the scripts take 0.4.
-        size: height and width, pixels; None for the model's own.
+        dtype: dtype of the weights.
+        steps: number of denoising steps; data-juicer's recipe uses 50.
+        batch_size: number of pairs per run.
+        guidance: scale of classifier-free guidance.
+        cross: fraction of steps with shared cross-attention; the scripts use 1.
+        own: fraction of steps with shared self-attention; the scripts use 0.4.
+        size: height and width in pixels; None for the default of the model.
         offload: see `Diffusion`.
     """
 
@@ -133,8 +133,8 @@ class PromptToPrompt(Diffusion, PairPainter):
         self.guidance, self.cross, self.own, self.size = guidance, cross, own, size
 
     def settings(self) -> dict[str, Any]:
-        shares = {"guidance": self.guidance, "cross": self.cross, "own": self.own, "size": self.size}
-        return {**super().settings(), **shares, "control": "prompt-to-prompt, refine"}
+        options = {"guidance": self.guidance, "cross": self.cross, "own": self.own, "size": self.size}
+        return {**super().settings(), **options, "control": "prompt-to-prompt, refine"}
 
     def load(self) -> None:
         self.read("StableDiffusionXLPipeline")
@@ -144,15 +144,15 @@ class PromptToPrompt(Diffusion, PairPainter):
         def work(part: list[int]) -> list[tuple[Tensor, Tensor]]:
             return self._paint([captions[n] for n in part], [seeds[n] for n in part])
 
-        numbers = list(range(len(captions)))
-        parts = (numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size))
+        indices = list(range(len(captions)))
+        parts = (indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size))
         return [pair for part in parts for pair in halving(work, part)]
 
     def _paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         pipe = self.pipe
         control = _Control(pipe.tokenizer, captions, self.steps, self.cross, self.own)
-        usual = pipe.unet.attn_processors
-        pipe.unet.set_attn_processor({name: _SharedAttention(control, "attn2" in name) for name in usual})
+        original_processors = pipe.unet.attn_processors
+        pipe.unet.set_attn_processor({name: _SharedAttention(control, "attn2" in name) for name in original_processors})
         side = (self.size or pipe.default_sample_size * pipe.vae_scale_factor) // pipe.vae_scale_factor
         shape = (1, pipe.unet.config.in_channels, side, side)
         noise = torch.cat([torch.randn(shape, generator=torch.Generator().manual_seed(seed)) for seed in seeds])
@@ -168,13 +168,13 @@ class PromptToPrompt(Diffusion, PairPainter):
                 output_type="pt",
             ).images
         finally:
-            pipe.unet.set_attn_processor(usual)
-        pictures = (out.float() * 255).round().clamp(0, 255).to(torch.uint8).cpu()
-        return [(pictures[2 * number], pictures[2 * number + 1]) for number in range(len(captions))]
+            pipe.unet.set_attn_processor(original_processors)
+        images = (out.float() * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+        return [(images[2 * number], images[2 * number + 1]) for number in range(len(captions))]
 
 
 class _Control:
-    """Which words of the twins stand where in the first captions, and at which step of denoising we are."""
+    """Alignment of the tokens of both captions, and the current denoising step."""
 
     def __init__(
         self, tokenizer: Any, captions: Sequence[tuple[str, str]], steps: int, cross: float, own: float
@@ -183,7 +183,7 @@ class _Control:
         rows = [[tokenizer(text, padding="max_length", truncation=True, max_length=length).input_ids for text in pair]
                 for pair in captions]  # fmt: skip
         aligned = [align(first, second) for first, second in rows]
-        self.places = torch.tensor([places for places, _ in aligned])
+        self.positions = torch.tensor([positions for positions, _ in aligned])
         self.shared = torch.tensor([shared for _, shared in aligned])
         self.cross_steps, self.own_steps = cross * steps, own * steps
         self.step = 0
@@ -194,25 +194,25 @@ class _Control:
 
 
 def align(first: Sequence[int], second: Sequence[int]) -> tuple[list[int], list[bool]]:
-    """For each token of the twin its place in the first caption, and whether it has one.
+    """Align two captions: position of each second token in the first caption, and whether it occurs there.
 
     Args:
-        first: token ids.
-        second: token ids, equally many.
+        first: token ids of the first caption.
+        second: token ids of the second caption, of the same length.
     """
-    places, shared = list(range(len(second))), [False] * len(second)
+    positions, shared = list(range(len(second))), [False] * len(second)
     matcher = difflib.SequenceMatcher(None, list(first), list(second), autojunk=False)
     for block in matcher.get_matching_blocks():
         for offset in range(block.size):
-            places[block.b + offset], shared[block.b + offset] = block.a + offset, True
-    return places, shared
+            positions[block.b + offset], shared[block.b + offset] = block.a + offset, True
+    return positions, shared
 
 
 class _SharedAttention:
-    """Attention in which the second picture of each pair uses the weights of the first.
+    """Attention processor that applies the weights of the first image of each pair to the second.
 
-    The batch is unguided pictures, then guided ones, each half first, twin, first, twin and so on; only the guided half
-    is controlled, as in prompt-to-prompt.
+    A batch contains the unguided images, then the guided ones, each half as first, second, first, second and so on.
+    Attention is shared in the guided half only, as in prompt-to-prompt.
     """
 
     def __init__(self, control: _Control, cross: bool) -> None:
@@ -234,52 +234,52 @@ class _SharedAttention:
         out = F.scaled_dot_product_attention(
             per_head[0], per_head[1], per_head[2], attn_mask=shape, scale=attn.scale
         ).flatten(0, 1)
-        if self._shares(query.shape[1]):
-            self._share(attn, out, query, key, value)
+        if self._is_shared(query.shape[1]):
+            self._share_attention(attn, out, query, key, value)
         out = attn.batch_to_head_dim(out)
         return attn.to_out[1](attn.to_out[0](out))
 
-    def _shares(self, places: int) -> bool:
+    def _is_shared(self, positions: int) -> bool:
         if self.cross:
             return self.control.step < self.control.cross_steps
-        return self.control.step < self.control.own_steps and places <= 32 * 32
+        return self.control.step < self.control.own_steps and positions <= 32 * 32
 
-    def _share(self, attn: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
-        """Write the outcome of the twins of the guided half anew; only their weights are held as a matrix.
+    def _share_attention(self, attn: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Overwrite the outputs of the second images in the guided half; only their attention matrices are computed.
 
         Args:
-            attn: the layer.
-            out: outcome for the whole batch, ``(batch * heads, N, d)``, which is changed.
-            query: the same, before attention.
-            key: ``(batch * heads, M, d)``.
-            value: ``(batch * heads, M, d)``.
+            attn: attention layer.
+            out: outputs of the batch, ``(batch * heads, N, d)``; modified in place.
+            query: queries ``(batch * heads, N, d)``.
+            key: keys ``(batch * heads, M, d)``.
+            value: values ``(batch * heads, M, d)``.
         """
         control, heads = self.control, attn.heads
-        pairs = len(control.places)
-        # the last 2 * pairs are the guided half, or all without guidance
+        pairs = len(control.positions)
+        # the last 2 * pairs entries are the guided half, or all entries without guidance
         parts = [part.unflatten(0, (-1, 2, heads))[-pairs:] for part in (query, key, value, out)]
         queries, keys, values, outs = parts
         first = (queries[:, 0] @ keys[:, 0].transpose(-1, -2) * attn.scale).softmax(-1)
         if self.cross:
-            twin = (queries[:, 1] @ keys[:, 1].transpose(-1, -2) * attn.scale).softmax(-1)
-            places = control.places.to(out.device)[:, None, None].expand_as(twin)
-            first = torch.where(control.shared.to(out.device)[:, None, None], first.gather(3, places), twin)
+            second = (queries[:, 1] @ keys[:, 1].transpose(-1, -2) * attn.scale).softmax(-1)
+            positions = control.positions.to(out.device)[:, None, None].expand_as(second)
+            first = torch.where(control.shared.to(out.device)[:, None, None], first.gather(3, positions), second)
         outs[:, 1] = first @ values[:, 1]
 
 
 class DiffusionInpainter(Diffusion, Inpainter):
-    """Erases with a diffusion model; outside of the mask the picture stays as it was.
+    """Removes objects with a diffusion model; pixels outside of the mask do not change.
 
     Args:
-        model: an SDXL text-to-image or inpainting model; the paper's is ``stabilityai/sdxl-turbo``.
+        model: SDXL text-to-image or inpainting model; the paper uses ``stabilityai/sdxl-turbo``.
         revision: commit or tag.
-        dtype: of the weights.
-        steps: of denoising; the scripts take 4.
-        batch_size: pictures per run.
-        prompt: what is painted.
-        strength: how much of the picture's own noise is kept; the scripts take 0.85.
-        guidance: of the text; the scripts take 0.
-        size: height and width that the model paints at, pixels.
+        dtype: dtype of the weights.
+        steps: number of denoising steps; the scripts use 4.
+        batch_size: number of images per run.
+        prompt: description of the filled area.
+        strength: strength of the noise added to the image; the scripts use 0.85.
+        guidance: scale of classifier-free guidance; the scripts use 0.
+        size: height and width in pixels at which the model works.
         offload: see `Diffusion`.
     """
 
@@ -301,8 +301,8 @@ class DiffusionInpainter(Diffusion, Inpainter):
         self.prompt, self.strength, self.guidance, self.size = prompt, strength, guidance, size
 
     def settings(self) -> dict[str, Any]:
-        more = {"prompt": self.prompt, "strength": self.strength, "guidance": self.guidance, "size": self.size}
-        return {**super().settings(), **more}
+        options = {"prompt": self.prompt, "strength": self.strength, "guidance": self.guidance, "size": self.size}
+        return {**super().settings(), **options}
 
     def load(self) -> None:
         self.read("StableDiffusionXLInpaintPipeline")
@@ -312,18 +312,18 @@ class DiffusionInpainter(Diffusion, Inpainter):
         def work(part: list[int]) -> list[Tensor]:
             return self._fill([images[n] for n in part], [masks[n] for n in part], [seeds[n] for n in part])
 
-        numbers = list(range(len(images)))
-        parts = (numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size))
-        return [picture for part in parts for picture in halving(work, part)]
+        indices = list(range(len(images)))
+        parts = (indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size))
+        return [image for part in parts for image in halving(work, part)]
 
     def _fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
         size = (self.size, self.size)
         small = torch.stack([resize(image, size) for image in images]).float() / 255
-        where = torch.stack([resize(_as_image(mask), size)[:1] for mask in masks]).float() / 255
+        mask_images = torch.stack([resize(_as_image(mask), size)[:1] for mask in masks]).float() / 255
         out = self.pipe(
             prompt=[self.prompt] * len(small),
             image=small.to(self.device, self.unet.dtype),
-            mask_image=(where > 0.5).to(self.device, self.unet.dtype),
+            mask_image=(mask_images > 0.5).to(self.device, self.unet.dtype),
             height=self.size,
             width=self.size,
             num_inference_steps=self.steps,
@@ -334,8 +334,8 @@ class DiffusionInpainter(Diffusion, Inpainter):
         ).images
         painted = (out.float() * 255).round().clamp(0, 255).to(torch.uint8).cpu()
         return [
-            torch.where(mask.cpu(), resize(picture, (image.shape[1], image.shape[2])), image)
-            for image, mask, picture in zip(images, masks, painted, strict=True)
+            torch.where(mask.cpu(), resize(inpainted, (image.shape[1], image.shape[2])), image)
+            for image, mask, inpainted in zip(images, masks, painted, strict=True)
         ]
 
 

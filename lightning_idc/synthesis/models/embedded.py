@@ -1,4 +1,4 @@
-"""Slots without weights: colours, thumbnails and words, for runs on any machine and for tests; names: `prototypes`."""
+"""Models without weights, based on colours, thumbnails and words, for tests and runs without downloads."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 
 def opponent(images: Tensor) -> Tensor:
-    """Brightness and two colour differences of the logarithm, in which a light only adds.
+    """Convert images to log-opponent colours (brightness and two colour differences), where light is additive.
 
     Args:
-        images: 0 to 255, ``(..., 3, H, W)``.
+        images: values from 0 to 255, ``(..., 3, H, W)``.
     """
     red, green, blue = (images.float() + 16).log().unbind(-3)
     return torch.stack([(red + green + blue) / 3, red - green, blue - (red + green) / 2], -3)
 
 
 class PixelEncoder(ImageEncoder):
-    """A thumbnail as a vector: brightness around its mean and colour differences, with a floor under flat pictures.
+    """Encodes a thumbnail as centred brightness and colour differences, with a constant that dampens flat images.
 
     Args:
-        side: of the thumbnail, pixels.
-        floor: constant part, which keeps noise in pictures without contrast from deciding.
+        side: side of the thumbnail in pixels.
+        floor: constant component, which keeps noise from dominating images without contrast.
     """
 
     def __init__(self, side: PositiveInt = 16, floor: NonNegativeFloat = 0.15) -> None:
@@ -63,7 +63,7 @@ class PixelEncoder(ImageEncoder):
 
 
 class WordEncoder(TextEncoder):
-    """Content words, counted into a hashed vector."""
+    """Encodes a text as a hashed bag of content words."""
 
     size = 4096
 
@@ -72,17 +72,17 @@ class WordEncoder(TextEncoder):
         for row, text in enumerate(texts):
             for word in _WORD.findall(text.lower()):
                 if word not in _STOP:
-                    place = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big") % self.size
-                    values[row, place] += 1
+                    index = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big") % self.size
+                    values[row, index] += 1
         return F.normalize(values, dim=1)
 
 
 _SHADES = (0.2, 0.4, 0.7, 1.0, 1.3)
-"""How bright a colour may be in a picture; the offset of `opponent` makes dark colours paler."""
+"""Brightness levels of a named colour; the offset in `opponent` makes dark colours paler."""
 
 
-def color_shares(images: Sequence[Tensor], side: int = 24) -> Tensor:
-    """How much of the middle of each picture has which of the named colours, ``(N, len(COLORS))``."""
+def color_fractions(images: Sequence[Tensor], side: int = 24) -> Tensor:
+    """Compute the fraction of each named colour in the centre of each image, ``(N, len(COLORS))``."""
     values = opponent(torch.stack([resize(image, (side, side)) for image in images]))[:, 1:]
     base = torch.tensor(list(COLORS.values()), dtype=torch.float32)
     shades = torch.cat([base * shade for shade in _SHADES])
@@ -90,42 +90,44 @@ def color_shares(images: Sequence[Tensor], side: int = 24) -> Tensor:
     distance = (values[:, None] - named[None, :, :, None, None]).square().sum(2)
     nearest = distance.argmin(1) % len(COLORS)
     axis = (torch.arange(side) + 0.5) / side * 2 - 1
-    # a thing in a tight box fills an ellipse of its middle, whatever its shape
-    middle = (axis[:, None] ** 2 + axis[None] ** 2) < 0.55
-    counts = F.one_hot(nearest, len(COLORS))[:, middle].sum(1)
+    # an object of any shape fills the central ellipse of its tight box
+    centre = (axis[:, None] ** 2 + axis[None] ** 2) < 0.55
+    counts = F.one_hot(nearest, len(COLORS))[:, centre].sum(1)
     return counts / counts.sum(1, keepdim=True)
 
 
 class ColorMatcher(ImageTextMatcher):
-    """Share of a picture's middle that has the colour which a text names.
+    """Scores the fraction of an image's centre with the colours named in a text.
 
-    A text without a colour is answered by contrast, how far the middle differs from the margin: low for "background",
-    high for anything else.
+    A text without a colour is scored by the contrast between centre and margin: high contrast matches any text except
+    one with "background".
     """
 
     def match(self, images: Sequence[Tensor], texts: Sequence[str]) -> Tensor:
-        shares, names = color_shares(images), list(COLORS)
+        fractions, names = color_fractions(images), list(COLORS)
         scores = []
         for row, (image, text) in enumerate(zip(images, texts, strict=True)):
             words = _WORD.findall(text.lower())
-            said = [names.index(word) for word in words if word in COLORS]
-            contrast = 0.0 if said else _contrast(image)
-            scores.append(float(shares[row, said].sum()) if said else abs(contrast - ("background" in words)))
+            named_colors = [names.index(word) for word in words if word in COLORS]
+            contrast = 0.0 if named_colors else _contrast(image)
+            scores.append(
+                float(fractions[row, named_colors].sum()) if named_colors else abs(contrast - ("background" in words))
+            )
         return torch.tensor(scores)
 
 
 def _contrast(image: Tensor) -> float:
-    """Distance of the middle from the margin in colour and brightness, 0 to 1."""
+    """Compute the distance between centre and margin in colour and brightness, 0 to 1."""
     values = opponent(resize(image, (16, 16)))
-    middle, margin = (
+    centre, margin = (
         values[:, 4:12, 4:12].flatten(1),
         torch.cat([values[:, :2].flatten(1), values[:, -2:].flatten(1)], 1),
     )
-    return float((middle.mean(1) - margin.mean(1)).norm().clamp(max=1))
+    return float((centre.mean(1) - margin.mean(1)).norm().clamp(max=1))
 
 
 class TemplateTeller(DifferenceTeller):
-    """Puts the two region captions into one sentence; it does not look at the pictures."""
+    """Combines two region captions into one sentence with a template, ignoring the images."""
 
     def __init__(self, background: str = "plain background") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models behind an OpenAI-compatible endpoint, such as vLLM's or SGLang's: requests side by side, repeated and kept."""
+"""Models behind an OpenAI-compatible endpoint, such as vLLM or SGLang: concurrent requests with retries and a cache."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, Positiv
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, fingerprint, seal, unseal
 
-_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
-"""Statuses after which a request is sent again."""
-_LONGEST_WAIT = 60.0
-_SETTING = {401, 403, 404, 405}
-"""Statuses that no record is the cause of."""
+_RETRIED_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504}
+"""Status codes after which a request is retried."""
+_MAX_WAIT = 60.0
+_CONFIG_STATUSES = {401, 403, 404, 405}
+"""Status codes that indicate a wrong configuration rather than a bad record."""
 
 
 class _Busy(OSError):
-    """A server cannot answer now.
+    """The server is temporarily unavailable.
 
     Args:
-        said: by it.
-        wait: seconds after which it wants to be asked again; 0 where it names none.
+        message: message with the response.
+        wait: seconds to wait as requested by the server; 0 if unspecified.
     """
 
-    def __init__(self, said: str, wait: int) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, wait: int) -> None:
+        super().__init__(message)
         self.wait = wait
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a model answers, and how it is asked.
+    """Client of a model behind an OpenAI-compatible endpoint.
 
     Args:
-        url: up to and with ``/v1``.
-        model: its name there.
-        max_tokens: of an answer.
-        temperature: 0 for the most probable answer.
-        stop: an answer ends before the first of these.
-        concurrency: requests at once.
-        retries: of a request that failed for a reason that may pass.
-        timeout: seconds for one request and its whole answer.
-        cache: folder in which answers are kept by request; None to ask anew.
-        key: name of the environment variable that holds the key; the key itself stands in no file.
+        url: base URL, including ``/v1``.
+        model: name of the model at the endpoint.
+        max_tokens: largest number of tokens of an answer.
+        temperature: sampling temperature; 0 for greedy decoding.
+        stop: strings that end an answer.
+        concurrency: largest number of concurrent requests.
+        retries: number of retries after temporary failures.
+        timeout: seconds for one request and its complete response.
+        cache: folder for cached answers; None to disable the cache.
+        key: name of the environment variable with the API key; the key itself is never stored.
     """
 
     url: str
@@ -76,74 +76,78 @@ class Endpoint:
             raise ConfigError(f"url {http.shown(self.url)!r} goes on with ? or #; expected an address up to /v1")
 
     def settings(self) -> dict[str, Any]:
-        """What decides an answer; not where the model runs."""
-        drawn = {"max_tokens": self.max_tokens, "temperature": self.temperature, "stop": list(self.stop)}
-        return {"model": self.model, "endpoint": "openai", **drawn}
+        """Return the settings that determine answers, without the location of the model."""
+        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature, "stop": list(self.stop)}
+        return {"model": self.model, "endpoint": "openai", **sampling}
 
     def problem(self) -> str | None:
-        """Why the endpoint cannot be asked; None where it lists its models and this is one of them."""
+        """Return the reason why the endpoint cannot be used; None if it lists this model."""
         try:
-            found = self._send("models", None)
+            response = self._send("models", None)
         except (ConfigError, DataError, OSError) as error:
             return f"the endpoint {self.url} does not answer ({error}); start it, or name another url"
-        listed = found.get("data") if isinstance(found, dict) else None
+        listed = response.get("data") if isinstance(response, dict) else None
         if not isinstance(listed, list):
-            return f"the endpoint {self.url} lists no models, but answered {self.shown(found)}; name another url"
+            return f"the endpoint {self.url} lists no models, but answered {self.shown(response)}; name another url"
         names = [entry.get("id") for entry in listed if isinstance(entry, dict)]
         if self.model in names:
             return None
         return f"the endpoint {self.url} has no model {self.model!r}; it has {self.shown(names)}"
 
     def ask(self, contents: Sequence[Any], seeds: Sequence[int] | None = None) -> list[str]:
-        """One answer for each content, in order; answers that are kept are not asked for again.
+        """Generate one answer for each content, in order, from the cache if possible.
 
         Args:
-            contents: of user messages: texts, or lists of parts.
-            seeds: of each request, for endpoints that take them.
+            contents: contents of user messages, as texts or lists of parts.
+            seeds: seed of each request, for endpoints that support seeds.
         """
-        own: Sequence[int | None] = seeds if seeds is not None else [None] * len(contents)
+        request_seeds: Sequence[int | None] = seeds if seeds is not None else [None] * len(contents)
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return list(pool.map(self._one, contents, own))
+            return list(pool.map(self._one, contents, request_seeds))
 
     def draws(
         self, contents: Sequence[Any], seeds: Sequence[int], count: int, options: Mapping[str, Any]
     ) -> list[list[dict[str, Any]]]:
-        """``count`` choices for each content, as the server gives them, drawn anew whatever is kept.
+        """Sample ``count`` choices for each content, in the format of the server and without the cache.
 
         Args:
-            contents: as of :meth:`ask`.
-            seeds: of each request.
-            count: choices for each content; a server that gives fewer is asked for those that are missing.
-            options: further fields of each request, which win over those of the endpoint.
+            contents: contents of user messages, see :meth:`ask`.
+            seeds: seed of each request.
+            count: number of choices per content; if a response contains fewer, further requests follow.
+            options: further fields of each request, which override those of the endpoint.
 
         Raises:
-            DataError: an answer holds no choice.
+            DataError: a response contains no choices.
         """
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(lambda content, seed: self._draw(content, seed, count, options), contents, seeds))
 
     def _draw(self, content: Any, seed: int, count: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        while len(found) < count:
-            request = {**self._request(content, seed + len(found)), **options, "n": count - len(found)}
-            reply = self._patiently(partial(self._send, "chat/completions", request))
-            given = reply.get("choices") if isinstance(reply, dict) else None
-            if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
+        choices: list[dict[str, Any]] = []
+        while len(choices) < count:
+            request = {**self._request(content, seed + len(choices)), **options, "n": count - len(choices)}
+            reply = self._with_retries(partial(self._send, "chat/completions", request))
+            new_choices = reply.get("choices") if isinstance(reply, dict) else None
+            if (
+                not isinstance(new_choices, list)
+                or not new_choices
+                or not all(isinstance(choice, dict) for choice in new_choices)
+            ):
                 raise DataError(f"the endpoint {self.url} answered {self.shown(reply)!r}; expected choices")
-            found += given
-        return found[:count]
+            choices += new_choices
+        return choices[:count]
 
     def load(self, url: str, body: Mapping[str, Any]) -> None:
-        """Ask the server to take over weights; another server than the endpoint's does not get its key.
+        """Request the server to load weights; the key is sent only to the origin of the endpoint.
 
         Args:
-            url: of the request.
-            body: of the request, as JSON.
+            url: URL of the request.
+            body: JSON body of the request.
         """
-        self._patiently(lambda: self._post(url, body))
+        self._with_retries(lambda: self._post(url, body))
 
     def shown(self, answer: Any) -> str:
-        """Start of an answer for messages, without the key, which a server may repeat."""
+        """Format the start of a response for messages, without the key, which a server may echo."""
         text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
         secret = http.Secret.of_environment(self.key)
         return (text if secret is None else secret.hidden_in(text))[:200]
@@ -161,27 +165,27 @@ class Endpoint:
     def _one(self, content: Any, seed: int | None) -> str:
         request = self._request(content, seed)
         file = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
-        if file is not None and (answer := _kept_answer(file)) is not None:
+        if file is not None and (answer := _read_cached_answer(file)) is not None:
             return answer
-        answer = self._answer(self._patiently(lambda: self._send("chat/completions", request)))
+        answer = self._answer(self._with_retries(lambda: self._send("chat/completions", request)))
         if file is not None and answer:
             file.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(file, seal({"answer": answer, "cut_off": isinstance(answer, CutOff)}))
         return answer
 
-    def _answer(self, found: Any) -> str:
+    def _answer(self, response: Any) -> str:
         try:
-            choice = found["choices"][0]
+            choice = response["choices"][0]
             answer = choice["message"]["content"] or ""
         except (KeyError, IndexError, TypeError):
             answer = None
         if not isinstance(answer, str):
-            raise DataError(f"the endpoint answered {self.shown(found)!r}; expected choices with a message of text")
-        # half of a surrogate, as a limit of tokens leaves it of an emoji, cannot be written in UTF-8
+            raise DataError(f"the endpoint answered {self.shown(response)!r}; expected choices with a message of text")
+        # a token limit can split an emoji, which leaves a lone surrogate that UTF-8 cannot encode
         answer = answer.encode("utf-8", "replace").decode()
         return CutOff(answer) if choice.get("finish_reason") == "length" else answer
 
-    def _patiently(self, send: Callable[[], Any]) -> Any:
+    def _with_retries(self, send: Callable[[], Any]) -> Any:
         for trial in range(self.retries + 1):
             try:
                 return send()
@@ -189,19 +193,19 @@ class Endpoint:
                 failure = error
             if trial < self.retries:
                 wait = failure.wait if isinstance(failure, _Busy) else 0
-                time.sleep(min(_LONGEST_WAIT, max(wait, 0.5 * 2**trial)))
+                time.sleep(min(_MAX_WAIT, max(wait, 0.5 * 2**trial)))
         raise ConfigError(
             f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); start it "
             "again, and continue"
         ) from failure
 
     def _send(self, path: str, request: dict[str, Any] | None) -> Any:
-        """Send one request.
+        """Send one request and parse the response.
 
         Raises:
-            ConfigError: a status that no record is the cause of.
-            DataError: the request was refused.
-            OSError: it may be sent again.
+            ConfigError: the status indicates a wrong configuration.
+            DataError: the server rejected the request.
+            OSError: the request failed temporarily and can be retried.
         """
         data = self._post(f"{self.url.rstrip('/')}/{path}", request).body
         try:
@@ -211,23 +215,23 @@ class Endpoint:
             raise OSError(f"it answered {start!r}, which is not JSON") from error
 
     def _post(self, url: str, body: Mapping[str, Any] | None) -> http.Answer:
-        """Answer to a request; raises as :meth:`_send`."""
+        """Send one request; raises the errors of :meth:`_send`."""
         secret = http.Secret.of_environment(self.key) if http.same_origin(url, self.url) else None
         data = None if body is None else json.dumps(body).encode()
         answer = http.request(url, data, secret, timeout=self.timeout)
         if answer.status < 300:
             return answer
         problem = f"status {answer.status}: {self.shown(answer.body)}"
-        if answer.status in _AGAIN:
-            wait = answer.headers.get("retry-after", "")  # seconds, or a date, which is not read
+        if answer.status in _RETRIED_STATUSES:
+            wait = answer.headers.get("retry-after", "")  # in seconds; a date is ignored
             raise _Busy(problem, int(wait[:6]) if wait.isdecimal() else 0)
-        if answer.status in _SETTING:
+        if answer.status in _CONFIG_STATUSES:
             raise ConfigError(f"{http.shown(url)} answers with {problem}; check url and {self.key}")
         raise DataError(f"{http.shown(url)} refused a request with {problem}")
 
 
-def _kept_answer(file: Path) -> str | None:
-    """An answer as it was kept; None where there is none, or its file is damaged, so that it is asked for anew."""
+def _read_cached_answer(file: Path) -> str | None:
+    """Read a cached answer; None if the file is missing or damaged."""
     try:
         content = unseal(file.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError):
@@ -239,10 +243,10 @@ def _kept_answer(file: Path) -> str | None:
 
 
 class _Remote(ModelInterface):
-    """A model behind an endpoint.
+    """Base of models behind an endpoint.
 
     Args:
-        endpoint: where and how.
+        endpoint: client of the endpoint.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -258,25 +262,25 @@ class _Remote(ModelInterface):
 
 
 class EndpointText(_Remote, TextModel):
-    """A language model behind an endpoint."""
+    """Language model behind an endpoint."""
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         return self.endpoint.ask(prompts, seeds)
 
 
 class EndpointVision(_Remote, VisionLanguageModel):
-    """A vision-language model behind an endpoint; pictures are sent as PNG."""
+    """Vision-language model behind an endpoint; images are sent as PNG."""
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         return self.endpoint.ask(
             [
-                [*map(image_part, shown), {"type": "text", "text": prompt}]
-                for shown, prompt in zip(images, prompts, strict=True)
+                [*map(image_part, prompt_images), {"type": "text", "text": prompt}]
+                for prompt_images, prompt in zip(images, prompts, strict=True)
             ]
         )
 
 
 def image_part(image: Tensor) -> dict[str, Any]:
-    """Part of a user message that shows a picture, as PNG."""
+    """Build the part of a user message with an image as PNG."""
     data = base64.b64encode(encode_image(image)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

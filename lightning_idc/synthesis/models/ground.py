@@ -1,4 +1,4 @@
-"""What stands on a plain ground, and of which hue, whatever the light."""
+"""Segment objects on a plain ground, and assign them hues that do not depend on the light."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import numpy as np
 from torch import Tensor
 
 SIDE = 256
-"""Longer side in which pictures are compared; all lengths below are pixels of it."""
+"""Longer side, in pixels, to which images are resized for comparison; unit of all lengths below."""
 _STEP, _HUE_STEP = 0.03, 0.06
-"""Slope of the logarithms' brightness and colour at which a thing may begin."""
+"""Minimum gradients of log brightness and of log colour at an object boundary."""
 _GAP = 2
-"""Half of the widest gap in an outline through which the ground does not get in."""
+"""Half of the widest gap in an outline that is closed."""
 COLORED = 0.25
-"""Colour difference to the ground from which on a pixel has a hue."""
+"""Minimum colour difference from the ground of a pixel with a hue."""
 _HUES = 90
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture as things are looked for in it.
+class SeparatedImage:
+    """Image separated into ground and objects.
 
     Args:
-        values: two colour differences to the ground and half of the brightness, logarithms, ``(H, W, 3)``.
-        ground: where nothing stands, ``(H, W)``.
-        steps: slope of the brightness, ``(H, W)``.
+        values: two log colour differences from the ground and half of the log brightness, ``(H, W, 3)``.
+        ground: mask of the ground, bool ``(H, W)``.
+        steps: gradient of the log brightness, ``(H, W)``.
     """
 
     values: np.ndarray
@@ -34,17 +34,19 @@ class Picture:
 
 
 def resized(values: np.ndarray, side: int) -> np.ndarray:
-    """Values ``(H, W)`` or ``(H, W, C)`` of a picture whose longer side has ``side`` pixels then."""
+    """Resize ``(H, W)`` or ``(H, W, C)`` so that the longer side has ``side`` pixels."""
     import cv2
 
     height, width = values.shape[:2]
     scale = side / max(height, width)
-    how = cv2.INTER_LINEAR if scale > 1 else cv2.INTER_AREA
-    return np.asarray(cv2.resize(values, (round(width * scale), round(height * scale)), interpolation=how))
+    interpolation_mode = cv2.INTER_LINEAR if scale > 1 else cv2.INTER_AREA
+    return np.asarray(
+        cv2.resize(values, (round(width * scale), round(height * scale)), interpolation=interpolation_mode)
+    )
 
 
-def picture_of(image: Tensor) -> Picture:
-    """What things are looked for in.
+def separate_ground(image: Tensor) -> SeparatedImage:
+    """Separate an image into ground and objects.
 
     Args:
         image: uint8 ``(3, H, W)``.
@@ -62,11 +64,11 @@ def picture_of(image: Tensor) -> Picture:
     border = np.concatenate([parts[0], parts[-1], parts[:, 0], parts[:, -1]])
     reached = cv2.dilate(np.isin(parts, border[border > 0]).astype(np.uint8), reach)
     ground = np.logical_and(reached, free).astype(np.uint8)
-    things = cv2.morphologyEx(1 - ground, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
-    outlines, _ = cv2.findContours(things, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-    ground = cv2.drawContours(np.zeros_like(things), outlines, -1, 1, -1) == 0
+    objects = cv2.morphologyEx(1 - ground, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
+    outlines, _ = cv2.findContours(objects, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    ground = cv2.drawContours(np.zeros_like(objects), outlines, -1, 1, -1) == 0
     plain = np.median(colors[ground], 0) if ground.any() else np.zeros(2)
-    return Picture(np.dstack([colors - plain, light / 2]).astype(np.float32), ground, steps)
+    return SeparatedImage(np.dstack([colors - plain, light / 2]).astype(np.float32), ground, steps)
 
 
 def _slope(values: np.ndarray) -> np.ndarray:
@@ -76,37 +78,37 @@ def _slope(values: np.ndarray) -> np.ndarray:
     return np.hypot(across, down)
 
 
-def hues_of(picture: Picture) -> np.ndarray:
-    """Number of the hue of each pixel, 0 on the ground, 1 for gray; the hues are the peaks of the picture's own."""
+def hues_of(separated: SeparatedImage) -> np.ndarray:
+    """Label the hue of each pixel: 0 for the ground, 1 for gray, then the peaks of the image's hue histogram."""
     import cv2
 
-    colors, things = picture.values[..., :2], ~picture.ground
+    colors, objects = separated.values[..., :2], ~separated.ground
     strength = np.hypot(colors[..., 0], colors[..., 1])
-    colored = things & (strength > COLORED)
-    found = things.astype(np.int32)
+    colored = objects & (strength > COLORED)
+    labels = objects.astype(np.int32)
     if colored.any():
         angle = np.arctan2(colors[..., 1], colors[..., 0])[colored]
-        place = ((angle / (2 * np.pi) + 0.5) * _HUES).astype(int) % _HUES
-        counts = np.bincount(place, strength[colored], _HUES)
+        hue_bin = ((angle / (2 * np.pi) + 0.5) * _HUES).astype(int) % _HUES
+        counts = np.bincount(hue_bin, strength[colored], _HUES)
         bell = np.exp(-0.5 * (np.arange(-6, 7) / 2) ** 2)
         smooth = np.convolve(np.r_[counts[-6:], counts, counts[:6]], bell, "valid")
         near = np.arange(_HUES)[:, None] + np.array([-1, 0, 1])
         peak = near[np.arange(_HUES), smooth[near % _HUES].argmax(1)] % _HUES
         for _ in range(_HUES.bit_length()):
             peak = peak[peak]
-        found[colored] = np.unique(peak, return_inverse=True)[1][place] + 2
-    kinds = np.unique(found[things])
-    if not len(kinds):
-        return found
-    # a reflection has the hue of its neighbours
-    shares = np.stack([cv2.GaussianBlur((found == kind).astype(np.float32), (0, 0), 2.0) for kind in kinds])
-    return np.where(things, kinds[shares.argmax(0)], 0)
+        labels[colored] = np.unique(peak, return_inverse=True)[1][hue_bin] + 2
+    label_values = np.unique(labels[objects])
+    if not len(label_values):
+        return labels
+    # gives reflections the hue of their neighbours
+    votes = np.stack([cv2.GaussianBlur((labels == label).astype(np.float32), (0, 0), 2.0) for label in label_values])
+    return np.where(objects, label_values[votes.argmax(0)], 0)
 
 
-def is_sharp(mask: np.ndarray, picture: Picture) -> bool:
-    """Whether something gray has a sharp outline, which a shadow has not."""
+def is_sharp(mask: np.ndarray, separated: SeparatedImage) -> bool:
+    """Whether a gray region has a sharp outline, unlike a shadow."""
     import cv2
 
-    whole = mask.astype(np.uint8)
-    outline = cv2.dilate(whole, np.ones((5, 5), np.uint8)) - cv2.erode(whole, np.ones((5, 5), np.uint8))
-    return float(np.mean(picture.steps[outline > 0] > _STEP)) > 0.5
+    region = mask.astype(np.uint8)
+    outline = cv2.dilate(region, np.ones((5, 5), np.uint8)) - cv2.erode(region, np.ones((5, 5), np.uint8))
+    return float(np.mean(separated.steps[outline > 0] > _STEP)) > 0.5

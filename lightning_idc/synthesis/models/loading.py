@@ -1,4 +1,4 @@
-"""Reading models by name: where they are, how they are spread over devices, and what is missing for them."""
+"""Load models by name: location, placement on devices, and missing requirements."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from lightning_idc.utils.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How the weights of a large model are read.
+    """Options for loading the weights of a large model.
 
     Args:
-        device_map: ``auto`` spreads the model over what is there, GPUs first; needs the package accelerate.
-        attention: implementation, such as ``sdpa`` or ``flash_attention_2``; None for the model's own.
-        quantization: of the weights; needs the package bitsandbytes.
+        device_map: ``auto`` distributes the model over all devices, GPUs first; requires the package accelerate.
+        attention: attention implementation, such as ``sdpa`` or ``flash_attention_2``; None for the default.
+        quantization: quantization of the weights; requires the package bitsandbytes.
     """
 
     device_map: str | None = None
@@ -29,7 +29,7 @@ class Loading:
     quantization: Literal["int8", "int4"] | None = None
 
     def options(self, dtype: torch.dtype) -> dict[str, Any]:
-        """Arguments of ``from_pretrained``."""
+        """Build the arguments of ``from_pretrained``."""
         options: dict[str, Any] = {}
         if self.device_map is not None:
             options["device_map"] = self.device_map
@@ -51,29 +51,31 @@ class Loading:
         return self.device_map is not None or self.quantization is not None
 
     def settings(self) -> dict[str, Any]:
-        """What may change an answer, where it is not the default."""
+        """Return the options that differ from the defaults, since they may change outputs."""
         default = asdict(Loading())
         return {name: value for name, value in asdict(self).items() if value != default[name]}
 
     def requirements(self) -> list[str]:
-        """Packages that are missing."""
+        """List missing packages."""
         needed = {"accelerate": self.device_map is not None, "bitsandbytes": self.quantization is not None}
-        return [missing_package(name) for name, wanted in needed.items() if wanted and find_spec(name) is None]
+        return [
+            missing_package(name) for name, is_required in needed.items() if is_required and find_spec(name) is None
+        ]
 
 
 def missing_package(name: str, extra: str | None = None) -> str:
-    """Sentence that says how to install a package."""
-    how = f"pip install 'lightning_idc[{extra}]'" if extra else f"pip install {name}"
-    return f"the package {name} is not installed: {how}"
+    """Build a message on how to install a package."""
+    command = f"pip install 'lightning_idc[{extra}]'" if extra else f"pip install {name}"
+    return f"the package {name} is not installed: {command}"
 
 
 def missing_weights(name: str, revision: str | None, file: str = "config.json") -> str | None:
-    """Why a model cannot be read; None where it can, as far as that is known without reading it.
+    """Return the reason why a model cannot be loaded; None if no problem is known without loading it.
 
     Args:
         name: folder or name on the hub.
         revision: commit or tag.
-        file: that every model of this kind has.
+        file: file that every model of this type contains.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -95,7 +97,7 @@ def missing_weights(name: str, revision: str | None, file: str = "config.json") 
 
 
 def weight_bytes(name: str, revision: str | None) -> int:
-    """Bytes of the safetensors files of a model that is on this machine; 0 where it is not."""
+    """Return the size in bytes of the local safetensors files of a model; 0 if it is not downloaded."""
     from huggingface_hub import try_to_load_from_cache
 
     folder = Path(name)
@@ -108,7 +110,7 @@ def weight_bytes(name: str, revision: str | None) -> int:
 
 
 def unreadable(name: str, why: object) -> str:
-    """Sentence that says how to get a model."""
+    """Build a message on a model that cannot be loaded."""
     if "trust_remote_code" in str(why):  # transformers advises to run the code
         return f"the model {name!r} brings code of its own, which is never run; choose one that transformers itself has"
     if isinstance(why, pickle.UnpicklingError):  # torch advises the same
@@ -120,10 +122,10 @@ def unreadable(name: str, why: object) -> str:
 
 
 def require(problems: list[str]) -> None:
-    """Stop at the first problem.
+    """Raise an error for the first problem.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: ``problems`` is not empty.
     """
     for problem in problems:
         raise ConfigError(problem)

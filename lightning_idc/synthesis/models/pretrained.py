@@ -1,4 +1,4 @@
-"""Slots with pretrained encoders and matchers of transformers; weights are in a folder or in the hub's cache."""
+"""Pretrained encoders and matchers of transformers, with weights in a folder or in the hub's cache."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ Answer = TypeVar("Answer")
 
 
 class Pretrained(ModelInterface):
-    """A model of transformers whose weights are read by name.
+    """Base of models that wrap a model of transformers.
 
     Args:
         model: folder or name on the hub.
-        revision: commit or tag on the hub; kept with every record.
-        dtype: of the weights, as torch names it.
-        batch_size: pictures or texts per forward pass; where memory runs out it is halved.
+        revision: commit or tag on the hub; stored in each record.
+        dtype: dtype of the weights, by its name in torch.
+        batch_size: number of images or texts per forward pass; halved if memory runs out.
         loading: device map, quantisation and attention of a large model.
     """
 
@@ -47,16 +47,16 @@ class Pretrained(ModelInterface):
         self._read: dict[str, Any] = {}
 
     def settings(self) -> dict[str, Any]:
-        own = {"model": self.name, "revision": self.revision, "dtype": self.dtype}
-        return {**own, **self.loading.settings()}
+        settings = {"model": self.name, "revision": self.revision, "dtype": self.dtype}
+        return {**settings, **self.loading.settings()}
 
     def requirements(self) -> list[str]:
-        absent = missing_weights(self.name, self.revision)
-        return [*self.loading.requirements(), *([absent] if absent else [])]
+        problem = missing_weights(self.name, self.revision)
+        return [*self.loading.requirements(), *([problem] if problem else [])]
 
     def weight_bytes(self) -> int:
-        share = {"int8": 0.5, "int4": 0.25, None: 1.0}[self.loading.quantization]
-        return 0 if self.loading.device_map else int(share * weight_bytes(self.name, self.revision))
+        ratio = {"int8": 0.5, "int4": 0.25, None: 1.0}[self.loading.quantization]
+        return 0 if self.loading.device_map else int(ratio * weight_bytes(self.name, self.revision))
 
     def provenance(self) -> dict[str, Any]:
         return self._read
@@ -66,65 +66,65 @@ class Pretrained(ModelInterface):
         return self.net.device if self.loading.keeps_device and self.net is not None else super().device
 
     def read(self, kind: Any, processor: Any) -> None:
-        """Load a model and what prepares its inputs, with everything that the checkpoint should hold.
+        """Load a model and its processor, and check that the checkpoint is complete.
 
         Args:
-            kind: class with ``from_pretrained``.
-            processor: the same, of its inputs.
+            kind: model class with ``from_pretrained``.
+            processor: processor or tokenizer class with ``from_pretrained``.
 
         Raises:
-            CheckpointError: it is not there, or weights are missing from it.
+            CheckpointError: the model is missing, or the checkpoint lacks weights.
         """
         if self.net is not None:
-            return  # a stage may be made ready more than once
+            return  # a stage may be set up more than once
         dtype = getattr(torch, self.dtype)
         try:
-            where = {"revision": self.revision, "trust_remote_code": False}
-            net, about = kind.from_pretrained(
-                self.name, dtype=dtype, output_loading_info=True, **where, **self.loading.options(dtype)
+            source = {"revision": self.revision, "trust_remote_code": False}
+            net, loading_info = kind.from_pretrained(
+                self.name, dtype=dtype, output_loading_info=True, **source, **self.loading.options(dtype)
             )
-            self.processor = processor.from_pretrained(self.name, **where)
+            self.processor = processor.from_pretrained(self.name, **source)
         except (OSError, ValueError, pickle.UnpicklingError) as error:
             raise CheckpointError(unreadable(self.name, error)) from error
-        if about["missing_keys"]:
-            # transformers would go on with random weights
+        if loading_info["missing_keys"]:
+            # transformers would initialise them randomly
             raise CheckpointError(
-                f"the model {self.name!r} lacks weights: {', '.join(sorted(about['missing_keys'])[:5])}"
+                f"the model {self.name!r} lacks weights: {', '.join(sorted(loading_info['missing_keys'])[:5])}"
             )
         net = net.eval().requires_grad_(False)
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(net.dtype)}
         if self.loading.keeps_device:
-            object.__setattr__(self, "net", net)  # not a sub-module, which would be moved with the stage
+            object.__setattr__(self, "net", net)  # not a sub-module, which would move with the stage
         else:
             self.net = net
 
     def in_batches(self, sizes: Sequence[int], work: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
-        """Answers to many inputs in their order, found batch by batch; inputs of like sizes share one.
+        """Process inputs in batches of similar size, and return the outputs in input order.
 
-        What is padded to the longest of a batch, or waits for its last word, then does so for little. The largest come
-        first: what does not fit into memory shows at once, and is then done in halves.
+        Similar sizes reduce padding and waiting for the longest output of a batch. The largest inputs come first, so
+        that batches which do not fit into memory, and are halved, show early.
 
         Args:
-            sizes: of each input, on any scale.
-            work: answers of the inputs with these numbers, in their order.
+            sizes: size of each input, on any scale.
+            work: function from the indices of inputs to their outputs, in order.
         """
         order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-        found: dict[int, Answer] = {}
+        outputs: dict[int, Answer] = {}
         for start in range(0, len(order), self.batch_size):
-            part = order[start : start + self.batch_size]
-            found.update(zip(part, halving(work, part), strict=True))
-        return [found[number] for number in range(len(sizes))]
+            indices = order[start : start + self.batch_size]
+            outputs.update(zip(indices, halving(work, indices), strict=True))
+        return [outputs[number] for number in range(len(sizes))]
 
 
 def as_pil(images: Sequence[Tensor]) -> list[Any]:
-    """Pictures as the processors of transformers take them."""
+    """Convert images to PIL for the processors of transformers."""
     from PIL import Image
 
     return [Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy()) for image in images]
 
 
 class ClipImages(Pretrained, ImageEncoder):
-    """CLIP's image tower; the paper filters with ``openai/clip-vit-base-patch32``."""
+    """CLIP image encoder; the paper filters with ``openai/clip-vit-base-patch32``."""
 
     def load(self) -> None:
         from transformers import AutoImageProcessor, CLIPModel
@@ -132,7 +132,9 @@ class ClipImages(Pretrained, ImageEncoder):
         self.read(CLIPModel, AutoImageProcessor)
 
     def encode(self, images: Sequence[Tensor]) -> Tensor:
-        return torch.stack(self.in_batches([0] * len(images), lambda part: self._encode([images[n] for n in part])))
+        return torch.stack(
+            self.in_batches([0] * len(images), lambda indices: self._encode([images[n] for n in indices]))
+        )
 
     @torch.inference_mode()
     def _encode(self, images: list[Tensor]) -> list[Tensor]:
@@ -142,7 +144,7 @@ class ClipImages(Pretrained, ImageEncoder):
 
 
 class ClipTexts(Pretrained, TextEncoder):
-    """CLIP's text tower."""
+    """CLIP text encoder."""
 
     def load(self) -> None:
         from transformers import AutoTokenizer, CLIPModel
@@ -151,7 +153,7 @@ class ClipTexts(Pretrained, TextEncoder):
 
     def encode(self, texts: Sequence[str]) -> Tensor:
         sizes = [len(text) for text in texts]
-        return torch.stack(self.in_batches(sizes, lambda part: self._encode([texts[n] for n in part])))
+        return torch.stack(self.in_batches(sizes, lambda indices: self._encode([texts[n] for n in indices])))
 
     @torch.inference_mode()
     def _encode(self, texts: list[str]) -> list[Tensor]:
@@ -164,7 +166,7 @@ class ClipTexts(Pretrained, TextEncoder):
 
 
 class DinoImages(Pretrained, ImageEncoder):
-    """DINOv2: the class token of the last layer; NAMC mines with ``facebook/dinov2-large``."""
+    """DINOv2 image encoder: class token of the last layer; NAMC mines with ``facebook/dinov2-large``."""
 
     def load(self) -> None:
         from transformers import AutoImageProcessor, AutoModel
@@ -172,7 +174,9 @@ class DinoImages(Pretrained, ImageEncoder):
         self.read(AutoModel, AutoImageProcessor)
 
     def encode(self, images: Sequence[Tensor]) -> Tensor:
-        return torch.stack(self.in_batches([0] * len(images), lambda part: self._encode([images[n] for n in part])))
+        return torch.stack(
+            self.in_batches([0] * len(images), lambda indices: self._encode([images[n] for n in indices]))
+        )
 
     @torch.inference_mode()
     def _encode(self, images: list[Tensor]) -> list[Tensor]:
@@ -182,15 +186,15 @@ class DinoImages(Pretrained, ImageEncoder):
 
 
 class BlipMatcher(Pretrained, ImageTextMatcher):
-    """BLIP's image-text matching; the paper's is ``Salesforce/blip-itm-large-coco``.
+    """BLIP image-text matching; the paper uses ``Salesforce/blip-itm-large-coco``.
 
     Args:
-        model: see `Pretrained`, as for the three arguments below.
+        model: see `Pretrained`.
         revision: commit or tag.
-        dtype: of the weights.
-        batch_size: pictures per forward pass.
-        score: cosine of picture and text, as the ImgDiff scripts take it, or the matching head's probability, as
-            data-juicer does; the paper does not say which.
+        dtype: dtype of the weights.
+        batch_size: number of images per forward pass.
+        score: ``cosine`` of image and text, as in the ImgDiff scripts, or ``probability`` of the matching head, as in
+            data-juicer; the paper does not specify it.
     """
 
     def __init__(
@@ -215,8 +219,10 @@ class BlipMatcher(Pretrained, ImageTextMatcher):
 
     def match(self, images: Sequence[Tensor], texts: Sequence[str]) -> Tensor:
         sizes = [len(text) for text in texts]
-        found = self.in_batches(sizes, lambda part: self._match([images[n] for n in part], [texts[n] for n in part]))
-        return torch.tensor(found)
+        scores = self.in_batches(
+            sizes, lambda indices: self._match([images[n] for n in indices], [texts[n] for n in indices])
+        )
+        return torch.tensor(scores)
 
     @torch.inference_mode()
     def _match(self, images: list[Tensor], texts: list[str]) -> list[float]:
@@ -230,5 +236,5 @@ class BlipMatcher(Pretrained, ImageTextMatcher):
             pixel_values=inputs["pixel_values"].to(self.net.dtype),
             use_itm_head=head,
         ).itm_score.float()
-        # without the head every picture is compared with every text
+        # without the head, the model scores all combinations of images and texts
         return (out.softmax(1)[:, 1] if head else out.diagonal()).tolist()

@@ -1,4 +1,4 @@
-"""A captioner without weights, which knows the things of a library by their pictures, and nothing else."""
+"""Captioner without weights that recognises the cut-outs of a library."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from lightning_idc.synthesis.models.embedded import opponent
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 _SCALES = (1.0, 0.94, 0.88, 0.82)
-"""Size of a thing in its box, whose border may be loose or belong to a larger thing of the other picture."""
+"""Sizes of an object relative to its box, which may be loose or belong to a larger object of the other image."""
 _SPOTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Where it is in there, between either side."""
-_STEP_WEIGHT, _STEP_MOST = 0.1, 0.5
-"""What a picture loses that does not change at the outline, and the change from which on nothing is lost."""
+"""Positions of an object in its box, from one side to the other."""
+_STEP_WEIGHT, _MAX_STEP = 0.1, 0.5
+"""Penalty for an image without a step at the outline, and the step from which on there is no penalty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """Things of one shape on a grid, whose points are in shares of the thing's width and height.
+    """Cut-outs of one shape, sampled on a grid of points relative to width and height.
 
     Args:
-        aspect: width over height.
-        inside: points within, ``(N, 2)``, x and y.
-        outside: points right around it, ``(M, 2)``.
-        near: for each of these the mean of the points within beside it, ``(M, N)``.
-        vectors: the things, as `_unit` makes them, ``(K, 3 N)``.
+        aspect: width divided by height.
+        inside: points inside of the shape, ``(N, 2)``, x and y.
+        outside: points around the shape, ``(M, 2)``.
+        near: weights of the inside points adjacent to each outside point, ``(M, N)``; rows sum to 1.
+        vectors: unit vectors of the cut-outs, see `_unit`, ``(K, 3 N)``.
     """
 
     aspect: float
@@ -44,19 +44,19 @@ class Outline:
 
 
 class NearestPrototype(ImageCaptioner):
-    """Names a picture after the most similar thing of the library that was pasted; plain background where none is.
+    """Captions an image with the name of the most similar cut-out of a library, or as plain background.
 
-    It knows nothing but that library: a record whose pictures were not pasted from it (`PasteEdits` says so in the fact
-    ``library``) is refused, since whatever would be said of it is a guess.
+    Records whose images were not made from this library, according to the fact ``library`` of `PasteEdits`, are
+    rejected, since their captions would be guesses.
 
-    Each thing is looked for in several sizes and places. It is compared inside its outline only, so that what it stands
-    on does not matter, and the picture has to change at the outline, so that a part of something is not named.
+    Each cut-out is compared in several sizes and positions: only inside its outline, to ignore the background, and
+    with a penalty if the image has no step at the outline, to reject parts of larger objects.
 
     Args:
-        library: folder of cut-outs that the pictures were made with; None for rendered things.
-        side: longer side of a thing when it is compared, pixels.
-        min_similarity: similarity below which nothing is recognised.
-        background: what is said then.
+        library: folder of the cut-outs in the images; None for rendered objects.
+        side: longer side in pixels of a cut-out for the comparison.
+        min_similarity: minimum similarity of a recognised cut-out.
+        background: caption of images without a recognised cut-out.
     """
 
     def __init__(
@@ -75,12 +75,10 @@ class NearestPrototype(ImageCaptioner):
 
     def load(self) -> None:
         shapes: dict[bytes, list[Cutout]] = {}
-        for thing in cutouts(self.library):
-            shapes.setdefault(thing.alpha.numpy().tobytes(), []).append(thing)
-        self.names = [thing.name for things in shapes.values() for thing in things]
-        self.outlines = [
-            self._outline(things[0].alpha, [thing.image for thing in things]) for things in shapes.values()
-        ]
+        for cutout in cutouts(self.library):
+            shapes.setdefault(cutout.alpha.numpy().tobytes(), []).append(cutout)
+        self.names = [cutout.name for group in shapes.values() for cutout in group]
+        self.outlines = [self._outline(group[0].alpha, [cutout.image for cutout in group]) for group in shapes.values()]
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -95,7 +93,7 @@ class NearestPrototype(ImageCaptioner):
         if facts.get("library") == self.identity:
             return None
         return (
-            f"NearestPrototype knows things of the library {self.identity!r}; these pictures are of "
+            f"NearestPrototype recognises cut-outs of the library {self.identity!r}; these images are of "
             f"{facts.get('library', 'unknown origin')!r}"
         )
 
@@ -104,7 +102,7 @@ class NearestPrototype(ImageCaptioner):
         within = resize((alpha * 255).to(torch.uint8)[None].expand(3, -1, -1), size)[0] > 200
         padded = F.pad(within, [2] * 4)
         wide, wider = (F.max_pool2d(padded[None].float(), 2 * by + 1, 1, by)[0] > 0 for by in (1, 2))
-        # a pixel away, since thing and ground mix on the outline itself
+        # a pixel away, since object and background mix on the outline itself
         inside, outside = (mask.nonzero() - 2 for mask in (padded, wider & ~wide))
         near = ((outside[:, None] - inside[None]).abs().amax(2) <= 3).float()
         values = torch.stack([opponent(resize(image, size))[:, within] for image in images])
@@ -117,7 +115,7 @@ class NearestPrototype(ImageCaptioner):
         )
 
     def similarities(self, images: Sequence[Tensor]) -> Tensor:
-        """How well each picture fits each of the known things at its best place, ``(N, K)``; 1 at most."""
+        """Compute the similarity of each image to each cut-out at its best position, ``(N, K)``; at most 1."""
         return torch.stack([self._one(image) for image in images])
 
     def _one(self, image: Tensor) -> Tensor:
@@ -126,16 +124,16 @@ class NearestPrototype(ImageCaptioner):
         if shrink > 1:
             image = resize(image, (max(1, round(height / shrink)), max(1, round(width / shrink))))
         values, (height, width) = opponent(image), image.shape[1:]
-        found = []
+        similarities = []
         for outline in self.outlines:
-            corner, extent = _places(outline.aspect, height, width)
+            corner, extent = _candidate_boxes(outline.aspect, height, width)
             points = torch.cat([outline.inside, outline.outside])
-            at = (corner[:, None] + extent[:, None] * points) / torch.tensor([width, height]) * 2 - 1
-            seen = F.grid_sample(values[None], at[None], padding_mode="border", align_corners=False)[0].transpose(0, 1)
-            inside, outside = seen.split([len(outline.inside), len(outline.outside)], 2)
-            step = (outside - inside @ outline.near.T).norm(dim=1).clamp(max=_STEP_MOST).mean(1) / _STEP_MOST
-            found.append((_unit(inside) @ outline.vectors.T - _STEP_WEIGHT * (1 - step[:, None])).amax(0))
-        return torch.cat(found)
+            grid = (corner[:, None] + extent[:, None] * points) / torch.tensor([width, height]) * 2 - 1
+            samples = F.grid_sample(values[None], grid[None], padding_mode="border", align_corners=False)[0]
+            inside, outside = samples.transpose(0, 1).split([len(outline.inside), len(outline.outside)], 2)
+            step = (outside - inside @ outline.near.T).norm(dim=1).clamp(max=_MAX_STEP).mean(1) / _MAX_STEP
+            similarities.append((_unit(inside) @ outline.vectors.T - _STEP_WEIGHT * (1 - step[:, None])).amax(0))
+        return torch.cat(similarities)
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         best = self.similarities(images).max(1)
@@ -145,10 +143,10 @@ class NearestPrototype(ImageCaptioner):
         ]
 
 
-def _places(aspect: float, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Corners and extents of a thing within a picture, ``(P, 2)`` each, x and y in pixels, without repetitions."""
+def _candidate_boxes(aspect: float, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """List the unique corners and extents of a cut-out in an image, ``(P, 2)`` each, x and y in pixels."""
     box = (aspect * height, float(height)) if width / height > aspect else (float(width), width / aspect)
-    places = {
+    boxes = {
         (
             round((width - box[0] * scale) * x, 2),
             round((height - box[1] * scale) * y, 2),
@@ -159,11 +157,11 @@ def _places(aspect: float, height: int, width: int) -> tuple[Tensor, Tensor]:
         for x in _SPOTS
         for y in _SPOTS
     }
-    corner, extent = torch.tensor(sorted(places)).split(2, 1)
+    corner, extent = torch.tensor(sorted(boxes)).split(2, 1)
     return corner, extent
 
 
 def _unit(values: Tensor) -> Tensor:
-    """Brightness around its mean and colour as unit vectors, ``(..., 3, N)`` to ``(..., 3 N)``."""
+    """Convert centred brightness and colours to unit vectors, ``(..., 3, N)`` to ``(..., 3 N)``."""
     values = torch.cat([values[..., :1, :] - values[..., :1, :].mean(-1, keepdim=True), values[..., 1:, :]], -2)
     return F.normalize(values.flatten(-2), dim=-1)

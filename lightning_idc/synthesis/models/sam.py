@@ -1,4 +1,4 @@
-"""SAM and its successors as segmenters: boxes of everything in either picture, and masks where they are asked for."""
+"""SAM and its successors as segmenters: boxes, and optionally masks, of all segments of both images."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from lightning_idc.synthesis.models.pretrained import Pretrained, as_pil
 from lightning_idc.utils.bounds import PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
-_STABLE = 1.0
-"""How far the threshold of a mask is moved to see whether the mask changes; SAM's own."""
-_AT_ONCE = 64
-"""Masks that have the size of the picture at a time."""
+_STABILITY_OFFSET = 1.0
+"""Offset of the mask threshold for the stability score, as in SAM."""
+_MASKS_PER_RESIZE = 64
+"""Number of masks resized to the image size at a time."""
 
 
 class SamSegmenter(Pretrained, Segmenter):
-    """What a model of the SAM family finds in either picture, asked at a grid of points.
+    """Segments both images with a model of the SAM family, prompted by a grid of points.
 
-    The boxes of both pictures are handed on, each with the picture that it is from; which of two overlapping ones is
-    kept is decided by their difference (section 18.4), so only within a picture are near copies left out. Any
-    checkpoint of transformers with ``model_type`` sam, sam_hq, sam2 or edgetam fits, for example
+    Boxes of both images are returned with the index of their image. Overlapping boxes are suppressed only within an
+    image, because their difference decides between boxes of different images (section 18.4). Supports checkpoints of
+    transformers with ``model_type`` sam, sam_hq, sam2 or edgetam, for example
     ``facebook/sam-vit-huge``, ``facebook/sam2.1-hiera-tiny``, or a SlimSAM.
 
     Args:
-        model: see `Pretrained`, as for the two arguments below.
+        model: see `Pretrained`.
         revision: commit or tag.
-        dtype: of the weights.
-        batch_size: pictures per forward pass of the image encoder.
-        overlap: IoU of boxes from which on two regions of one picture count as one; the scripts ask FastSAM for 0.5.
-        confidence: least predicted IoU; the scripts ask FastSAM for 0.05. SAM's own is 0.88.
-        stability: least IoU of a mask with itself at another threshold; SAM's own is 0.95.
-        points: along each side of the grid; SAM's own are 32.
-        points_at_once: per forward pass of the mask decoder.
+        dtype: dtype of the weights.
+        batch_size: number of images per forward pass of the image encoder.
+        overlap: IoU threshold of non-maximum suppression within an image; the scripts use 0.5 with FastSAM.
+        confidence: minimum predicted IoU; the scripts use 0.05 with FastSAM, the default of SAM is 0.88.
+        stability: minimum IoU of a mask between two thresholds; the default of SAM is 0.95.
+        points: number of points along each side of the grid; the default of SAM is 32.
+        points_at_once: number of points per forward pass of the mask decoder.
     """
 
     def __init__(
@@ -69,40 +69,49 @@ class SamSegmenter(Pretrained, Segmenter):
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
         images = [image for pair in zip(before, after, strict=True) for image in pair]
-        found = self.in_batches([0] * len(images), lambda part: self._segment([images[n] for n in part], masks))
-        return [both_pictures(first, second) for first, second in zip(found[::2], found[1::2], strict=True)]
+        regions_by_image = self.in_batches(
+            [0] * len(images), lambda part: self._segment([images[n] for n in part], masks)
+        )
+        return [
+            merge_regions(first, second)
+            for first, second in zip(regions_by_image[::2], regions_by_image[1::2], strict=True)
+        ]
 
     @torch.inference_mode()
     def _segment(self, images: list[Tensor], masks: bool) -> list[list[Region]]:
-        pictures = as_pil(images)
-        inputs = self.processor(images=pictures, return_tensors="pt").to(self.device)
+        pil_images = as_pil(images)
+        inputs = self.processor(images=pil_images, return_tensors="pt").to(self.device)
         pixels = inputs["pixel_values"].to(self.net.dtype)
         embeddings = self.net.get_image_embeddings(pixels)
         sizes = inputs["reshaped_input_sizes"].tolist() if "reshaped_input_sizes" in inputs else None
-        found = []
+        regions_by_image = []
         for n, image in enumerate(images):
-            # SAM 2 has an embedding for each scale
-            own = [e[n : n + 1] for e in embeddings] if isinstance(embeddings, list) else embeddings[n : n + 1]
-            scaled = None if sizes is None else sizes[n]
-            found.append(
-                self._ask(image.shape[1:], own, scaled or list(pixels.shape[2:]), list(pixels.shape[2:]), masks)
+            # SAM 2 has one embedding per scale
+            image_embedding = (
+                [e[n : n + 1] for e in embeddings] if isinstance(embeddings, list) else embeddings[n : n + 1]
             )
-        return found
+            scaled = None if sizes is None else sizes[n]
+            regions_by_image.append(
+                self._segment_image(
+                    image.shape[1:], image_embedding, scaled or list(pixels.shape[2:]), list(pixels.shape[2:]), masks
+                )
+            )
+        return regions_by_image
 
-    def _ask(
+    def _segment_image(
         self, size: Sequence[int], embedding: Any, scaled: Sequence[int], padded: Sequence[int], masks: bool
     ) -> list[Region]:
-        """Regions of one picture at all points of a grid.
+        """Segment one image at all points of a grid.
 
         Args:
-            size: height and width of the picture.
-            embedding: of the image encoder.
-            scaled: height and width that the picture has for the model, before padding.
-            padded: and after it.
-            masks: whether the masks are kept.
+            size: height and width of the image.
+            embedding: output of the image encoder.
+            scaled: height and width of the resized image before padding.
+            padded: height and width of the resized image after padding.
+            masks: whether to return masks.
         """
         grid = point_grid(self.points, scaled)
-        boxes, scores, kept = [], [], []
+        boxes, scores, all_masks = [], [], []
         for start in range(0, len(grid), self.points_at_once):
             points = grid[start : start + self.points_at_once]
             out = self.net(
@@ -111,30 +120,30 @@ class SamSegmenter(Pretrained, Segmenter):
                 input_labels=torch.ones(1, len(points), 1, dtype=torch.long, device=self.device),
             )
             score, small = out.iou_scores[0].flatten(), out.pred_masks[0].flatten(0, 1)
-            sure = score > self.confidence
-            for part in torch.arange(len(score), device=score.device)[sure].split(_AT_ONCE):
+            is_confident = score > self.confidence
+            for part in torch.arange(len(score), device=score.device)[is_confident].split(_MASKS_PER_RESIZE):
                 full = _full_size(small[part], size, scaled, padded)
-                stable = stability(full) > self.stability
-                inside = full[stable] > 0
-                some = inside.flatten(1).any(1)
-                boxes.append(mask_boxes(inside[some]).cpu())
-                scores.append(score[part][stable][some].float().cpu())
-                kept += list(inside[some].cpu()) if masks else []
+                is_stable = stability(full) > self.stability
+                inside = full[is_stable] > 0
+                is_nonempty = inside.flatten(1).any(1)
+                boxes.append(mask_boxes(inside[is_nonempty]).cpu())
+                scores.append(score[part][is_stable][is_nonempty].float().cpu())
+                all_masks += list(inside[is_nonempty].cpu()) if masks else []
         if not boxes:
             return []
-        every, confidence = torch.cat(boxes), torch.cat(scores)
-        chosen = nms(every.float(), confidence, self.overlap).tolist()
-        return [Region(_box(every[n]), float(confidence[n]), kept[n] if masks else None) for n in chosen]
+        all_boxes, confidence = torch.cat(boxes), torch.cat(scores)
+        chosen = nms(all_boxes.float(), confidence, self.overlap).tolist()
+        return [Region(_box(all_boxes[n]), float(confidence[n]), all_masks[n] if masks else None) for n in chosen]
 
 
 class FastSamSegmenter(Segmenter):
-    """FastSAM, the paper's, through ultralytics, which is under the AGPL and which you install yourself.
+    """FastSAM, as in the paper, with ultralytics, which is licensed under the AGPL and must be installed separately.
 
     Args:
-        model: file of the weights; the paper's is ``FastSAM-x.pt``.
-        confidence: least confidence; the scripts take 0.05, and 0.1 for object removal.
-        overlap: IoU of the suppression within a picture.
-        size: longer side that pictures are resized to, pixels.
+        model: file of the weights; the paper uses ``FastSAM-x.pt``.
+        confidence: minimum confidence; the scripts use 0.05, and 0.1 for object removal.
+        overlap: IoU threshold of non-maximum suppression within an image.
+        size: longer side in pixels to which images are resized.
     """
 
     def __init__(
@@ -165,24 +174,27 @@ class FastSamSegmenter(Segmenter):
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
         images = [image for pair in zip(before, after, strict=True) for image in pair]
-        found = [self._segment(picture, masks) for picture in as_pil(images)]
-        return [both_pictures(first, second) for first, second in zip(found[::2], found[1::2], strict=True)]
+        regions_by_image = [self._segment(pil_image, masks) for pil_image in as_pil(images)]
+        return [
+            merge_regions(first, second)
+            for first, second in zip(regions_by_image[::2], regions_by_image[1::2], strict=True)
+        ]
 
-    def _segment(self, picture: Any, masks: bool) -> list[Region]:
+    def _segment(self, pil_image: Any, masks: bool) -> list[Region]:
         (result,) = self._net(
-            picture, retina_masks=True, imgsz=self.size, conf=self.confidence, iou=self.overlap, verbose=False
+            pil_image, retina_masks=True, imgsz=self.size, conf=self.confidence, iou=self.overlap, verbose=False
         )
-        # where nothing is found there are no masks either
-        some = masks and result.masks is not None
-        inside = list(result.masks.data.bool().cpu()) if some else [None] * len(result.boxes)
+        # without any detection, masks is None
+        has_masks = masks and result.masks is not None
+        inside = list(result.masks.data.bool().cpu()) if has_masks else [None] * len(result.boxes)
         return [
             Region(_box(box.round().long()), float(score), mask)
             for box, score, mask in zip(result.boxes.xyxy.cpu(), result.boxes.conf.cpu(), inside, strict=True)
         ]
 
 
-def both_pictures(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
-    """Regions of both pictures of a pair, each marked with the picture it is from, the most confident first."""
+def merge_regions(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
+    """Merge the regions of both images of a pair, marked with the index of their image, most confident first."""
     for region in first:
         region.picture = 0
     for region in second:
@@ -191,10 +203,10 @@ def both_pictures(first: Sequence[Region], second: Sequence[Region]) -> list[Reg
 
 
 def point_grid(points: int, size: Sequence[int]) -> Tensor:
-    """Middle points of a grid of cells over a picture, x and y in pixels, ``(points ** 2, 2)``.
+    """Build the cell centres of a grid over an image, x and y in pixels, ``(points ** 2, 2)``.
 
     Args:
-        points: along each side.
+        points: number of points along each side.
         size: height and width.
     """
     steps = (torch.arange(points) + 0.5) / points
@@ -203,22 +215,22 @@ def point_grid(points: int, size: Sequence[int]) -> Tensor:
 
 
 def stability(masks: Tensor) -> Tensor:
-    """IoU of each mask at a higher and at a lower threshold, logits ``(N, H, W)`` to ``(N,)``."""
-    inner, outer = ((masks > by).flatten(1).sum(1) for by in (_STABLE, -_STABLE))
+    """Compute the IoU of each mask between a higher and a lower threshold, logits ``(N, H, W)`` to ``(N,)``."""
+    inner, outer = ((masks > by).flatten(1).sum(1) for by in (_STABILITY_OFFSET, -_STABILITY_OFFSET))
     return inner / outer.clamp(min=1)
 
 
 def mask_boxes(masks: Tensor) -> Tensor:
-    """Boxes x1 y1 x2 y2 of masks, the last two exclusive, bool ``(N, H, W)`` to ``(N, 4)``; none of them is empty."""
-    found = []
-    for axis in (1, 2):  # columns of any row, then rows of any column
+    """Compute the boxes x1 y1 x2 y2 of non-empty masks, the last two exclusive, bool ``(N, H, W)`` to ``(N, 4)``."""
+    edges = []
+    for axis in (1, 2):  # columns with any row, then rows with any column
         line = masks.any(axis).byte()
-        found += [line.argmax(1), line.shape[1] - line.flip(1).argmax(1)]
-    return torch.stack([found[0], found[2], found[1], found[3]], 1)
+        edges += [line.argmax(1), line.shape[1] - line.flip(1).argmax(1)]
+    return torch.stack([edges[0], edges[2], edges[1], edges[3]], 1)
 
 
 def _full_size(masks: Tensor, size: Sequence[int], scaled: Sequence[int], padded: Sequence[int]) -> Tensor:
-    """Logits of the mask decoder ``(N, h, w)`` in the size of the picture, without what was padded."""
+    """Resize the logits of the mask decoder ``(N, h, w)`` to the size of the image, without padding."""
     full = F.interpolate(masks[:, None].float(), list(padded), mode="bilinear", align_corners=False)
     full = full[..., : scaled[0], : scaled[1]]
     return F.interpolate(full, list(size), mode="bilinear", align_corners=False)[:, 0]

@@ -1,3 +1,3 @@
-"""Pairs of web pages: HTML is drawn at random, one property of it is changed, and a browser renders both."""
+"""Pairs of web pages: random HTML, one changed property, and a browser that renders both versions."""
 
 from __future__ import annotations

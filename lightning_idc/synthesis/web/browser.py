@@ -1,4 +1,4 @@
-"""A browser as a model slot: HTML in, a picture and the boxes of its elements out."""
+"""Browser as a model: renders HTML to an image and the boxes of its elements."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from lightning_idc.utils.errors import ConfigError
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(e => {
   const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]; }))"""
-# what would differ between two runs of one page
+# removes differences between two renderings of a page
 _FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
           "--font-render-hinting=none")  # fmt: skip
 
 
 class Chromium(ModelInterface):
-    """Renders documents without a network, and with scripts switched off.
+    """Renders documents with network and scripts disabled.
 
     Args:
-        width: of the view, pixels.
-        height: of the view, pixels.
-        executable: path of the browser; the first Chromium or Chrome that is found when None.
+        width: width of the viewport in pixels.
+        height: height of the viewport in pixels.
+        executable: path of the browser; None for the first installed Chromium or Chrome.
 
     Raises:
-        ConfigError: a side is out of range; when loaded, Playwright or a browser is missing.
+        ConfigError: a side is out of range, or, on loading, Playwright or a browser is missing.
     """
 
     def __init__(self, width: PositiveInt = 320, height: PositiveInt = 320, executable: str | None = None) -> None:
@@ -71,7 +71,7 @@ class Chromium(ModelInterface):
         self._open, self._page, self._build = [browser, driver], view.new_page(), browser.version
 
     def close(self) -> None:
-        """End the browser; `load` starts another one."""
+        """Close the browser; `load` starts a new one."""
         if self._open:
             browser, driver = self._open
             browser.close()
@@ -79,17 +79,17 @@ class Chromium(ModelInterface):
         self._page, self._open = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker starts a browser of its own
+        # each worker starts its own browser
         return {**self.__dict__, "_page": None, "_open": []}
 
     def provenance(self) -> dict[str, Any]:
         return {"commit": self._build, "weights": None}
 
     def render(self, documents: Sequence[str]) -> list[tuple[Tensor, dict[str, list[float]]]]:
-        """Pictures of documents, uint8 ``(3, H, W)``, and the boxes of their elements by id, pixels.
+        """Render documents to images, uint8 ``(3, H, W)``, and boxes in pixels by element id.
 
         Args:
-            documents: HTML.
+            documents: HTML documents.
         """
         rendered = []
         for document in documents:

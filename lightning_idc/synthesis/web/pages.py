@@ -1,4 +1,4 @@
-"""Web pages as plain data: sections of elements with texts and styles, drawn at random and written as HTML."""
+"""Random web pages as plain data (sections of elements with texts and styles), and their HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 Element = dict[str, Any]
 """``id``, ``kind``, ``text`` and ``style`` (CSS properties by name)."""
 Page = dict[str, Any]
-"""``style`` of the whole page and ``sections``: lists of elements with a layout."""
+"""``style`` of the page and ``sections``: lists of elements with a layout."""
 
 COLORS = {
     "blue": "#2563eb",
@@ -24,7 +24,7 @@ COLORS = {
     "black": "#111827",
     "yellow": "#facc15",
 }
-"""Names that captions use, and what they are on the page."""
+"""Colour names in captions, and their CSS values."""
 
 TEXTS = {
     "button": ("Save", "Cancel", "Sign in", "Buy now", "Download", "Learn more", "Subscribe", "Delete", "Send", "Next"),
@@ -42,7 +42,7 @@ TEXTS = {
     "field": ("Email", "Name", "Password", "City", "Phone", "Search"),
     "alert": ("Payment failed.", "Your trial ends soon.", "Changes were saved.", "Connection lost."),
 }
-"""What elements of each kind say; a text stands at one place of a page only, so that it names its element."""
+"""Texts of elements by kind; each text occurs at most once per page, so that it identifies its element."""
 
 _LAYOUTS = (
     ("nav", ("link", "link", "link")),
@@ -55,18 +55,18 @@ _LAYOUTS = (
 
 
 def draw_page(random: np.random.Generator, width: int = 320) -> Page:
-    """A page with three or four sections.
+    """Draw a random page with three or four sections.
 
     Args:
-        random: its source of chance.
-        width: of the view, CSS pixels.
+        random: random generator.
+        width: width of the viewport in CSS pixels.
     """
     unused = {kind: list(random.permutation(texts)) for kind, texts in TEXTS.items()}
     accent, other = random.permutation([name for name in COLORS if name not in ("gray", "black", "yellow")])[:2]
     chosen = sorted(random.permutation(len(_LAYOUTS))[: random.integers(3, 5)])
     number, sections = 0, []
-    for place in chosen:
-        layout, kinds = _LAYOUTS[place]
+    for index in chosen:
+        layout, kinds = _LAYOUTS[index]
         elements = []
         for kind in kinds:
             style = _style(kind, random, str(accent), str(other))
@@ -92,12 +92,12 @@ def _style(kind: str, random: np.random.Generator, accent: str, other: str) -> d
 
 
 def elements_of(page: Page) -> list[Element]:
-    """All elements, from top to bottom."""
+    """List all elements from top to bottom."""
     return [element for section in page["sections"] for element in section["elements"]]
 
 
 def to_html(page: Page) -> str:
-    """A page as a document that needs nothing else: no script, no picture, no network."""
+    """Format a page as a self-contained HTML document without scripts and external resources."""
     body = "".join(_section(section) for section in page["sections"])
     return (
         "<!doctype html><meta charset='utf-8'><style>"

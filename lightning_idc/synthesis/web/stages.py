@@ -1,4 +1,4 @@
-"""Pairs of web pages as a pipeline: a source that draws and changes pages, and a stage that renders and checks them."""
+"""Pipeline of web page pairs: a source of random pages with one change, and a stage that renders and checks them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from lightning_idc.utils.files import fingerprint
 
 
 class WebPages:
-    """Pages drawn at random with one change each, as HTML; `RenderPages` makes pictures of them.
+    """Source of random pages with one change each, as HTML for `RenderPages`.
 
     Facts: ``html`` of both sides, ``captions``, ``summary`` (the first of them), ``edit`` (the kind of change),
     ``changed`` (ids of elements) and ``values`` (the property with its old and new value).
 
     Args:
-        count: of pairs.
-        kinds: changes, all equally likely.
-        no_change: share of pairs in which nothing changes.
-        width: of the view, CSS pixels.
-        seed: of the pages and their changes.
+        count: number of pairs.
+        kinds: kinds of changes, all equally likely.
+        no_change: fraction of pairs without a change.
+        width: width of the viewport in CSS pixels.
+        seed: seed of the pages and their changes.
 
     Raises:
         ConfigError: a kind is unknown, or a number out of range.
@@ -60,7 +60,7 @@ class WebPages:
         random = record_seed(self.seed, id)
         kind = "no_change" if random.random() < self.no_change else str(random.choice(self.kinds))
         change = None
-        while change is None:  # another page, where this one has nothing to change so
+        while change is None:  # draw another page if this one has no suitable element
             change = change_page(draw_page(random, self.width), kind, random)
         captions = list(change.captions)
         facts = {
@@ -75,14 +75,14 @@ class WebPages:
 
 
 class RenderPages(PipelineStage):
-    """Renders both sides of a page, keeps exact pairs only, and writes the boxes of what changed.
+    """Renders both versions of a page, and drops pairs whose images contradict the captions.
 
-    Writes ``before`` and ``after``, and the facts ``true_boxes`` (a box or None for each side, pixels) and
-    ``changed_pixels``. Drops pairs whose pictures do not differ though the pages do, and those whose changed element
-    lies outside of the view.
+    Writes the images ``before`` and ``after``, and the facts ``true_boxes`` (a box in pixels or None for each version)
+    and ``changed_pixels``. Drops pairs of changed pages with equal images, of equal pages with different images, and
+    with all changed elements outside of the viewport.
 
     Args:
-        browser: that renders.
+        browser: browser that renders the pages.
         seed: see `PipelineStage`.
     """
 
@@ -101,12 +101,13 @@ class RenderPages(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            (before, here), (after, there) = self.browser.render(record.facts["html"])
+            (before, before_boxes), (after, after_boxes) = self.browser.render(record.facts["html"])
             different = int((before != after).any(0).sum())
             record.facts["changed_pixels"] = different
             record.facts["size"] = list(before.shape[1:])
             record.facts["true_boxes"] = [
-                [self._visible(boxes.get(id)) for boxes in (here, there)] for id in record.facts["changed"]
+                [self._visible(boxes.get(id)) for boxes in (before_boxes, after_boxes)]
+                for id in record.facts["changed"]
             ]
             record.put("before", before)
             record.put("after", after)
