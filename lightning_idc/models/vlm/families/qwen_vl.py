@@ -11,7 +11,7 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class QwenVL(Family):
-    """Qwen2-VL; the tower takes the patches of all images as one sequence, and both images of a pair have equal grids."""
+    """Qwen2-VL; the tower takes the patches of all images as one sequence; both images of a pair have equal grids."""
 
     vision = ("model.visual",)
     blocks = "model.visual.blocks"
