@@ -18,7 +18,7 @@ from lightning_idc.metrics.results import METRICS, PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, all_gather_object
 from lightning_idc.report.baselines import BaselineCheck, check_baselines
-from lightning_idc.report.html import MOST_PAIRS, check_report, write_report
+from lightning_idc.report.html import MAX_PAIRS, check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.summary import as_rich
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
@@ -182,7 +182,7 @@ class ShowResults(Callback):
     ) -> None:
         records = results.records
         total = f"{len(records):,} pairs"
-        limit = min(self.report_pairs, MOST_PAIRS)
+        limit = min(self.report_pairs, MAX_PAIRS)
         if len(records) > limit:
             ids = {record["id"] for record in spread(records, limit)}
             records = [record for record in records if record["id"] in ids]

@@ -1,6 +1,7 @@
 """describe_changes: description of the changes between two images, by rules and without a network.
 
-1. The before image is warped to the view of the after image and matched in brightness (:mod:`~lightning_idc.rules.alignment`).
+1. The before image is warped to the view of the after image and matched in brightness
+   (:mod:`~lightning_idc.rules.alignment`).
 2. Regions that differ by more than the noise of the pair are found (:mod:`~lightning_idc.rules.detection`).
 3. Each is measured and classified (:mod:`~lightning_idc.rules.kinds`), and the two regions of a moved object are merged
    (:mod:`~lightning_idc.rules.movement`).

@@ -18,7 +18,7 @@ from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
-from lightning_idc.report.html import Entry, check_report, pictures_of, write_report
+from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_apart, check_file, write_file
@@ -59,7 +59,7 @@ def check_outputs(
     if out.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
     out, files = out.expanduser(), {"--out": out, **(reports or {})}
-    pictures = None if page is None else pictures_of(page)
+    pictures = None if page is None else image_folder(page)
     check_apart({**files, "--report": page, "the pictures of --report": pictures})
     for option, file in files.items():
         if file is not None:
