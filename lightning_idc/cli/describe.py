@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, write_file
@@ -39,7 +39,7 @@ def describe(
         # the answer, which may take minutes, would be lost
         if not out.parent.is_dir():
             raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
-    with noted() as notes:
+    with capture_warnings() as notes:
         if options.model is None and out is None:  # without torch, which takes seconds to import
             from lightning_idc.rules import describe_changes
             from lightning_idc.serve.answer import answer_of_rules

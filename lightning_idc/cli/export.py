@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import Output
@@ -37,7 +37,7 @@ def export(
     """
     if kind != "hf" and layout != "captioner":
         raise ConfigError(f"--layout belongs to `export hf`; found it with {kind}")
-    with noted():
+    with capture_warnings():
         if kind == "hf":
             output = _write_repository(out, f"OWNER/{out.resolve().name}", options, layout, overwrite)
         else:
@@ -61,7 +61,7 @@ def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "capti
             merged; adapters for LoRA as PEFT has it.
         overwrite: replace files of the folder that this command did not write.
     """
-    with noted():
+    with capture_warnings():
         output = _write_repository(out, repo, options, layout, overwrite)
         try:
             print(upload(output, repo, "Upload an image difference captioner"))

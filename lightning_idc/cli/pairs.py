@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_idc.cli.questions import QuestionOptions, answer_questions
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_arguments
@@ -58,7 +58,7 @@ def compare(
             greater size; --where adds boxes.
     """
     check_arguments(compare, locals())
-    with noted():
+    with capture_warnings():
         from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
@@ -117,7 +117,7 @@ def predict(
             --out; captions that exist are kept, so that a stopped run goes on.
         questions: questions in place of captions.
     """
-    with noted():
+    with capture_warnings():
         if questions.questions:
             return answer_questions(pairs, options, questions, batch.out or Path("answers.jsonl"), batch.overwrite)
         from lightning_idc.serve import formats

@@ -7,7 +7,7 @@ import socket
 import sys
 from typing import Literal
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
@@ -50,7 +50,7 @@ def serve(
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # how a container is stopped
     with _bound(host, port) as listener:  # before the captioner is loaded
-        with noted():
+        with capture_warnings():
             captioner = options.open_describer()
         app = make_app(
             captioner,
