@@ -47,12 +47,12 @@ def describe(
             options.check_rules()
             answer = answer_of_rules("pair", describe_changes(before, after, options.image_options(), resize=True))
         else:
-            from lightning_idc.serve.answers import answer_pairs, picture_of
+            from lightning_idc.serve.answers import answer_pairs, draw_answer
 
             captioner = options.open_describer()
             answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
         if out is not None:
-            picture = picture_of(answer, captioner, before, after)
+            picture = draw_answer(answer, captioner, before, after)
             try:
                 write_file(out, lambda path: picture.save(path, format="PNG"), overwrite)
             except OSError as error:

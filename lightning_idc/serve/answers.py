@@ -62,10 +62,10 @@ def _answer(captioner: PairCaptioner, sample: PairSample, caption: Caption, wher
     )
 
 
-def picture_of(
+def draw_answer(
     answer: Answer, captioner: PairCaptioner | RulesCaptioner, before: str | Path, after: str | Path
 ) -> Image:
-    """Both images with the boxes of an answer, the map over the second one, and the caption below.
+    """Draw both images with the boxes of an answer, the map over the second one, and the caption below.
 
     Args:
         answer: answer about the pair.
