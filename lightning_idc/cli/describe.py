@@ -1,4 +1,4 @@
-"""describe: say what changed between two images, and where."""
+"""The verb describe: describe and locate the change between two images."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def describe(
         before: image file.
         after: image file.
         options: the captioner and how it reads images.
-        json: print the answer, with the map of where, as one JSON object.
-        out: picture to write, a .png: both images with boxes, map and caption.
-        overwrite: replace a picture that this command did not write.
-        no_where: leave the place out, which costs a vision-language model many further looks.
+        json: print the answer, including the relevance map, as one JSON object.
+        out: .png file to write: both images with boxes, map and caption.
+        overwrite: replace a file that this command did not write.
+        no_where: do not locate the change, which costs a vision-language model many further encodings.
     """
     if out is not None and out.suffix.lower() != ".png":
         raise ConfigError(f"--out {str(out)!r}: the picture is a PNG; expected a name that ends with .png")
     if out is not None:
         check_file("--out", out, (before, after, *options.files()), overwrite)
-        # the answer, which may take minutes, would be lost
+        # check first, since the answer may take minutes
         if not out.parent.is_dir():
             raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
     with capture_warnings() as notes:
@@ -52,9 +52,9 @@ def describe(
             captioner = options.open_describer()
             answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
         if out is not None:
-            picture = draw_answer(answer, captioner, before, after)
+            figure = draw_answer(answer, captioner, before, after)
             try:
-                write_file(out, lambda path: picture.save(path, format="PNG"), overwrite)
+                write_file(out, lambda path: figure.save(path, format="PNG"), overwrite)
             except OSError as error:
                 raise ConfigError(
                     f"cannot write {str(out)!r} ({error}); name a .png in a folder that exists"

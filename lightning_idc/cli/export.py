@@ -1,4 +1,4 @@
-"""export: a captioner for programs without this library."""
+"""The verbs export and push: captioners for programs without this library, and for the hub."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def export(
     """Write a captioner for programs without this library, into a folder.
 
     onnx and torch write the encoder and one cached step of the decoder of a small captioner; docs/tasks/export.md has
-    the loop over words. hf writes a repository of the Hugging Face hub with its card; `lightning-idc push` uploads one.
+    the loop over words. hf writes a repository for the Hugging Face hub; `lightning-idc push` uploads one.
 
     Args:
         kind: format of the files.
-        out: folder to write.
+        out: output folder.
         options: the captioner.
-        layout: layout of hf: captioner for this library; model for a vision-language model that transformers and vLLM
-            read, LoRA merged; adapters for LoRA as PEFT has it.
+        layout: layout of hf: captioner for this library; model for a vision-language model in the format of
+            transformers and vLLM, with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
     """
     if kind != "hf" and layout != "captioner":
@@ -51,14 +51,14 @@ def export(
 
 
 def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "captioner", overwrite: bool = False) -> int:
-    """Upload a captioner to the Hugging Face hub, with its card; a repository that is missing is made private.
+    """Upload a captioner with its card to the Hugging Face hub; a new repository is private.
 
     Args:
         repo: OWNER/NAME on the hub.
-        out: folder to write the files to before they are uploaded.
+        out: folder for the files before the upload.
         options: the captioner.
-        layout: captioner for this library; model for a vision-language model that transformers and vLLM read, LoRA
-            merged; adapters for LoRA as PEFT has it.
+        layout: captioner for this library; model for a vision-language model in the format of transformers and vLLM,
+            with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
     """
     with capture_warnings():

@@ -1,4 +1,4 @@
-"""mcp: answer coding agents over stdio."""
+"""The verb mcp: answer coding agents over stdio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) ->
 
     Args:
         options: the captioner and how it reads images.
-        folders: folders below which images are read; no other file is opened.
+        folders: folders with readable images; no other file is opened.
     """
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise ConfigError(f"--folders: {missing[0]!r} is not a folder")
