@@ -89,8 +89,8 @@ class CacheFeatures(Callback):
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
             raise ConfigError(
-                f"a batch went by without a call of {self.module!r}, so nothing of it can be kept; name the part that "
-                f"is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
+                f"a batch was processed without a call of {self.module!r}, so its features cannot be cached; name the "
+                f"part that is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -141,7 +141,9 @@ class CacheFeatures(Callback):
         if self._wrapped.training:
             raise ConfigError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
         if others or options:
-            raise ConfigError(f"{self.module!r} is given more than images, so its features cannot be kept by image")
+            raise ConfigError(
+                f"{self.module!r} has other inputs than images, so its features cannot be cached by image"
+            )
         features = self.cache(images.detach())
         if not self._is_reported and self.cache.seconds:
             encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))

@@ -206,7 +206,7 @@ class ShowResults(Callback):
             )
 
         if saved(target, write):
-            say(f"pairs with their pictures, to be sorted and searched in a browser: {shown(target)}")
+            say(f"report with all images, to be opened in a browser: {shown(target)}")
 
 
 def _control(trainer: Trainer) -> UnchangedControl | None:

@@ -72,7 +72,7 @@ class WritePredictions(Callback):
         if done:
             # one pair remains, since without any Lightning would skip on_predict_end
             data.leave_out("predict", done - {self._ids[-1]})
-            _say(trainer, f"{len(done)} of {len(self._ids)} pairs were captioned before; going on with the others")
+            _say(trainer, f"{len(done)} of {len(self._ids)} pairs are captioned already; resuming with the others")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # the weights of the checkpoint are loaded only now

@@ -33,12 +33,14 @@ def describe(
         no_where: do not locate the change, which costs a vision-language model many further encodings.
     """
     if out is not None and out.suffix.lower() != ".png":
-        raise ConfigError(f"--out {str(out)!r}: the picture is a PNG; expected a name that ends with .png")
+        raise ConfigError(f"--out {str(out)!r}: expected a name that ends with .png")
     if out is not None:
         check_file("--out", out, (before, after, *options.files()), overwrite)
         # check first, since the answer may take minutes
         if not out.parent.is_dir():
-            raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
+            raise ConfigError(
+                f"--out {str(out)!r}: {str(out.parent)!r} is not a folder; expected a .png in an existing folder"
+            )
     with capture_warnings() as notes:
         if options.model is None and out is None:  # without torch, which takes seconds to import
             from lightning_idc.rules import describe_changes

@@ -135,7 +135,7 @@ def _scripts() -> list[str]:
         return []
     return [
         f"the script {script} belongs to another package (lightning-sdk has one, too): use lightning-idc instead, "
-        "or reinstall lightning_idc, which forwards to lightning-sdk what is not its own"
+        "or reinstall lightning_idc, which forwards other commands to lightning-sdk"
     ]
 
 

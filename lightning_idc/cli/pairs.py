@@ -150,7 +150,7 @@ def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch
     from lightning_idc.utils.outputs import new_file
 
     if batch.out is not None:
-        raise ConfigError(f"--sidecar writes beside the images, and --out is {str(batch.out)!r}; give one of them")
+        raise ConfigError(f"--sidecar writes next to the images, and --out is {str(batch.out)!r}; expected one of them")
     captioner = options.open_describer()
     paired = [pair for pair in file_pairs if pair.before is not None and pair.after is not None]
     if unpaired := len(file_pairs) - len(paired):

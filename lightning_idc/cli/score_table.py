@@ -56,7 +56,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     if result.get("against_unread"):
         pairs = result["against_pairs"]
         every = pairs + result["against_unread"]
-        lines.append(f"compared on {pairs} of {every} pairs, those whose answers were read for both files")
+        lines.append(f"compared on {pairs} of {every} pairs, those with parsed answers for both files")
     for name in shown if "against" in result else []:
         difference = result["against"][name]
         lines.append(

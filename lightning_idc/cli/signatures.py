@@ -157,7 +157,7 @@ def _check_class(value: Mapping[str, Any], key: str) -> None:
     path = value["class_path"]
     module, _, name = path.rpartition(".")
     if extra := set(value) - {"class_path", "init_args", "dict_kwargs"}:
-        raise ConfigError(f"{key}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
+        raise ConfigError(f"{key}: unknown key {min(extra)!r} next to class_path; arguments belong under init_args")
     names = bindings(module)
     if names and name not in names and "__getattr__" not in names and source_of(path) is None:
         classes = [other for other in names if other[:1].isupper()]

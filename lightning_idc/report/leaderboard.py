@@ -123,7 +123,7 @@ def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protoc
     name = result["protocol"]["name"]
     if name not in PROTOCOLS:
         raise DataError(
-            f"{named(path, folder)} is scored under {name!r}, which is none of this version's protocols "
+            f"{named(path, folder)} is scored under {name!r}, which is not a protocol of this version "
             "(`lightning-idc list protocols`); score its captions again, or take the file out of the folder"
         )
     return PROTOCOLS[name]

@@ -1,4 +1,4 @@
-"""Colours: the English name of the colour of each pixel, and of a region whose pixels mostly share one."""
+"""Colours: English colour names of pixels, and of regions with one dominant colour."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run_recipe(
     all_seeds = _seeds(seeds, keys)
     ranks = ranks_of_job()
     if ranks.several and not (out or resume):
-        raise ConfigError("each of several processes would make a folder of its own; expected --out or --resume")
+        raise ConfigError("each of several processes would create another folder; expected --out or --resume")
     name_modules(about(path).get("import") or [], f"{path}, recipe.import")
     home = (resume or out or new_folder(path)).resolve()
     begun = _begun(path, home) if resume else {}

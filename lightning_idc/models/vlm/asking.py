@@ -74,8 +74,8 @@ class QuestionAnswerer:
         others = [name for name, adapter in installed.items() if not isinstance(adapter, LoraAdapter)]
         if others:
             raise ConfigError(
-                f"the captioner has the adapter {others[0]!r}, which compares two images; a single picture can be "
-                "asked about without it: disable it, or leave out --single"
+                f"the captioner has the adapter {others[0]!r}, which compares two images; disable it for questions "
+                "about single images, or leave out --single"
             )
         net, vocabulary, options = captioner.built_net, captioner.built_vocabulary, captioner.hparams
         check_placeholders(net, question)

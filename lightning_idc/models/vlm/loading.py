@@ -114,7 +114,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
+        raise ConfigError(f"the tokenizer of {name!r} has no end token, so captions would never end")
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
     if len(tokenizer) > model.config.vocab_size:
         # the new tokens are image placeholders, whose embeddings are never used

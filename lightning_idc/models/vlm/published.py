@@ -79,7 +79,7 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
                 source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
             )
         except (ValueError, ImportError, RuntimeError) as error:
-            raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+            raise ConfigError(f"{source.name!r} cannot be loaded with these options: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:

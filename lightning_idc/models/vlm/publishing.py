@@ -173,4 +173,4 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[st
 
 def _options_text(record: Mapping[str, Any]) -> str:
     options = {name: value for name, value in record["init_args"].items() if value not in (None, [], False)}
-    return ", ".join(f"{name} {value}" for name, value in options.items()) or "as the paper has it"
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "default options"

@@ -27,7 +27,7 @@ def stop_tokens(processor: Any, generation_config: Any = None) -> list[int]:
     candidates = [*_turn_end(processor), tokenizer.eos_token_id, *eos]
     stops = [i for i in dict.fromkeys(candidates) if i is not None and 0 <= i < len(tokenizer)]
     if not stops:
-        raise ConfigError("the tokenizer of the model has no end token, without which no caption would ever end")
+        raise ConfigError("the tokenizer of the model has no end token, so captions would never end")
     return stops
 
 
