@@ -1,4 +1,4 @@
-"""CacheFeatures: what a captioner's frozen backbone makes of an image is computed once and then read from disk."""
+"""CacheFeatures: image features of a frozen backbone are computed once and then read from disk."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from lightning_idc.utils.files import default_cache_dir
 
 
 class CacheFeatures(Callback):
-    """Keeps what a frozen module of a captioner makes of each image, and uses it where reading is faster.
+    """Caches the features of a frozen module of a captioner on disk, and uses the cache if reading is faster.
 
-    Features are known by their image's bytes, after resizing and transforms, below a folder named by the module, its
-    weights, precision and device. Computing and reading are timed at the first batch, and the choice is told. A batch
-    of other images beside an image may change the last digits of its features, so a run with this callback equals one
-    without it up to such digits, not bit for bit.
+    The key of a feature is a hash of the image after resizing and transforms; the folder depends on the module, its
+    weights, precision and device. Computing and reading are timed at the first batch, and the choice is printed. The
+    last digits of features can depend on the other images of a batch, so results with and without this callback agree
+    up to rounding.
 
     Args:
-        folder: of all kept features; None for ``features`` in ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
+        folder: folder of all caches; None for ``features`` in ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
         module: path of the frozen module, which maps images ``(N, 3, H, W)``, or pairs ``(N, 2, 3, H, W)``, to features
             ``(N, ...)``; ``net.tokenizer.encoder`` of a ProCap.
-        half: keep 16-bit numbers; features are then rounded to them in any case.
-        always: use the disk without timing it.
-        max_gb: of new features per process; what does not fit, as with random crops, is computed every time.
+        half: whether to store features in 16 bits; computed features are then rounded as well.
+        always: whether to use the cache without timing it.
+        max_gb: maximum size of new features per process; further images, as with random crops, are not cached.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class CacheFeatures(Callback):
         self.folder = default_cache_dir() / "features" if folder is None else Path(folder)
         self.module, self.half, self.always, self.max_gb = module, half, always, max_gb
         self.cache: FeatureCache | None = None
-        """What is in use; None while no stage runs."""
+        """Cache in use; None outside of a stage."""
         self._wrapped: nn.Module | None = None
-        self._told = self._fitting = self._called = False
+        self._is_reported = self._fitting = self._called = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
             raise ConfigError("CacheFeatures needs whole weights on every process; use DDP, or leave it out")
         self._fitting = stage == "fit"
 
-    # the weights of a checkpoint are there only when these are called
+    # the weights of a checkpoint are loaded only before these hooks
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._install(trainer, pl_module)
 
@@ -84,13 +84,13 @@ class CacheFeatures(Callback):
         self._check_called()
 
     def _check_called(self) -> None:
-        """Refuse a module whose forward is not what makes the features: it would be accepted and nothing kept."""
+        """Check that the forward method of the module was called, since nothing is cached otherwise."""
         if not self._called:
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
             raise ConfigError(
-                f"a batch went by without a call of {self.module!r}, so nothing of it can be kept; name the part that "
-                f"is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
+                f"a batch was processed without a call of {self.module!r}, so its features cannot be cached; name the "
+                f"part that is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -114,13 +114,13 @@ class CacheFeatures(Callback):
                 f"an adapter or an add-on reads or changes layers within {self.module!r}, which no longer run once "
                 "their result is kept; leave it or CacheFeatures out"
             )
-        kind = np.dtype(np.float16 if self.half else np.float32)
-        facts = (str(trainer.precision), captioner.device.type, kind.name)
+        dtype = np.dtype(np.float16 if self.half else np.float32)
+        facts = (str(trainer.precision), captioner.device.type, dtype.name)
         folder = folder_of(self.folder, module, type(module).__name__, *facts)
-        self.cache = FeatureCache(module.forward, folder, kind, self.always, self.max_gb * 1e9)
-        # an attribute of the instance: keys of checkpoints and the hooks of the module stay what they are
+        self.cache = FeatureCache(module.forward, folder, dtype, self.always, self.max_gb * 1e9)
+        # set on the instance, so that checkpoint keys and hooks of the module stay the same
         module.forward = self._forward  # type: ignore[method-assign]
-        self._wrapped, self._told, self._called = module, False, False
+        self._wrapped, self._is_reported, self._called = module, False, False
 
     def _remove(self) -> None:
         if self._wrapped is not None:
@@ -141,13 +141,15 @@ class CacheFeatures(Callback):
         if self._wrapped.training:
             raise ConfigError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
         if others or options:
-            raise ConfigError(f"{self.module!r} is given more than images, so its features cannot be kept by image")
+            raise ConfigError(
+                f"{self.module!r} has other inputs than images, so its features cannot be cached by image"
+            )
         features = self.cache(images.detach())
-        if not self._told and self.cache.seconds:
+        if not self._is_reported and self.cache.seconds:
             encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))
             choice = "reading" if self.cache.used else "computing"
             rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {choice} them")
-            self._told = True
-        # what follows expects the kind of numbers that the module computes with
-        kind = next((p.dtype for p in self._wrapped.parameters() if p.is_floating_point()), features.dtype)
-        return features.detach().to(kind)
+            self._is_reported = True
+        # later layers expect the dtype of the module
+        dtype = next((p.dtype for p in self._wrapped.parameters() if p.is_floating_point()), features.dtype)
+        return features.detach().to(dtype)

@@ -1,4 +1,4 @@
-"""CompareResults: one table of what several stages of a recipe reached, with intervals and floors."""
+"""CompareResults: one table of the results of several test stages, with intervals and baselines."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ interval."""
 
 
 class CompareResults(Callback):
-    """After the last test of a recipe prints its scores beside those of earlier test stages.
+    """Prints the scores of the last test of a recipe together with those of earlier test stages.
 
     Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last, after
-    `ShowResults`: where every stage left ``predictions.jsonl``, each row is compared pair by pair with the row before
-    it and with captioners that do not see what changed (`UnchangedControl` adds the third of these).
+    `ShowResults`: if every stage has ``predictions.jsonl``, each row is compared pair by pair with the previous row and
+    with blind baselines (`UnchangedControl` adds the third of these).
 
     Args:
-        name: row of this test.
+        name: name of the row of this test.
         others: folders of earlier test stages by the names of their rows, such as ``{DPO: ${run_dir}/test_dpo}``.
-        metrics: columns; those that no stage measured are left out.
+        metrics: columns; metrics that no stage computed are left out.
     """
 
     def __init__(self, name: str, others: dict[str, str], metrics: Sequence[str] = METRICS) -> None:
@@ -84,23 +84,23 @@ class CompareResults(Callback):
 
 
 def constant_of(trainer: Trainer) -> str | None:
-    """Constant caption chosen on the training split; None, with a warning, where no training captions can be read."""
+    """Constant caption selected on the training split; None, with a warning, without training captions."""
     data = getattr(trainer, "datamodule", None)  # absent where loaders were given
     try:
         return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
-    except IDCError as error:  # the test itself needs no training split
+    except IDCError as error:  # a test needs no training split
         rank_zero_warn(f"no baseline of a constant caption: {error}")
         return None
 
 
 def captions_of(source: PairSource, limit: int = 5000) -> list[list[str]]:
-    """Captions of the pairs of a split, of at most ``limit`` pairs at equal distances."""
+    """Captions of at most ``limit`` evenly spaced pairs of a split."""
     step = max(1, len(source) // limit)
     return [source.captions(index) for index in range(0, len(source), step)]
 
 
 def metrics_of(folder: Path) -> dict[str, float]:
-    """Metrics that a stage of a recipe left behind.
+    """Metrics of a finished stage of a recipe.
 
     Raises:
         ConfigError: the stage has not finished.
@@ -112,6 +112,6 @@ def metrics_of(folder: Path) -> dict[str, float]:
 
 
 def scores_table(rows: dict[str, dict[str, float]], columns: Sequence[str]) -> str:
-    """Scores of every row, those that it lacks as a dash."""
+    """Table of scores, with a dash for missing ones."""
     cells = [[row, *(f"{v[name]:.1f}" if name in v else "-" for name in columns)] for row, v in rows.items()]
     return Table(["", *columns], cells).markdown()

@@ -1,4 +1,4 @@
-"""ForcedChoice: is the true sentence more likely to a captioner than a counterfactual of it?"""
+"""ForcedChoice: how often the true sentence has a higher likelihood than a counterfactual."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 WORDINGS = 5
-"""Templates of every kind of change."""
+"""Number of templates for each kind of change."""
 
 
 class ForcedChoice(Callback):
-    """At the test logs ``test/forced_choice``: percent of comparisons that the true sentence wins.
+    """Logs ``test/forced_choice``: percentage of comparisons in which the true sentence is more likely.
 
-    Truth and counterfactuals are worded by the same template, so that wording decides nothing, and compared by summed
-    log-probability. The facts are those of `SyntheticPairs`; with other data nothing is compared, and one line says so.
+    The true sentence and its counterfactuals use the same template, so that wording has no effect, and are compared by
+    summed log-probability. Needs the scene facts of `SyntheticPairs`; other data are skipped with a message.
 
     Args:
-        rivals: counterfactuals per pair.
+        rivals: number of counterfactuals per pair.
     """
 
     def __init__(self, rivals: PositiveInt = 4) -> None:
@@ -59,16 +59,16 @@ class ForcedChoice(Callback):
         source = self.data.source("test")
         rows = []
         for id in batch.ids:
-            number = int(id.rpartition("-")[2])
-            truth, generator = source.truth(number), torch.Generator().manual_seed(number)
+            index = int(id.rpartition("-")[2])
+            change, generator = source.truth(index), torch.Generator().manual_seed(index)
             wording = int(torch.randint(WORDINGS, (), generator=generator))
-            rivals = counterfactuals(truth, self.rivals, generator, wording)
-            rows.append(pl_module.tokenize([true_sentence(truth, wording), *rivals]))
+            rivals = counterfactuals(change, self.rivals, generator, wording)
+            rows.append(pl_module.tokenize([true_sentence(change, wording), *rivals]))
         tokens, mask = (part.to(pl_module.device) for part in pad_captions(rows, 1 + self.rivals))
         scores = pl_module.score(pl_module.encode(batch), tokens, mask)
-        there = mask[:, 1:].any(-1)
-        won = ((scores[:, :1] > scores[:, 1:]) & there).sum(1)
-        self._wins |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
+        is_valid = mask[:, 1:].any(-1)
+        num_won = ((scores[:, :1] > scores[:, 1:]) & is_valid).sum(1)
+        self._wins |= dict(zip(batch.ids, zip(num_won.tolist(), is_valid.sum(1).tolist(), strict=True), strict=True))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         wins = all_gather_dict(self._wins).values()

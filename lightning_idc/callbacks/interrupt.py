@@ -1,4 +1,4 @@
-"""StopCleanly: Ctrl-C ends the current step, saves, and stops, so that the run continues to the same result."""
+"""StopCleanly: Ctrl-C finishes the current step, saves a checkpoint and stops; a resumed run has the same result."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
 
 
 class StopCleanly(Callback):
-    """Turns the first Ctrl-C of a training run into a checkpoint after the current step; the second stops at once.
+    """The first Ctrl-C saves a checkpoint after the current step and stops; the second one stops immediately.
 
-    Where a validation follows the step, the checkpoint comes after the first step behind it: Lightning does not
-    validate when it resumes from one that was saved in between, and the result differs.
+    If a validation follows the step, the checkpoint is saved after the next step: Lightning would skip the validation
+    when resuming from a checkpoint between the two, and the result would differ.
 
     Args:
-        folder: where ``interrupted.ckpt`` is written; None for ``checkpoints`` in the trainer's folder.
+        folder: folder of ``interrupted.ckpt``; None for ``checkpoints`` in the trainer's folder.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
-        self._asked = self._waits = False
-        self._before: Any = None
+        self._is_interrupted = self._awaits_validation = False
+        self._previous_handler: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # several processes hear of it in different steps, and one cannot save without the others
+        # processes receive the signal in different steps, but saving needs all of them
         if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
             return
-        self._asked = self._waits = False
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        self._is_interrupted = self._awaits_validation = False
+        self._previous_handler = signal.signal(signal.SIGINT, self._on_signal)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_interrupted:
             raise KeyboardInterrupt
-        self._asked = True
+        self._is_interrupted = True
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # in the middle of accumulating, the gradients so far would be lost
-        whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        if not self._asked or not whole:
+        # within gradient accumulation, the accumulated gradients would be lost
+        is_step_complete = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        if not self._is_interrupted or not is_step_complete:
             return
         every = trainer.val_check_batch
-        # as Lightning counts them: within the epoch, or over all of them where no epoch is named
+        # as in Lightning: counted per epoch, or over all epochs if check_val_every_n_epoch is None
         over_epochs = trainer.check_val_every_n_epoch is None
         done = 1 + (trainer.fit_loop.epoch_loop.total_batch_idx if over_epochs else batch_idx)
-        self._waits = trainer.is_last_batch or (isinstance(every, int) and done % every == 0)
-        if self._waits:
+        self._awaits_validation = trainer.is_last_batch or (isinstance(every, int) and done % every == 0)
+        if self._awaits_validation:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
         target = folder / INTERRUPTED
@@ -61,8 +61,8 @@ class StopCleanly(Callback):
         raise KeyboardInterrupt
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
-        if self._asked and not self._waits:
-            raise KeyboardInterrupt  # the epoch's own checkpoint is newer than anything that could be saved here
+        if self._is_interrupted and not self._awaits_validation:
+            raise KeyboardInterrupt  # the checkpoint of the epoch is newer than one saved here
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore()
@@ -71,6 +71,6 @@ class StopCleanly(Callback):
         self._restore()
 
     def _restore(self) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            self._previous_handler = None

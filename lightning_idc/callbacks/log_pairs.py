@@ -1,4 +1,4 @@
-"""LogPairs: the same few pairs after every validation, so that one sees a captioner learn."""
+"""LogPairs: images and captions of the same few pairs after every validation."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class LogPairs(Callback):
-    """After each validation draws the same pairs with what is said of them now.
+    """Draws the same pairs with their current captions after each validation.
 
-    Writes ``pairs/step-00001500.png`` below the trainer's ``default_root_dir``. Loggers get the picture as
-    ``val/pairs`` and the captions as ``val/captions``: TensorBoard, Weights & Biases and MLflow on their own pages,
-    `CSVLogger` as files of its folder.
+    Writes ``pairs/step-00001500.png`` below the trainer's ``default_root_dir``. Loggers receive the image as
+    ``val/pairs`` and the captions as ``val/captions``: TensorBoard, Weights & Biases and MLflow show them, `CSVLogger`
+    writes files into its folder.
 
     Args:
-        pairs: how many, spread over the types of change.
-        main_facts: facts that colour a caption: green if all that apply are right, red if one is wrong.
+        pairs: number of pairs, spread over the types of change.
+        main_facts: facts for the colour of a caption: green if all that apply are right, red if one is wrong.
     """
 
     def __init__(self, pairs: PositiveInt = 6, main_facts: Sequence[str] = ("type", "attributes")) -> None:
@@ -61,31 +61,31 @@ class LogPairs(Callback):
         target = Path(trainer.default_root_dir) / "pairs" / f"step-{step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))
         for logger in trainer.loggers:
-            log_picture(logger, "val/pairs", sheet, step)
+            log_image(logger, "val/pairs", sheet, step)
 
 
-def log_picture(logger: Logger, name: str, picture: Image, step: int) -> None:
-    """Give a picture to a logger, in its own way; loggers that take none are passed over.
+def log_image(logger: Logger, name: str, image: Image, step: int) -> None:
+    """Log an image by the API of the logger; loggers without support for images are skipped.
 
     Args:
-        logger: of the trainer.
-        name: of the picture.
-        picture: to show.
-        step: of the training.
+        logger: logger of the trainer.
+        name: name of the image.
+        image: image to log.
+        step: training step.
     """
     if isinstance(logger, TensorBoardLogger):
-        logger.experiment.add_image(name, np.asarray(picture), step, dataformats="HWC")
+        logger.experiment.add_image(name, np.asarray(image), step, dataformats="HWC")
     elif isinstance(logger, WandbLogger):
-        # without a step of its own: W&B drops what comes with an earlier one than its last
-        logger.log_image(name, [picture], caption=[f"step {step}"])
+        # without `step`: W&B drops data with a step before its latest one
+        logger.log_image(name, [image], caption=[f"step {step}"])
     elif isinstance(logger, MLFlowLogger):
-        logger.experiment.log_image(logger.run_id, picture, _file(name, step, "png"))
+        logger.experiment.log_image(logger.run_id, image, _file(name, step, "png"))
     elif isinstance(logger, CSVLogger):
-        save(Path(logger.log_dir) / _file(name, step, "png"), lambda path: picture.save(path, format="PNG"))
+        save(Path(logger.log_dir) / _file(name, step, "png"), lambda path: image.save(path, format="PNG"))
 
 
 def log_table(logger: Logger, name: str, table: Table, step: int) -> None:
-    """Give a table to a logger, in its own way; see :func:`log_picture`."""
+    """Log a table by the API of the logger; see :func:`log_image`."""
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text(name, table.markdown(), step)
     elif isinstance(logger, WandbLogger):
@@ -102,7 +102,7 @@ def _file(name: str, step: int, ending: str) -> str:
 
 
 def captions_table(results: Results, records: list[dict[str, Any]]) -> Table:
-    """What is said of pairs beside what is true."""
+    """Table of predicted captions and references."""
     rows = []
     for record in records:
         score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")

@@ -1,4 +1,4 @@
-"""Progress for people: Lightning's bar in a terminal, a line now and then where the output is a file."""
+"""Progress output: Lightning's progress bar in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def duration(seconds: float) -> str:
 
 
 class PlainProgress(Callback):
-    """Prints where a run stands, with the time left, at most once in a while.
+    """Prints the progress of a run and the remaining time as lines.
 
     Args:
-        every: least seconds between two lines.
+        every: minimum number of seconds between two lines.
     """
 
     def __init__(self, every: NonNegativeFloat = 10.0) -> None:
@@ -75,15 +75,15 @@ class PlainProgress(Callback):
         self._last = now
         return True
 
-    def _say(self, what: str, at: int, total: float, done: int, began: float | None = None, shown: str = "") -> None:
+    def _say(self, what: str, at: int, total: float, done: int, began: float | None = None, metrics: str = "") -> None:
         spent = time.monotonic() - (self._began_evaluation if began is None else began)
-        # a run without an end, or one of unknown length, has no time left to tell
-        known = math.isfinite(total) and done > 0
-        left = f"/{total:g}, {duration((total - at) * spent / done)} left" if known else ""
-        print(f"{what} {at}{left}{shown}", flush=True)
+        # the remaining time is unknown for endless runs
+        has_end = math.isfinite(total) and done > 0
+        left = f"/{total:g}, {duration((total - at) * spent / done)} left" if has_end else ""
+        print(f"{what} {at}{left}{metrics}", flush=True)
 
 
 def default_progress(config: dict[str, Any]) -> list[Callback]:
-    """What shows progress where the user chose nothing: Lightning's bar in a terminal, lines elsewhere."""
+    """Default progress callbacks: none in a terminal, where Lightning shows its bar, else `PlainProgress`."""
     chosen = config.get("enable_progress_bar")
     return [PlainProgress()] if chosen is None and not sys.stdout.isatty() else []

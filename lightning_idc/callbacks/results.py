@@ -1,4 +1,4 @@
-"""What an evaluation under a Trainer left behind: captions, scores, and how they were made."""
+"""Results of an evaluation under a Trainer: captions, scores and provenance."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lightning_idc.report.results import Results
 def results_of(
     trainer: Trainer, captioner: Any, split: Split, records: Sequence[dict[str, Any]] | None = None
 ) -> Results:
-    """What the last evaluation of a captioner left behind.
+    """Results of the last evaluation of a captioner.
 
     Args:
-        trainer: whose data module knows facts and pictures, if it is a `PairDataModule`.
+        trainer: trainer of the evaluation; a `PairDataModule` provides facts and images.
         captioner: a `PairCaptioner`.
-        split: that was evaluated.
-        records: captions of a prediction, which are not scored; those of the captioner when None.
+        split: evaluated split.
+        records: captions of a prediction, without scores; those of the captioner when None.
     """
     data = getattr(trainer, "datamodule", None)  # absent where loaders were given
     return Results(
@@ -39,7 +39,7 @@ def results_of(
 
 
 def origin_of(trainer: Trainer, results: Results) -> Origin:
-    """Where the captions of an evaluation come from."""
+    """Provenance of the captions of an evaluation."""
     captioner: Any = trainer.lightning_module
     checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
     seed = os.environ.get("PL_GLOBAL_SEED")
@@ -56,7 +56,7 @@ def origin_of(trainer: Trainer, results: Results) -> Origin:
 
 
 def about(trainer: Trainer, results: Results) -> dict[str, str]:
-    """How results were made, for a reader who was not there."""
+    """Settings of an evaluation as texts for a report."""
     import lightning
 
     from lightning_idc import __version__
@@ -82,13 +82,13 @@ def about(trainer: Trainer, results: Results) -> dict[str, str]:
 
 
 def selected_on(checkpoint: Path) -> str | None:
-    """Split on whose values a checkpoint was chosen; None where it was not chosen, or that is unknown."""
+    """Split on which a checkpoint was selected; None if it was not selected, or unknown."""
     if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
         return None
     try:
-        # weights that nobody reads stay on the disk
+        # memory-mapped, so that the weights are not read
         saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # an old format, which cannot be mapped
+    except RuntimeError:  # an old format without memory mapping
         return None
     for name, state in saved.get("callbacks", {}).items():
         if name.startswith("ModelCheckpoint") and isinstance(state.get("monitor"), str):

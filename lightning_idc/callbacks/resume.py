@@ -1,4 +1,4 @@
-"""A checkpoint to go on from, whatever the one to test is chosen by."""
+"""Checkpoint of the latest state for resuming, independent of the selected checkpoint."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 
 def resume_point(savers: Sequence[Checkpoint]) -> ModelCheckpoint | None:
-    """What writes ``last.ckpt`` after every validation; None where another one already keeps a last state.
+    """Callback that writes ``last.ckpt`` after every validation; None if another callback already saves the last state.
 
-    A ModelCheckpoint with a monitor writes its ``last.ckpt`` only when the value improved, so that all training after
-    the best validation would be lost. It leaves ``last.ckpt`` to this one.
+    A ModelCheckpoint with a monitor writes ``last.ckpt`` only if the metric improved, so that training after the best
+    validation would be lost. Its ``save_last`` is therefore turned off.
 
     Args:
-        savers: the checkpoint callbacks of a trainer; none where it shall save nothing.
+        savers: checkpoint callbacks of a trainer; empty if it does not save checkpoints.
     """
     models = [saver for saver in savers if isinstance(saver, ModelCheckpoint)]
     if not models or any(saver.monitor is None and not saver.save_weights_only and _saves(saver) for saver in models):
         return None
     for saver in models:
         saver.save_last = False
-    # one file without a version, overwritten: save_last would keep a second one
+    # a single file without a version, overwritten each time: save_last would keep a second one
     return _LastState(dirpath=models[0].dirpath, filename="last", enable_version_counter=False)
 
 
 class _LastState(ModelCheckpoint):
-    """Saves at the end, too, where training was over before the first validation."""
+    """Also saves at the end, if training ends before the first validation."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)

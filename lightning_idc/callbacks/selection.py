@@ -1,4 +1,4 @@
-"""ValidationSelection: a captioner is not chosen on the pairs that it is tested on."""
+"""ValidationSelection: prevents model selection on the test split."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lightning_idc.utils.errors import ConfigError, IDCError
 
 
 class ValidationSelection(Callback):
-    """Refuses to train when a checkpoint or a stop would be chosen on the test split.
+    """Raises an error before training if a checkpoint or early stopping would be selected on the test split.
 
-    That is so where a callback watches a value of the test, and where the validation split holds mostly pairs of the
-    test split, with the same ids and captions. ``lightning-idc fit`` adds this callback by itself. Published protocols
-    that did choose on the test split can be repeated by their name, which then stands in every result.
+    That is the case if a callback monitors a test metric, or if most validation pairs are also test pairs, with equal
+    ids and captions. ``lightning-idc fit`` adds this callback. Published protocols with selection on the test split can
+    be repeated by naming them; every result then contains the name.
 
     Args:
-        protocol: that the training follows.
+        protocol: protocol of the training.
     """
 
     def __init__(self, protocol: str = "coco") -> None:
@@ -54,15 +54,15 @@ _LEGACY = (
 
 
 def _shared(data: PairDataModule) -> tuple[int, int]:
-    """Pairs of the validation split that the test split has, too, and all of them."""
+    """Number of validation pairs that are also test pairs, and number of validation pairs."""
     validation = _facts(data, "val")
     return len(validation & _facts(data, "test")), len(validation)
 
 
 def _facts(data: PairDataModule, split: Split) -> set[Any]:
-    """Ids with captions; ids alone may be numbers that every split begins anew."""
+    """Ids with captions, since ids alone may be numbers that restart in every split."""
     try:
         source = data.pairs_of(split)
-    except IDCError:  # without such a split there is nothing to share
+    except IDCError:  # the split does not exist
         return set()
     return {(id, *texts) for index, id in enumerate(source.ids) if (texts := source.captions(index))}

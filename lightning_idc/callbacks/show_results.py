@@ -1,4 +1,4 @@
-"""ShowResults: what a test leaves behind: a table and examples on the screen, predictions, metrics and a report."""
+"""ShowResults: outputs of a test: a printed table with examples, predictions, metrics and a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.metrics.results import METRICS, PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, all_gather_object
 from lightning_idc.report.baselines import BaselineCheck, check_baselines
-from lightning_idc.report.html import MOST_PAIRS, check_report, write_report
+from lightning_idc.report.html import MAX_PAIRS, check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.summary import as_rich
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
@@ -31,34 +31,34 @@ REPORT = "report.html"
 
 
 class ShowResults(Callback):
-    """Shows a person what a captioner says, after ``test``, ``validate`` and ``predict``.
+    """Prints and writes the results of ``test``, ``validate`` and ``predict``.
 
     Writes into the trainer's ``default_root_dir``:
 
-    - ``predictions.jsonl``: id, caption, log_prob, references, change_type, scores and facts, one pair a line (of
-      ``predict`` this is the file of `WritePredictions`),
+    - ``predictions.jsonl``: id, caption, log_prob, references, change_type, scores and facts, one pair a line (for
+      ``predict``, `WritePredictions` writes this file),
     - ``metrics.json``: scores under the protocol with intervals, digests of data and weights, and the scores by type of
-      change, which is all that a leaderboard needs,
+      change, the input of a leaderboard,
     - in both tables, baselines that do not see the change (a constant caption, and the captioner itself on pairs of
       identical images), the number of different captions, and a warning where the score is not above a baseline,
-    - ``report.html``: pairs with their pictures, to be sorted and searched in a browser (pictures of full size lie in
+    - ``report.html``: pairs with their images, to be sorted and searched in a browser (images of full size are in
       ``report_pictures/``).
 
     Facts that the data module judges are logged as ``test/fact/<name>``.
 
     Args:
         examples: number of pairs printed, spread over the types of change; 0 for none.
-        report_pairs: greatest number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
+        report_pairs: maximum number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
             report.
         protocol: scoring protocol of ``metrics.json``. When None, that of the benchmark's published tables, or ``coco``
             where the data have none. The table is always scored as ``coco``. A ``difference-list`` is judged by equal
             words and has its baselines, as with ``lightning-idc score``; unchanged pairs count without a reference.
         identical_pairs: number of test pairs that are captioned once more with the first image in place of the second,
             as a baseline; 0 for none. With `UnchangedControl`, which captions all of them, its captions are taken.
-        overwrite: whether files may be replaced that this callback did not write.
+        overwrite: whether to replace files that this callback did not write.
 
     Raises:
-        ConfigError: the model is not a PairCaptioner, or files of others are in the way.
+        ConfigError: the model is not a PairCaptioner, or output files exist.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class ShowResults(Callback):
             raise ConfigError(f"ShowResults needs a PairCaptioner; found a {type(pl_module).__name__}")
         if stage != "fit" and trainer.is_global_zero:
             self._check_files(Path(trainer.default_root_dir), stage)
-        # its own table of the same scores would follow
+        # Lightning's own table would repeat the scores
         trainer.test_loop.verbose = trainer.validate_loop.verbose = False
 
     def _check_files(self, folder: Path, stage: str) -> None:
-        """Refuse to work for hours for results that cannot be written."""
+        """Check that the results can be written before the evaluation, which may take hours."""
         if stage != "predict":
             self._output(folder).check(PREDICTIONS, METRICS)
         if self.report_pairs:
             check_report(folder / REPORT, self.overwrite, option="ShowResults:")
 
     def _output(self, folder: Path) -> Output:
-        # by a name of its own, so that the file of a prediction is not replaced
+        # a separate owner name, so that the file of a prediction is not replaced
         return Output(folder, "ShowResults", self.overwrite, option="ShowResults:")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -114,7 +114,7 @@ class ShowResults(Callback):
             self._show(trainer, results_of(trainer, pl_module, "test"), identical)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # within training LogPairs shows how it goes
+        # LogPairs shows results during training
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             self._show(trainer, results_of(trainer, pl_module, "val"))
 
@@ -187,7 +187,7 @@ class ShowResults(Callback):
     ) -> None:
         records = results.records
         total = f"{len(records):,} pairs"
-        limit = min(self.report_pairs, MOST_PAIRS)
+        limit = min(self.report_pairs, MAX_PAIRS)
         if len(records) > limit:
             ids = {record["id"] for record in spread(records, limit)}
             records = [record for record in records if record["id"] in ids]
@@ -203,7 +203,7 @@ class ShowResults(Callback):
                 about(trainer, results),
                 results.confusion,
                 total,
-                # pictures that can be looked into while they are few, and a file that opens while they are many
+                # large thumbnails for few pairs; small ones keep the file of many pairs light
                 thumbnail=256 if len(records) <= 600 else 176,
                 full_size=True,
                 overwrite=self.overwrite,
@@ -211,11 +211,11 @@ class ShowResults(Callback):
             )
 
         if saved(target, write):
-            say(f"pairs with their pictures, to be sorted and searched in a browser: {shown(target)}")
+            say(f"report with all images, to be opened in a browser: {shown(target)}")
 
 
 def _control(trainer: Trainer) -> UnchangedControl | None:
-    """The callback that captions all test pairs with identical images, where the trainer has one before this."""
+    """The trainer's `UnchangedControl`, if it has one."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     return next((one for one in callbacks if isinstance(one, UnchangedControl)), None)
 
@@ -235,7 +235,7 @@ def _print_baselines(check: BaselineCheck) -> None:
 
 
 def log_facts(trainer: Trainer, results: Results) -> None:
-    """Send the shares of captions that get each fact right to the loggers, as ``<split>/fact/<name>``."""
+    """Log the percentage of captions with each fact right as ``<split>/fact/<name>``."""
     if results.summary is None:
         return
     judged = results.summary.judged["all"]
@@ -269,7 +269,7 @@ def _print_examples(results: Results, count: int) -> None:
 
 
 def _print_other_metrics(trainer: Trainer, results: Results) -> None:
-    """Print what was measured and is no score of captions: the loss, and what callbacks logged."""
+    """Print other logged values: the loss, and metrics of callbacks."""
     printed = set() if results.scores is None else set(results.scores.values)
     parts = [(*name.partition("/"), value) for name, value in trainer.callback_metrics.items()]
     logged = {name: float(value) for split, _, name, value in parts if split == results.split and name not in printed}
@@ -278,7 +278,7 @@ def _print_other_metrics(trainer: Trainer, results: Results) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of untrusted text; the console may lack its letters."""
+    """Print a line of untrusted text, with characters that the console can encode."""
     body = text.lstrip()
     lead = text[: len(text) - len(body)]
     tail = "\n" if text.endswith("\n") else ""
@@ -286,5 +286,5 @@ def say(text: str) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as short as it can be given."""
+    """Path relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""UnchangedControl: what does a captioner say of a test pair whose second image is its first?"""
+"""UnchangedControl: captions of test pairs whose second image is replaced by the first."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ CONTROL = "unchanged.json"
 
 
 class UnchangedControl(Callback):
-    """At the test also describes every pair with the image after the change replaced by the one before it.
+    """Captions every test pair a second time, with the first image in place of the second.
 
-    Such captions cannot know what changed; a score that is not above theirs says nothing about seeing changes. Writes
-    ``unchanged.json``, captions by id, into the trainer's ``default_root_dir``, for `CompareResults`. Takes as long as
-    the test. A captioner that reads more than the images of a batch says in ``with_images`` what it reads of these.
+    These captions cannot depend on the change, so a score that does not exceed theirs is no evidence that the captioner
+    sees changes. Writes captions by id to ``unchanged.json`` in the trainer's ``default_root_dir``, for
+    `CompareResults`. Doubles the time of the test. Captioners with inputs that depend on the images override
+    ``with_images``.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -1,4 +1,4 @@
-"""WritePredictions: what a captioner predicts goes into a file as it comes, and an interrupted prediction goes on."""
+"""WritePredictions: writes predictions to a file batch by batch, and resumes an interrupted prediction."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from lightning_idc.utils.files import atomic_write, digest, digest_of_all, finit
 from lightning_idc.utils.outputs import check_file, write_file
 
 _START = b'{"prediction":'
-"""Of the file of an unfinished run."""
+"""First bytes of the file of an unfinished run."""
 
 
 class WritePredictions(Callback):
-    """Writes what ``predict`` says of each pair into a file of one JSON object per line, in the order of the pairs.
+    """Writes the result of ``predict`` for each pair as JSON lines, in the order of the pairs.
 
-    An object has ``id``, ``caption``, ``log_prob`` and ``change_score``. While the prediction goes on its lines are
-    beside the file, as ``<name>.rank0.part`` and so on; the file itself appears when all pairs are done. After a stop
-    or a kill the same command takes over what is there and captions the other pairs only. ``lightning-idc predict``
-    adds this callback by itself.
+    An object has ``id``, ``caption``, ``log_prob`` and ``change_score``. During the prediction, the lines are in
+    ``<name>.rank0.part`` and so on in the same folder; the file itself is written when all pairs are done. After an
+    interruption the same command keeps these lines and captions the remaining pairs. ``lightning-idc predict`` adds
+    this callback.
 
     Args:
-        path: the file; None for ``predictions.jsonl`` in the trainer's ``default_root_dir``.
-        overwrite: whether it may replace a file that this callback did not write.
+        path: output file; None for ``predictions.jsonl`` in the trainer's ``default_root_dir``.
+        overwrite: whether to replace a file that this callback did not write.
 
     Raises:
-        ConfigError: the model is not a PairCaptioner, its data are not a PairDataModule, or a file of others is there.
-        DataError: an interrupted prediction of another checkpoint, or of other pairs, lies there.
+        ConfigError: the model is not a PairCaptioner, its data are not a PairDataModule, or the file exists.
+        DataError: there is an interrupted prediction of another checkpoint or of other pairs.
     """
 
     def __init__(self, path: str | Path | None = None, overwrite: bool = False) -> None:
@@ -51,7 +51,7 @@ class WritePredictions(Callback):
 
     @staticmethod
     def fits(model: Any, data: Any) -> bool:
-        """Whether there are predictions that can be written."""
+        """Whether the callback supports a model and its data."""
         return isinstance(model, PairCaptioner) and isinstance(data, PairDataModule)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -66,16 +66,16 @@ class WritePredictions(Callback):
         if trainer.is_global_zero:
             check_file("WritePredictions:", self._target(trainer), overwrite=self.overwrite)
         self._ids = list(data.pairs_of("predict").ids)
-        # the first process reads: the others may see its folder later
+        # only rank 0 reads: on other nodes the files may appear later
         nothing: tuple[str | None, set[str]] = (None, set())
         self._key, done = trainer.strategy.broadcast(self._take_over(trainer) if trainer.is_global_zero else nothing)
         if done:
-            # without any pair Lightning would skip the prediction and its end
+            # one pair remains, since without any Lightning would skip on_predict_end
             data.leave_out("predict", done - {self._ids[-1]})
-            _say(trainer, f"{len(done)} of {len(self._ids)} pairs were captioned before; going on with the others")
+            _say(trainer, f"{len(done)} of {len(self._ids)} pairs are captioned already; resuming with the others")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # only now are the weights those of the checkpoint
+        # the weights of the checkpoint are loaded only now
         key = trainer.strategy.broadcast(prediction_key(pl_module, [*self._ids, str(trainer.precision)]))
         if self._key not in (None, key):
             raise DataError(
@@ -97,7 +97,7 @@ class WritePredictions(Callback):
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close()
         self._key = None
-        all_gather_object(None)  # until all processes have written
+        all_gather_object(None)  # barrier: all processes have written
         if not trainer.is_global_zero:
             return
         target, records = self._target(trainer), {}
@@ -114,7 +114,7 @@ class WritePredictions(Callback):
             _say(trainer, "\nwhat was predicted so far is kept; the same command goes on with it")
 
     def _take_over(self, trainer: Trainer) -> tuple[str | None, set[str]]:
-        """Key and ids of an interrupted prediction; a line that was cut off is taken away."""
+        """Key and ids of an interrupted prediction; removes an incomplete last line."""
         self._target(trainer).parent.mkdir(parents=True, exist_ok=True)
         key: str | None = None
         done: set[str] = set()
@@ -150,11 +150,11 @@ class WritePredictions(Callback):
 
 
 def prediction_key(module: LightningModule, ids: list[str]) -> str:
-    """Digest of what decides the predictions, apart from the images.
+    """Digest of all that determines the predictions, apart from the images.
 
     Args:
-        module: the captioner.
-        ids: of the pairs, and whatever else decides.
+        module: captioner.
+        ids: ids of the pairs, and further settings.
     """
     hparams = {name: value for name, value in module.hparams.items() if name not in TRAINING_ONLY}
     facts = [type(module).__qualname__, hparams, ids, weights_digest(module)]
@@ -162,15 +162,15 @@ def prediction_key(module: LightningModule, ids: list[str]) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of parameters and buffers; of weights that are sharded those of this process.
+    """Digest of parameters and buffers; with sharded weights, of the shards of this process.
 
     Args:
-        module: any.
+        module: module with weights.
     """
     from torch.distributed.tensor import DTensor
 
     def parts() -> Iterator[Any]:
-        # state_dict() would gather sharded weights, which takes all processes
+        # state_dict() would gather sharded weights, which is a collective call
         for name, value in (*module.named_parameters(), *module.named_buffers()):
             local = value.to_local() if isinstance(value, DTensor) else value
             yield name
@@ -181,23 +181,23 @@ def weights_digest(module: nn.Module) -> str:
 
 def line_of(record: Mapping[str, Any]) -> str:
     """A record as a line of JSON."""
-    # halves of surrogates cannot be written in UTF-8
+    # unpaired surrogates cannot be encoded in UTF-8
     text = json.dumps(finite(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def check_part(part: Path) -> None:
-    """Refuse to go on from, or to write over, a file that does not begin as those of an unfinished run.
+    """Check that a path is free or has the file of an unfinished run.
 
     Raises:
-        ConfigError: it is another file, a link or a folder.
+        ConfigError: the path is another file, a link or a folder.
     """
     if not os.path.lexists(part):
         return
     if part.is_file() and not part.is_symlink():
         with part.open("rb") as file:
             start = file.read(len(_START))
-        if _START.startswith(start):  # a full disk may leave none of it
+        if _START.startswith(start):  # also true of an empty file, which a full disk may leave
             return
     raise ConfigError(f"{str(part)!r} is not of an unfinished run; move it away, or name another output")
 
@@ -209,7 +209,7 @@ def remove_part(part: Path) -> None:
 
 
 def records_of(part: Path) -> Iterator[dict[str, Any]]:
-    """Records of a file up to the first line that was not written to its end."""
+    """Records of a file up to the first incomplete line."""
     with part.open("rb") as file:
         for line in file:
             try:

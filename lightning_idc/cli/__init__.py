@@ -26,21 +26,21 @@ VERBS = {
     "mcp": ("mcp.serve_tool", "answer coding agents over stdio (Model Context Protocol)"),
     "leaderboard": ("leaderboard.leaderboard", "one table of many results: FOLDER [--out FILE]"),
     "plan": ("plan.plan", "compute the memory that a recipe takes"),
-    "doctor": ("doctor.doctor", "look at this installation"),
+    "doctor": ("doctor.doctor", "check this installation"),
 }
-"""Verb -> function (or functions by sub-verb), imported when the verb is used, and what the verb does."""
+"""For each verb: its function (or functions by sub-verb), imported on use, and a description."""
 STAGE_OF_RECIPE = "stage"
-"""Verb that only a running recipe calls."""
+"""Internal verb of a running recipe."""
 OF_CONFIGURATIONS = ("fit", "validate", "test")
 """Verbs whose arguments are the keys of a LightningCLI configuration."""
 OTHER_STATUS = {"compare": 2}
-"""Exit status of an error by verb where it is not 1, by which `compare` says that something changed."""
+"""Exit status of errors by verb, if it is not 1; for `compare`, 1 means that something changed."""
 
 TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
-"""Environment variable that shows where an error came from, as ``--traceback`` does."""
+"""Environment variable that shows tracebacks, like ``--traceback``."""
 
 IMPORTS = "LIGHTNING_IDC_IMPORT"
-"""Environment variable with the modules, separated by commas, that ``--import`` names."""
+"""Environment variable with the modules of ``--import``, separated by commas."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        # the reader of a pipe, such as `head`, has seen enough; Python would complain once more when it flushes
+        # the reader of a pipe, such as `head`, has closed it; Python would raise again when it flushes
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -74,7 +74,7 @@ def _dispatch(argv: list[str]) -> int:
         return 2
     if "--traceback" in argv:
         argv = [argument for argument in argv if argument != "--traceback"]
-        os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
+        os.environ[TRACEBACK] = "1"  # also for the processes of stages
     return guarded(lambda: _run_verb(argv), OTHER_STATUS.get(argv[0], 1))
 
 
@@ -95,17 +95,17 @@ def _target(path: str) -> Any:
 
 
 def _names_data(arguments: Sequence[str]) -> bool:
-    """Whether arguments of `predict` are the keys of a configuration, which names a data module, and not paths."""
+    """Whether arguments of `predict` are configuration keys of a data module and not paths."""
     flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
     keys = ("--config", "-c", "--data", "--ckpt_path", "--trainer", "--help_all", "--print_config")
     return any(flag in keys or "." in flag for flag in flags)
 
 
 def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
-    """Exit status of a call; an error that the user can mend is printed as one message, without a traceback.
+    """Exit status of a call; errors that the user can fix are printed as one message without a traceback.
 
     Args:
-        call: returns the exit status.
+        call: function that returns the exit status.
         status_of_error: exit status after an error.
     """
     try:
@@ -115,13 +115,13 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
         return 130
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):
-            return 130  # Lightning has shut down already and would leave with 1
+            return 130  # Lightning has already shut down and would exit with 1
         raise
     except BrokenPipeError:
         raise
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
-            # before Python 3.12 what interrupts the body of a class is a RuntimeError with that cause
+            # before Python 3.12, an interrupt in a class body becomes a RuntimeError with that cause
             print("\nstopped", file=sys.stderr)
             return 130
         from lightning_idc.cli.errors import readable
@@ -138,7 +138,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
 
 
 def _without_imports(argv: list[str]) -> list[str]:
-    """Arguments without ``--import MODULE``; the modules are imported, but for the verb ``run``, which imports nothing.
+    """Arguments without ``--import MODULE``; the modules are imported, except for the verb ``run``.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -178,12 +178,12 @@ def import_named_modules() -> None:
 
 
 def name_modules(modules: Sequence[str], where: str) -> None:
-    """Let bare names of classes be those of the user, in this process and in those of the stages.
+    """Register user modules for class names, in this process and in those of stages.
 
-    Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
+    Only named modules are imported from the current folder, since it may contain downloaded files.
 
     Args:
-        modules: that are installed or lie in the current folder.
+        modules: modules that are installed or in the current folder.
         where: beginning of a message.
 
     Raises:
@@ -205,7 +205,7 @@ def name_modules(modules: Sequence[str], where: str) -> None:
 
 
 def lightning(argv: Sequence[str] | None = None) -> int:
-    """The `lightning` script: ours for `run RECIPE` and our verbs, otherwise lightning-sdk's where installed."""
+    """The `lightning` script: runs `run RECIPE` and the verbs of this library, and forwards others to lightning-sdk."""
     from lightning_idc.cli.recipes.shipped import shipped
 
     argv = list(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""Data of a training beside its weights, so that `test` and `predict` of a checkpoint need no configuration."""
+"""Data module settings in checkpoints, so that `test` and `predict` of a checkpoint need no configuration."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lightning_idc.utils.names import class_of, full_name, is_public
 
 KEY = "data"
 READING = ("value_range", "bands", "page", "fill_nan", "interpolation")
-"""Arguments of a data module that say how files are read; those of the training fit other files as well."""
+"""Arguments of a data module for reading files; those of the training also apply to other files."""
 WRITTEN = ("cache_dir", "cache_images")
-"""Arguments of a data module that name folders to write in; of a file of somebody else, below the current one only."""
+"""Arguments of a data module for output folders; from a checkpoint, only folders below the current one are used."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
 class StoreData(Callback):
-    """Writes what the data module of a training is made from into its checkpoints, where that is plain.
+    """Saves class and arguments of the data module in checkpoints, if all arguments are plain values.
 
     Args:
-        class_path: of the configuration.
-        init_args: as they were given, defaults left out.
+        class_path: class path of the data module.
+        init_args: arguments in the configuration, without defaults.
     """
 
     def __init__(self, class_path: str, init_args: Mapping[str, Any] | None) -> None:
@@ -38,7 +38,7 @@ class StoreData(Callback):
 
 
 def _is_safe(data: Any) -> bool:
-    """Whether a data module of this library is named, made from plain values: nothing else is built from a file."""
+    """Whether data settings are safe to build: a data module of this library with plain values."""
     if not isinstance(data, Mapping) or not isinstance(data.get("class_path"), str):
         return False
     options = data.get("init_args")
@@ -52,8 +52,8 @@ def _is_safe(data: Any) -> bool:
 
 
 def _is_below(path: Any) -> bool:
-    here = Path.cwd().resolve()
-    return isinstance(path, str) and here in (here / Path(path).expanduser()).resolve().parents
+    current = Path.cwd().resolve()
+    return isinstance(path, str) and current in (current / Path(path).expanduser()).resolve().parents
 
 
 def _is_plain(value: Any) -> bool:
@@ -63,16 +63,16 @@ def _is_plain(value: Any) -> bool:
 
 
 def is_path(ckpt_path: Any) -> bool:
-    """Whether a ``ckpt_path`` names a file, and is none of Lightning's keywords."""
+    """Whether a ``ckpt_path`` is a path and not a keyword of Lightning."""
     return bool(ckpt_path) and ckpt_path not in ("best", "last", "hpc", "registry")
 
 
 def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
-    """Configuration with the model, and the data where they are stored, of its checkpoint, where it names none.
+    """Configuration completed by the model, and if available the data module, of its checkpoint.
 
     Raises:
-        ConfigError: ``ckpt_path`` is no path.
-        CheckpointError: the checkpoint cannot be read, or does not say which class it holds.
+        ConfigError: ``ckpt_path`` is not a path.
+        CheckpointError: the checkpoint cannot be read, or has no model class.
     """
     path = config.get("ckpt_path")
     if not is_path(path):
@@ -84,17 +84,17 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
         stored = checkpoint.get("class_path")
         if stored is None:
             raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
-        # `--model.width 64` without a class stands beside, and not under, init_args
+        # options without a class, as in `--model.width 64`, are not under init_args
         options = (model.pop("init_args", None) or {}) | {k: v for k, v in model.items() if k != "class_path"}
         model = {"class_path": full_name(stored), "init_args": options}
     return with_stored_data({**config, "model": model}, checkpoint)
 
 
 def check_content(checkpoint: Mapping[str, Any], verb: str, path: str) -> None:
-    """Refuse a checkpoint that lacks what Lightning looks up by name, before anything is built.
+    """Check that a checkpoint has all keys that Lightning needs.
 
     Raises:
-        CheckpointError: something is missing.
+        CheckpointError: a key is missing.
     """
     needed = ["state_dict", "pytorch-lightning_version", "loops", "global_step"]
     needed += ["optimizer_states", "lr_schedulers", "callbacks"] if verb == "fit" else []
@@ -105,23 +105,23 @@ def check_content(checkpoint: Mapping[str, Any], verb: str, path: str) -> None:
 
 
 def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Configuration with the data of its checkpoint where none are named, and with how files were read otherwise.
+    """Configuration completed by the data module of its checkpoint, or by the settings for reading files.
 
     Args:
-        config: merged.
-        checkpoint: its content.
+        config: merged configuration.
+        checkpoint: content of the checkpoint.
     """
     data = dict(config.get("data") or {})
     if not data.get("class_path"):
         stored = checkpoint.get(KEY)
         if not isinstance(stored, dict) or not _is_safe(stored):
             return config
-        # `--data.root X` without a class stands beside, and not under, init_args
+        # options without a class, as in `--data.root X`, are not under init_args
         options = (data.pop("init_args", None) or {}) | {k: v for k, v in data.items() if k != "class_path"}
         stored_options = {k: v for k, v in stored["init_args"].items() if k not in WRITTEN or _is_below(v)}
         return {**config, "data": {"class_path": stored["class_path"], "init_args": {**stored_options, **options}}}
     options = data.get("init_args") or {}
     spec = (checkpoint.get("hyper_parameters") or {}).get("input_spec") or {}
-    known = accepted_arguments(class_of(data["class_path"])) or ()
-    read = {k: spec[k] for k in READING if k in known and k not in options and spec.get(k) is not None}
-    return {**config, "data": {**data, "init_args": {**read, **options}}}
+    names = accepted_arguments(class_of(data["class_path"])) or ()
+    read_options = {k: spec[k] for k in READING if k in names and k not in options and spec.get(k) is not None}
+    return {**config, "data": {**data, "init_args": {**read_options, **options}}}

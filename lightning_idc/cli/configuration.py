@@ -1,4 +1,4 @@
-"""Configurations: read from YAML, merged, with full names of classes, changed by ``--key value``."""
+"""Configurations: reading YAML, merging, full names of classes, and overrides by ``--key value``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.names import with_full_names
 
 
 def parse_value(text: str) -> Any:
-    """Value of a YAML text, in which 1e-3 is a number.
+    """Parse a YAML value, with 1e-3 as a number.
 
     Raises:
         ConfigError: the text is not YAML.
@@ -30,10 +30,10 @@ def parse_value(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Mapping of a YAML file.
+    """Read a YAML file with a mapping.
 
     Raises:
-        ConfigError: the file is missing or holds something else.
+        ConfigError: the file is missing or has no mapping.
     """
     try:
         content = _parsed(path.read_text(encoding="utf-8"))
@@ -54,9 +54,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     try:
         content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
-    except AssertionError:  # a quoted text that is a number when it is read once more, such as '1e3'
+    except AssertionError:  # OmegaConf parses twice, and a quoted text such as '1e3' becomes a number
         return text
-    return text if content == {text.strip(): None} else content  # a text alone is read as a key
+    return text if content == {text.strip(): None} else content  # OmegaConf reads a bare text as a key
 
 
 def _reason(error: Exception) -> str:
@@ -68,11 +68,11 @@ def _reason(error: Exception) -> str:
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` merged in; neither is changed.
 
-    A mapping is merged key by key, unless it names another class: then it replaces the one before. ``callbacks+`` and
+    Mappings are merged key by key, but a mapping with another class replaces the previous one. ``callbacks+`` and
     ``logger+`` append to a list.
 
     Raises:
-        ConfigError: such a key adds to a value that is not a list.
+        ConfigError: a key with ``+`` appends to a value that is not a list.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -95,25 +95,25 @@ LISTS = ("callbacks+", "logger+")
 
 
 def normalised(config: dict[str, Any]) -> dict[str, Any]:
-    """Copy of a configuration with full names of classes; one given as text, ``model: ProCap``, becomes a class_path.
+    """Copy of a configuration with full class names; a class given as text, ``model: ProCap``, becomes a class_path.
 
     Raises:
-        ConfigError: a name that is not known.
+        ConfigError: a class name is unknown.
     """
     copy = deepcopy(config)
     trainer: dict[str, Any] = copy["trainer"] if isinstance(copy.get("trainer"), dict) else {}
-    for at, keys in (
+    for parent, keys in (
         (copy, ("model", "data")),
         (trainer, ("callbacks", "callbacks+", "logger", "logger+", "strategy", "profiler")),
     ):
         for key in keys:
-            if key in at:
-                at[key] = _as_class(at[key], key in ("model", "data"))
+            if key in parent:
+                parent[key] = _as_class(parent[key], key in ("model", "data"))
     return with_full_names(copy)
 
 
 def _as_class(value: Any, always: bool) -> Any:
-    """Class given as text, as a class_path; other text, such as the name of a strategy, as it is."""
+    """Convert a class given as text to a class_path; other text, such as the name of a strategy, is unchanged."""
     if isinstance(value, list):
         return [_as_class(one, always) for one in value]
     return (
@@ -122,7 +122,7 @@ def _as_class(value: Any, always: bool) -> Any:
 
 
 def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a dotted key; ``init_args`` may be left out, and so may the index of a list: the last counts."""
+    """Set a dotted key; ``init_args`` may be omitted, and so may the index of a list, for its last item."""
     at: Any = config
     for depth, name in enumerate(path, 1):
         key: Any = name
@@ -144,17 +144,17 @@ def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
             return
         inner = at[key] if isinstance(at, list) else at.get(key)
         if not isinstance(inner, (dict, list)):
-            inner = at[key] = _as_class(inner, False)  # arguments of a class that was given as text
+            inner = at[key] = _as_class(inner, False)  # a class given as text gets arguments
         if not isinstance(inner, (dict, list)):
             inner = at[key] = {}
         at = inner
 
 
 def _flags(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple[str, str | None]]:
-    """``--key value`` and ``--key=value`` one by one; None for a key that has no value.
+    """Iterate over ``--key value`` and ``--key=value``; None for a key without a value.
 
     Raises:
-        ConfigError: something else stands where a key is expected.
+        ConfigError: an argument is not a key.
     """
     rest = list(arguments)
     while rest:
@@ -165,7 +165,7 @@ def _flags(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Keys of a command to their values, read as YAML."""
+    """Values of a command by key, parsed as YAML."""
     overrides: dict[str, Any] = {}
     for flag, value in _flags(arguments):
         if value is None:
@@ -180,10 +180,10 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 def gather(arguments: Sequence[str]) -> dict[str, Any]:
     """Merge the configuration files and ``--key value`` of a command, in their order.
 
-    ``--trainer.callbacks+ NAME`` appends; ``--trainer.callbacks.KEY value`` belongs to the one named last.
+    ``--trainer.callbacks+ NAME`` appends; ``--trainer.callbacks.KEY value`` sets an option of the last callback.
 
     Raises:
-        ConfigError: a file or a value that cannot be read, or a name that is not known.
+        ConfigError: a file or a value cannot be read, or a class name is unknown.
     """
     config: dict[str, Any] = {}
     for flag, value in _flags(arguments, short="-c"):

@@ -1,4 +1,4 @@
-"""convert: official checkpoints of a method as checkpoints of this library."""
+"""The verb convert: convert official checkpoints of a method to checkpoints of this library."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def convert(
 ) -> int:
     """Convert a checkpoint of a method's official code to a checkpoint of this library.
 
-    Further options are what the official file does not hold, for example --intra_layers 9, --vocabulary
-    clevr_word2idx.json, which procap needs, or --procedures FOLDER, which procap_stage1 needs. vqgan is the image
+    Further options are settings that the official file lacks, for example --intra_layers 9, --vocabulary
+    clevr_word2idx.json (required for procap), or --procedures FOLDER (required for procap_stage1). vqgan is the image
     tokenizer of procap and namc.
 
     Args:
         method: the method; vqgan and procap_stage1 can only be written to a .ckpt.
         checkpoint: the official file.
-        out: file that ends in .ckpt, to train from or to test, or a folder as save_pretrained writes it; `describe
-            --model` takes both.
+        out: .ckpt file for training and testing, or folder in the format of save_pretrained; `describe --model` takes
+            both.
     """
     from lightning_idc.cli.signatures import check_arguments
     from lightning_idc.models.module import PairModule
@@ -57,7 +57,7 @@ def convert(
 
 
 def _save(module: Any, target: Path) -> None:
-    """Write a module as Lightning would, without an optimizer."""
+    """Write a module in the format of Lightning, without an optimizer."""
     import lightning.pytorch as pl
 
     from lightning_idc.checkpoints.checkpoint_io import write_checkpoint
@@ -71,5 +71,5 @@ def _save(module: Any, target: Path) -> None:
         "hyper_parameters": dict(module.hparams),
         "class_path": public_name(type(module)),
     }
-    module.on_save_checkpoint(checkpoint)  # what it describes itself with
+    module.on_save_checkpoint(checkpoint)  # adds further keys
     write_checkpoint(checkpoint, target)

@@ -1,4 +1,4 @@
-"""data: files of data modules, and stores of images, features and records on disk."""
+"""The verb data: files of data modules, and stores of images, features and records on disk."""
 
 from __future__ import annotations
 
@@ -37,34 +37,34 @@ MODULES = {
 
 
 def check(name: str, **keys: Any) -> int:
-    """Read every pair of every split as training would, and name each one that cannot be used.
+    """Read every pair of every split as training does, and list those that cannot be used.
 
     Args:
-        name: a name of `lightning-idc list data`, or the class path of a PairDataModule of your own; further options,
+        name: a name of `lightning-idc list data`, or the class path of your PairDataModule; further options,
             such as --root DIR, are its arguments.
 
     Returns:
-        1 where a pair cannot be used.
+        1 if a pair cannot be used.
     """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.checking import check
 
     data = _build(name, "check", keys)
-    if not isinstance(data, Benchmark):  # its check names missing files more fully
+    if not isinstance(data, Benchmark):  # its check reports missing files in more detail
         data.prepare_data()
     return _report(check(data, _say))
 
 
 def prepare(name: str, *, archive: Path | None = None, overwrite: bool = False, **keys: Any) -> int:
-    """Download, unpack and verify the files of a benchmark, and name the steps that are left.
+    """Download, unpack and verify the files of a benchmark, and list the remaining manual steps.
 
     Args:
         name: a name of `lightning-idc list data`; further options, such as --root DIR, are its arguments.
-        archive: file that you fetched, to unpack.
+        archive: downloaded archive to unpack.
         overwrite: let the archive replace other files.
 
     Returns:
-        1 where a step is left.
+        1 if a step remains.
     """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.tables.prepare import prepare
@@ -72,19 +72,19 @@ def prepare(name: str, *, archive: Path | None = None, overwrite: bool = False, 
     data = _build(name, "prepare", keys)
     if not isinstance(data, Benchmark):
         raise ConfigError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
-    left = prepare(data, [] if archive is None else [archive.expanduser()], _say, overwrite)
-    if not left:
+    remaining = prepare(data, [] if archive is None else [archive.expanduser()], _say, overwrite)
+    if not remaining:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
-    return _report(left)
+    return _report(remaining)
 
 
 def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **keys: Any) -> int:
     """Count pairs, captions, words, sentences, vocabulary and long captions, as tables 1 and 2 of OmniDiff do.
 
     Args:
-        name: a name of `lightning-idc list data`, or the class path of a PairDataModule of your own; further options,
+        name: a name of `lightning-idc list data`, or the class path of your PairDataModule; further options,
             such as --root DIR, are its arguments. No image is read.
-        split: the only split to count; all splits when not given.
+        split: split to count; all splits when not given.
     """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.statistics import split_statistics
@@ -101,7 +101,7 @@ def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **
         captions[part] = [source.captions(index) for index in range(len(source))]
     statistics = split_statistics(captions)
     columns = [["", *(label for label, _ in next(iter(statistics.values())).rows())]]
-    columns += [[part, *(value for _, value in numbers.rows())] for part, numbers in statistics.items()]
+    columns += [[part, *(value for _, value in part_statistics.rows())] for part, part_statistics in statistics.items()]
     widths = [max(map(len, column)) for column in columns]
     for label, *values in zip(*columns, strict=True):
         print("  ".join([label.ljust(widths[0]), *map(str.rjust, values, widths[1:])]))
@@ -109,14 +109,14 @@ def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **
 
 
 def verify(folder: Path) -> int:
-    """Hash every byte of all stores at or below a folder, and name what is damaged.
+    """Check the hashes of all stores in a folder and its subfolders, and list damaged ones.
 
     Args:
         folder: folder with stores of images, features, rendered pairs, records, procedures, or scores of a reference
             policy.
 
     Returns:
-        1 where anything is damaged.
+        1 if a store is damaged.
     """
     from lightning_idc.data.store.reader import faults, stores_below
 
@@ -133,12 +133,12 @@ def verify(folder: Path) -> int:
 
 
 def refilter(folder: Path, *, out: Path, preset: str = "paper") -> int:
-    """Apply the thresholds of a preset to records that were made with `filters: scores`; no model is needed.
+    """Apply the thresholds of a preset to records with scores (`filters: scores`), without models.
 
     Args:
         folder: store of the last stage.
         out: new store.
-        preset: such as paper, table17_1 to table17_4, scripts, data_juicer.
+        preset: name of the preset, such as paper, table17_1 to table17_4, scripts, data_juicer.
     """
     from lightning_idc.methods.img_diff.filtering import Refilter
     from lightning_idc.synthesis.run import run as make_records
@@ -150,13 +150,13 @@ def refilter(folder: Path, *, out: Path, preset: str = "paper") -> int:
 def export(
     folder: Path, *, out: str, layout: Literal["parquet", "webdataset", "jsonl"] = "parquet", dropped: bool = False
 ) -> int:
-    """Write records as files that other tools read.
+    """Write records as files for other tools.
 
     Args:
         folder: store of records.
         out: new folder, local or a URL of fsspec such as s3://bucket/name.
-        layout: parquet with a typed column per fact, tar files of WebDataset, or lines of data-juicer.
-        dropped: also records that a filter dropped.
+        layout: parquet with a typed column per fact, tar files of WebDataset, or JSON lines of data-juicer.
+        dropped: include records that a filter dropped.
     """
     from lightning_idc.synthesis.export import export_records
     from lightning_idc.synthesis.store import RecordStore
@@ -167,11 +167,11 @@ def export(
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> int:
-    """Upload the kept records as a data set of the Hugging Face hub, with a card that says how they were made.
+    """Upload the records that passed all filters to the Hugging Face hub, with a card on how they were made.
 
     Args:
         folder: store of records.
-        repo: OWNER/NAME.
+        repo: OWNER/NAME on the hub.
         public: make a new data set public; it is private otherwise.
     """
     from lightning_idc.synthesis.hub import push_records
@@ -205,7 +205,7 @@ def _report(problems: list[str]) -> int:
 
 
 def _build(name: str, verb: str, arguments: dict[str, Any]) -> PairDataModule:
-    """The data module of a name or class path with its arguments."""
+    """Create a data module by name or class path."""
     from lightning_idc.cli.signatures import check_arguments
     from lightning_idc.data.datamodule import PairDataModule
     from lightning_idc.utils.names import class_of, full_name, is_public, nearest

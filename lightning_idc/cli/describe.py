@@ -1,10 +1,10 @@
-"""describe: say what changed between two images, and where."""
+"""The verb describe: describe and locate the change between two images."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, write_file
@@ -27,19 +27,21 @@ def describe(
         before: image file.
         after: image file.
         options: the captioner and how it reads images.
-        json: print the answer, with the map of where, as one JSON object.
-        out: picture to write, a .png: both images with boxes, map and caption.
-        overwrite: replace a picture that this command did not write.
-        no_where: leave the place out, which costs a vision-language model many further looks.
+        json: print the answer, including the relevance map, as one JSON object.
+        out: .png file to write: both images with boxes, map and caption.
+        overwrite: replace a file that this command did not write.
+        no_where: do not locate the change, which costs a vision-language model many further encodings.
     """
     if out is not None and out.suffix.lower() != ".png":
-        raise ConfigError(f"--out {str(out)!r}: the picture is a PNG; expected a name that ends with .png")
+        raise ConfigError(f"--out {str(out)!r}: expected a name that ends with .png")
     if out is not None:
         check_file("--out", out, (before, after, *options.files()), overwrite)
-        # the answer, which may take minutes, would be lost
+        # check first, since the answer may take minutes
         if not out.parent.is_dir():
-            raise ConfigError(f"--out {str(out)!r}: {str(out.parent)!r} is no folder; name a .png in one that exists")
-    with noted() as notes:
+            raise ConfigError(
+                f"--out {str(out)!r}: {str(out.parent)!r} is not a folder; expected a .png in an existing folder"
+            )
+    with capture_warnings() as notes:
         if options.model is None and out is None:  # without torch, which takes seconds to import
             from lightning_idc.rules import describe_changes
             from lightning_idc.serve.answer import answer_of_rules
@@ -47,14 +49,14 @@ def describe(
             options.check_rules()
             answer = answer_of_rules("pair", describe_changes(before, after, options.image_options(), resize=True))
         else:
-            from lightning_idc.serve.answers import answer_pairs, picture_of
+            from lightning_idc.serve.answers import answer_pairs, draw_answer
 
             captioner = options.open_describer()
             answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
         if out is not None:
-            picture = picture_of(answer, captioner, before, after)
+            figure = draw_answer(answer, captioner, before, after)
             try:
-                write_file(out, lambda path: picture.save(path, format="PNG"), overwrite)
+                write_file(out, lambda path: figure.save(path, format="PNG"), overwrite)
             except OSError as error:
                 raise ConfigError(
                     f"cannot write {str(out)!r} ({error}); name a .png in a folder that exists"

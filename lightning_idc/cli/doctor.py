@@ -1,4 +1,4 @@
-"""doctor: what is installed, and problems."""
+"""The verb doctor: installed versions, and problems."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-LEAST_DISK = 2.0
-"""GiB that rendered data and the checkpoints of a recipe may take."""
+MIN_DISK = 2.0
+"""Minimum free space in GiB for rendered data and checkpoints of a recipe."""
 HOLES = {
     "torch": ("2.10", "CVE-2026-24747: a checkpoint runs code in spite of weights_only"),
     "lightning": ("2.6.6", "CVE-2026-58659: hyper-parameters of a checkpoint name what is called"),
@@ -21,14 +21,14 @@ HOLES = {
     "jinja2": ("3.1.6", "CVE-2025-27516: the chat template of a model leaves its sandbox"),
     "ray": ("2.52", "CVE-2025-62593: a web page runs code on the machine of a cluster"),
 }
-"""Packages, their first versions without a known way to run code, and that way."""
+"""By package: its first version without a known vulnerability that runs code, and the vulnerability."""
 
 
 def doctor() -> int:
-    """Show versions, devices and folders of this installation, and name what needs mending.
+    """Show versions, devices and folders of this installation, and its problems.
 
     Returns:
-        1 where something needs mending.
+        1 if there are problems.
     """
     from lightning_idc import __version__
 
@@ -48,7 +48,7 @@ def _line(name: str, value: str) -> None:
 
 
 def _packages() -> list[str]:
-    """Versions of what this library needs; those below its lower bounds are untested or have known holes."""
+    """Show the versions of dependencies, and return problems with those that are missing or out of bounds."""
     from packaging.requirements import Requirement
 
     try:
@@ -74,7 +74,7 @@ def _packages() -> list[str]:
 
 
 def _holes() -> list[str]:
-    """Installed packages, those that others brought included, with a known way to run code."""
+    """Problems with installed packages, indirect dependencies included, that have a known vulnerability."""
     from packaging.version import Version
 
     problems = []
@@ -89,7 +89,7 @@ def _holes() -> list[str]:
 
 
 def _extras() -> None:
-    """Which optional parts are there; one that is absent is not a problem."""
+    """Show which extras are installed; a missing one is not a problem."""
     from packaging.requirements import Requirement
 
     needs: dict[str, list[str]] = {}
@@ -113,7 +113,7 @@ def _extras() -> None:
 def _devices() -> list[str]:
     try:
         import torch
-        import torchvision  # noqa: F401 - a build that does not fit torch fails here
+        import torchvision  # noqa: F401 - fails with a build for another torch
     except (ImportError, RuntimeError) as error:
         return [f"torch and torchvision do not load together ({error}); install both again, from one place"]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -122,20 +122,20 @@ def _devices() -> list[str]:
 
 
 def _scripts() -> list[str]:
-    """Whether `lightning` is ours: lightning-sdk ships a script of that name, and the last one installed wins."""
-    beside = Path(sys.executable).with_name("lightning")
-    found = shutil.which("lightning") or (str(beside) if beside.exists() else None)
-    if found is None:
+    """Check the script `lightning`: lightning-sdk has one as well, and the last installed package wins."""
+    sibling = Path(sys.executable).with_name("lightning")
+    script = shutil.which("lightning") or (str(sibling) if sibling.exists() else None)
+    if script is None:
         _line("lightning", "not on the path; lightning-idc and python -m lightning_idc do the same")
         return []
-    _line("lightning", found)
-    if b"lightning_idc" in Path(found).read_bytes():
+    _line("lightning", script)
+    if b"lightning_idc" in Path(script).read_bytes():
         if find_spec("lightning_sdk") is not None:
             _line("", "commands that are not of this library go to lightning-sdk; removing either removes the script")
         return []
     return [
-        f"the script {found} belongs to another package (lightning-sdk has one, too): use lightning-idc instead, "
-        "or reinstall lightning_idc, which forwards to lightning-sdk what is not its own"
+        f"the script {script} belongs to another package (lightning-sdk has one, too): use lightning-idc instead, "
+        "or reinstall lightning_idc, which forwards other commands to lightning-sdk"
     ]
 
 
@@ -143,12 +143,14 @@ def _folders() -> list[str]:
     from lightning_idc.utils.files import default_cache_dir
 
     cache = default_cache_dir()
-    there = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    free = shutil.disk_usage(there).free / 2**30
+    existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing).free / 2**30
     _line("cache", f"{cache}, {free:.0f} GiB free")
     problems = []
-    if not os.access(there, os.W_OK):
-        problems.append(f"{there} cannot be written to; set LIGHTNING_IDC_CACHE to a folder that can")
-    if free < LEAST_DISK:
-        problems.append(f"only {free:.1f} GiB are free in {there}; rendered data and checkpoints need {LEAST_DISK:.0f}")
+    if not os.access(existing, os.W_OK):
+        problems.append(f"{existing} cannot be written to; set LIGHTNING_IDC_CACHE to a folder that can")
+    if free < MIN_DISK:
+        problems.append(
+            f"only {free:.1f} GiB are free in {existing}; rendered data and checkpoints need {MIN_DISK:.0f}"
+        )
     return problems

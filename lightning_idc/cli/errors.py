@@ -1,4 +1,4 @@
-"""Errors that a user can mend, in one sentence; every other one keeps its traceback."""
+"""One-line messages for errors that a user can fix; other errors keep their traceback."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ EXTRAS = {
     "num2words": "vlm",
     "ray": "ray",
 }
-"""Package that an extra brings -> name of the extra."""
+"""Name of the extra by package."""
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _ANOTHER_MODEL = ("Error(s) in loading state_dict", "loaded state dict")
-"""How torch begins when weights, or the state of an optimizer, do not fit."""
+"""Beginnings of messages of torch if weights or optimizer states do not fit."""
 
 
 def readable(error: BaseException) -> str | None:
-    """Message for an error that the user can mend; None for a fault of the program.
+    """Message for an error that the user can fix; None for a bug.
 
     Args:
-        error: with those that it was raised from.
+        error: exception with its causes.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -40,7 +40,7 @@ def readable(error: BaseException) -> str | None:
 
 
 def _message(error: BaseException) -> str | None:
-    """Sentence for one error of a chain."""
+    """Message for one exception of a chain."""
     text = " ".join(str(error).split())
     if isinstance(error, IDCError):
         return _without_traceback_of_worker(str(error))
@@ -50,7 +50,7 @@ def _message(error: BaseException) -> str | None:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is not None:
             return f"the package {error.name} is not installed: pip install 'lightning_idc[{extra}]'"
-        # Lightning names the package and the command where a logger's is missing
+        # Lightning's message on a missing logger has the package and the command
         return text if "pip install" in text else None
     if type(error).__name__ == "MisconfigurationException":  # Lightning's; importing it costs seconds
         hint = "; see what there is with `lightning-idc doctor`, or give --trainer.accelerator cpu"
@@ -87,7 +87,7 @@ def _message_of_system(error: OSError) -> str | None:
 
 
 def _without_traceback_of_worker(message: str) -> str:
-    """PyTorch puts the traceback of a loader's worker into the message of what it raised."""
+    """Remove the traceback of a data loader worker that PyTorch adds to the message."""
     if not message.startswith("Caught ") or "\nOriginal Traceback" not in message:
         return message
     last = [*re.finditer(r"^[\w.]*Error: ", message, re.MULTILINE)]

@@ -1,11 +1,11 @@
-"""export: a captioner for programs without this library."""
+"""The verbs export and push: captioners for programs without this library, and for the hub."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import Output
@@ -25,19 +25,19 @@ def export(
     """Write a captioner for programs without this library, into a folder.
 
     onnx and torch write the encoder and one cached step of the decoder of a small captioner; docs/tasks/export.md has
-    the loop over words. hf writes a repository of the Hugging Face hub with its card; `lightning-idc push` uploads one.
+    the loop over words. hf writes a repository for the Hugging Face hub; `lightning-idc push` uploads one.
 
     Args:
         kind: format of the files.
-        out: folder to write.
+        out: output folder.
         options: the captioner.
-        layout: layout of hf: captioner for this library; model for a vision-language model that transformers and vLLM
-            read, LoRA merged; adapters for LoRA as PEFT has it.
+        layout: layout of hf: captioner for this library; model for a vision-language model in the format of
+            transformers and vLLM, with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
     """
     if kind != "hf" and layout != "captioner":
         raise ConfigError(f"--layout belongs to `export hf`; found it with {kind}")
-    with noted():
+    with capture_warnings():
         if kind == "hf":
             output = _write_repository(out, f"OWNER/{out.resolve().name}", options, layout, overwrite)
         else:
@@ -51,17 +51,17 @@ def export(
 
 
 def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "captioner", overwrite: bool = False) -> int:
-    """Upload a captioner to the Hugging Face hub, with its card; a repository that is missing is made private.
+    """Upload a captioner with its card to the Hugging Face hub; a new repository is private.
 
     Args:
         repo: OWNER/NAME on the hub.
-        out: folder to write the files to before they are uploaded.
+        out: folder for the files before the upload.
         options: the captioner.
-        layout: captioner for this library; model for a vision-language model that transformers and vLLM read, LoRA
-            merged; adapters for LoRA as PEFT has it.
+        layout: captioner for this library; model for a vision-language model in the format of transformers and vLLM,
+            with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
     """
-    with noted():
+    with capture_warnings():
         output = _write_repository(out, repo, options, layout, overwrite)
         try:
             print(upload(output, repo, "Upload an image difference captioner"))

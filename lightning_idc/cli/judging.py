@@ -1,4 +1,4 @@
-"""Judges of captions as they are named on the command line."""
+"""Judges of captions from command-line options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class JudgeOptions:
     """A language model that also scores captions.
 
     Args:
-        judge: folder of a causal language model, or URL of an OpenAI-compatible endpoint, that scores the captions from
-            0 to 100; of difference-list it decides which claim states which difference, and may be lexical (the
+        judge: folder of a causal language model, or URL of an OpenAI-compatible endpoint, which scores captions from 0
+            to 100; for difference-list it decides which claim states which difference, and may also be lexical (the
             default) or exact (captions of rendered pairs).
         judge_model: name of the model behind the endpoint.
         judge_gguf: name of the model's GGUF file in that folder.
-        judge_cache: folder for the answers of the endpoint, so that a run that was cut off does not repeat them.
-        judge_tokens: maximal tokens of one answer of the model; one that thinks first needs more, such as 16384.
+        judge_cache: folder for the answers of the endpoint, so that an interrupted run does not repeat them.
+        judge_tokens: maximum number of tokens of an answer; reasoning models need more, such as 16384.
     """
 
     judge: str | None = None
@@ -55,7 +55,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
     """A language model by folder or URL, and its name for results.
 
     Raises:
-        ConfigError: the model behind an endpoint is not named, or there is no such folder.
+        ConfigError: the model of an endpoint is not named, or the folder does not exist.
     """
     assert options.judge is not None
     if _is_endpoint(options.judge):
@@ -66,7 +66,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
         from lightning_idc.synthesis.models.base import CutOff
         from lightning_idc.synthesis.models.endpoint import Endpoint
 
-        # 120 s, or as long as ten tokens a second take: a model that thinks is not asked again halfway
+        # at least ten tokens a second: a reasoning model must not be called again before it has answered
         timeout = max(120.0, options.judge_tokens / 10)
         endpoint = Endpoint(
             options.judge,
@@ -77,7 +77,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
         )
 
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
-            # asked again, the most probable answer would come again
+            # greedy decoding would repeat the answer
             drawn = replace(endpoint, temperature=0.7) if attempt else endpoint
             answered = drawn.ask(prompts, [attempt] * len(prompts))
             # "score: 8" may be the beginning of "score: 85"
@@ -105,5 +105,5 @@ def difference_judge(options: JudgeOptions) -> tuple[str, DifferenceJudge]:
 
         return "exact, kind, object and value of rendered changes", exact_judge
     model, name = text_model(options)
-    # an answer that is cut off cannot be read, so its length decides scores
+    # truncated answers cannot be parsed, so the limit affects scores
     return f"{name}, {PROMPT_VERSION}, {options.judge_tokens} tokens", PromptedJudge(model)

@@ -1,4 +1,4 @@
-"""leaderboard: one table of many results, in Markdown, HTML and LaTeX."""
+"""The verb leaderboard: one table of many results, in Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def leaderboard(
 ) -> int:
     """Make one table of many results, one for each data and protocol.
 
-    Results are what `score --out` and ShowResults (metrics.json) write. Runs that differ in nothing but their seed are
-    one row: mean and standard deviation.
+    Results are the files of `score --out` and ShowResults (metrics.json). Runs that differ only in their seed form one
+    row with mean and standard deviation.
 
     Args:
-        folder: folder of results, also in the folders below it; other JSON files are passed over.
-        out: Markdown file to write, with HTML and LaTeX beside it; the table is printed when not given.
-        format: format of what is printed.
-        data: only results of these data, by their fingerprints in the tables; protocols with parts have several.
-        samples: corpora drawn for each p-value; 0 for no p-values.
+        folder: folder of results, including its subfolders; other JSON files are skipped.
+        out: Markdown file to write, together with HTML and LaTeX files; the table is printed when not given.
+        format: format of the printed table.
+        data: fingerprints of data sets, as shown in the tables; only their results are included.
+        samples: bootstrap samples for each p-value; 0 for no p-values.
         overwrite: replace files that this command did not write.
     """
     check_arguments(leaderboard, locals())
@@ -56,16 +56,16 @@ def leaderboard(
 
 
 def write(tables: list[Board], out: Path, inputs: Iterable[Path] = (), overwrite: bool = False) -> int:
-    """Write the leaderboard as Markdown, HTML and LaTeX; the exit status.
+    """Write the leaderboard as Markdown, HTML and LaTeX, and return the exit status.
 
     Args:
         tables: boards.
-        out: Markdown file; the others lie beside it.
-        inputs: files that are read.
-        overwrite: whether files of others may be replaced.
+        out: Markdown file; the other files have the same stem.
+        inputs: input files, which are not overwritten.
+        overwrite: whether existing files may be replaced.
 
     Raises:
-        ConfigError: the files would overwrite each other, an input, or files of others.
+        ConfigError: the files would overwrite each other, an input, or existing files.
     """
     from lightning_idc.report.leaderboard import as_latex, as_markdown, write_html
 

@@ -1,4 +1,4 @@
-"""list: what comes with the library, by name."""
+"""The verb list: recipes, captioners, data modules and protocols of the library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lightning_idc.utils.names import nearest
 def list_names(kind: Literal["recipes", "models", "data", "protocols"], name: str | None = None) -> int:
     """List recipes, captioners, data modules or protocols of scores, or show one of them.
 
-    `lightning-idc list recipes quickstart > mine.yaml` copies a recipe, to be changed.
+    `lightning-idc list recipes quickstart > mine.yaml` copies a recipe for editing.
 
     Args:
-        kind: what to list.
-        name: one of them, whose text is printed: the YAML of a recipe, the card of a captioner, the documentation of a
-            data module, the definition of a protocol.
+        kind: kind of entries.
+        name: name of an entry to print: the YAML of a recipe, the card of a captioner, the documentation of a data
+            module, or the definition of a protocol.
     """
     entries, show, line = _KINDS[kind]()
     if name is None:
@@ -35,7 +35,7 @@ def list_names(kind: Literal["recipes", "models", "data", "protocols"], name: st
 
 
 _Kind = tuple[Mapping[str, Any], Callable[[Any], str], Callable[[Any], str]]
-"""Entries by name, the full text of one, and its line in the list."""
+"""Entries by name, function for the full text of an entry, and function for its line in the list."""
 
 
 def _text(path: Path) -> str:
@@ -47,7 +47,7 @@ def _recipes() -> _Kind:
 
     from lightning_idc.cli.recipes.shipped import shipped
 
-    # in C where PyYAML was built with it: the files are ours
+    # the C loader is faster; PyYAML may be built without it
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
     def line(path: Path) -> str:

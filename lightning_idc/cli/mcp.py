@@ -1,11 +1,11 @@
-"""mcp: answer coding agents over stdio."""
+"""The verb mcp: answer coding agents over stdio."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.errors import ConfigError
 
@@ -18,11 +18,11 @@ def serve_tool(*, options: ModelOptions, folders: Sequence[Path] = (Path(),)) ->
 
     Args:
         options: the captioner and how it reads images.
-        folders: folders below which images are read; no other file is opened.
+        folders: folders with readable images; no other file is opened.
     """
     if missing := [str(folder) for folder in folders if not folder.is_dir()]:
         raise ConfigError(f"--folders: {missing[0]!r} is not a folder")
-    with noted():
+    with capture_warnings():
         from lightning_idc.serve.tool import make_tool_server
 
         server = make_tool_server(options.open_describer(), folders)

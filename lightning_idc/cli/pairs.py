@@ -1,4 +1,4 @@
-"""compare and predict: answers about many pairs of files."""
+"""The verbs compare and predict: answers about many pairs of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning_idc.cli.questions import QuestionOptions, answer_questions
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_arguments
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_idc.serve.pairs import FilePair
 
 FAILED = 2
-"""Exit status where a pair could not be read, or nothing could be compared."""
+"""Exit status if a pair could not be read, or nothing could be compared."""
 
 
 def compare(
@@ -36,29 +36,28 @@ def compare(
     tolerance: NonNegativeFloat = 0.0,
     allow_pixels: NonNegativeInt = 0,
 ) -> int:
-    """Compare two folders of images, and describe what differs.
+    """Compare two folders of images, and describe the differences.
 
-    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described; all bands,
-    opacity and frames are compared as the files store them. Exit status: 0, or with --fail_on 1 where something
-    changed; 2 where an image could not be read.
+    Images of equal names form pairs. A pair without differing pixels is unchanged and not captioned; all stored bands,
+    opacity and frames are compared. Exit status: 0, or with --fail_on 1 if something changed; 2 if an image could not
+    be read.
 
     Args:
-        before: folder of images as they were.
-        after: folder of images as they are.
+        before: folder of images before the change.
+        after: folder of images after the change.
         options: the captioner and how it reads images.
         batch: the output and how batches are made.
-        fail_on: what makes the exit status 1: pairs that the captioner takes for changed (and new and deleted images),
-            by its change score or, where it has none, unless it says that nothing changed; or pairs of which any pixel
-            differs.
-        reg: file to write as reg-cli does, its reg.json.
-        junit: JUnit XML to write, a test per pair.
-        tolerance: greatest difference of a value that counts as equal, such as 4 of 255.
-        allow_pixels: number of pixels of a pair that may differ.
-        report: HTML page to write, with both images of every pair, and the folder NAME_pictures beside it with those of
-            greater size; --where adds boxes.
+        fail_on: condition for exit status 1: changed, for pairs that the captioner takes as changed, by change score or
+            caption, and for new and deleted images; pixels, for pairs with differing pixels.
+        reg: file to write in the format of reg-cli's reg.json.
+        junit: JUnit XML file to write, with a test per pair.
+        tolerance: maximum difference of values that count as equal, such as 4 of 255.
+        allow_pixels: maximum number of differing pixels of an unchanged pair.
+        report: HTML report to write, with both images of every pair, and larger images in the folder NAME_pictures;
+            --where adds boxes.
     """
     check_arguments(compare, locals())
-    with noted():
+    with capture_warnings():
         from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
@@ -72,7 +71,7 @@ def compare(
         )
         captioner, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
         formats.write_records(records, out, overwrite)
-        # a job must not fail for a pair that its reports let pass
+        # reports and exit status must agree
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
         if reg is not None:
             formats.write_reg(judged, before, after, reg, overwrite)
@@ -103,8 +102,8 @@ def predict(
 ) -> int:
     """Caption pairs of files, or a split of a data module.
 
-    PAIRS are two folders of equal names, a folder with before/ and after/, a .csv or .jsonl with the columns before and
-    after, or a .txt with two paths a line: `predict old new --out captions.csv`.
+    PAIRS are two folders with equal file names, a folder with before/ and after/, a .csv or .jsonl with the columns
+    before and after, or a .txt with two paths a line: `predict old new --out captions.csv`.
 
     With --config FILE, --data CLASS or --ckpt_path FILE in place of PAIRS, a split of a data module is captioned, with
     the keys of `fit`: `predict --ckpt_path best.ckpt --data FolderPairs --data.root my_pairs`.
@@ -113,11 +112,11 @@ def predict(
         pairs: one or two paths.
         options: the captioner and how it reads images.
         batch: the output and how batches are made.
-        sidecar: write each caption as NAME.txt beside the second image, as data sets of edits have it, in place of
-            --out; captions that exist are kept, so that a stopped run goes on.
+        sidecar: write each caption as NAME.txt next to the second image, in place of --out; existing captions are kept,
+            so that an interrupted run can be resumed.
         questions: questions in place of captions.
     """
-    with noted():
+    with capture_warnings():
         if questions.questions:
             return answer_questions(pairs, options, questions, batch.out or Path("answers.jsonl"), batch.overwrite)
         from lightning_idc.serve import formats
@@ -146,12 +145,12 @@ def predict(
 
 
 def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch: BatchOptions) -> int:
-    """Write the caption of each pair beside its second image, where there is none yet."""
+    """Write the caption of each pair next to its second image, unless the file exists."""
     from lightning_idc.serve.batch import answered
     from lightning_idc.utils.outputs import new_file
 
     if batch.out is not None:
-        raise ConfigError(f"--sidecar writes beside the images, and --out is {str(batch.out)!r}; give one of them")
+        raise ConfigError(f"--sidecar writes next to the images, and --out is {str(batch.out)!r}; expected one of them")
     captioner = options.open_describer()
     paired = [pair for pair in file_pairs if pair.before is not None and pair.after is not None]
     if unpaired := len(file_pairs) - len(paired):
@@ -173,7 +172,7 @@ def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch
 
 
 def _check_distinct(files: Mapping[str, Path]) -> None:
-    """Refuse pairs whose captions would be one file."""
+    """Check that the captions of all pairs have different files."""
     pair_of: dict[Path, str] = {}
     for id, file in files.items():
         if (other := pair_of.setdefault(file.absolute(), id)) != id:

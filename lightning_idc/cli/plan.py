@@ -1,4 +1,4 @@
-"""plan: what the stages of a recipe need before anything is loaded."""
+"""The verb plan: memory of the stages of a recipe, computed without loading weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from lightning_idc.utils.errors import ConfigError
 def plan(recipe: str, *, memory: PositiveFloat | None = None, **keys: Any) -> int:
     """Compute the memory of a recipe's stages that train a published vision-language model.
 
-    All entries of its matrix are computed, or those that --matrix.AXIS ENTRY names.
+    All entries of its matrix are computed, or those selected by --matrix.AXIS ENTRY.
 
     Args:
         recipe: YAML file, or a name of `lightning-idc list recipes`.
-        memory: GiB of a device; an error where a stage needs more.
+        memory: GiB of a device; it is an error if a stage needs more.
     """
     check_arguments(plan, locals())
     from lightning_idc.cli.recipes.compose import choices, load

@@ -1,4 +1,4 @@
-"""Recipes with pretrained models in a pipeline are checked as a whole before their first stage."""
+"""Checks of recipes with pretrained models in a pipeline, before the first stage."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MODELS = {
     "BlipMatcher", "ChatModel", "ChatVisionModel", "ClipImages", "ClipTexts", "DiffusionInpainter", "DinoImages",
     "EndpointText", "EndpointVision", "FastSamSegmenter", "PromptToPrompt", "SamSegmenter",
 }  # fmt: skip
-"""Classes that read weights or ask an endpoint; recipes without any are not delayed."""
+"""Classes that load weights or call an endpoint; other recipes are not checked, to save time."""
 
 
 def check_models(recipe: Recipe, folder: Path) -> None:
-    """Find what would stop a pipeline of the recipe after hours: packages, weights, templates, disk, memory.
+    """Check packages, weights, templates, disk and memory, which would stop a pipeline only after hours.
 
     Args:
-        recipe: with all keys of the command line.
-        folder: where the run will lie.
+        recipe: recipe with all keys of the command line.
+        folder: folder of the run.
 
     Raises:
-        ConfigError: all problems.
+        ConfigError: there are problems; the message has all of them.
     """
     steps = [
         {"name": stage.name, **{key: stage.config.get(key) for key in ("model", "data", "trainer")}}

@@ -1,4 +1,4 @@
-"""Questions about pairs or single images: asked by `predict --questions`, scored by `score --questions`."""
+"""Questions about pairs or single images: answered by `predict --questions`, scored by `score --questions`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuestionOptions:
-    """Questions that a vision-language model answers.
+    """Options for questions to a vision-language model.
 
     Args:
         questions: PAIRS is a file of questions with answers to choose from: a CSV or JSONL with the columns pair,
             question, answer, before, after, MMVP's Questions.csv beside its folder "MMVP Images", or a Parquet file of
             SpatialEval (vqa or vtqa). `score --questions` scores the answers.
         root: folder of the images of the questions; that of their file when not given.
-        single: show each question its own image alone, as MMVP does; both images otherwise.
+        single: ask each question about its own image only, as MMVP does; about both images otherwise.
         contrast: let the model compare the images first (CoCoT).
         tasks: only the questions of these tasks, such as spatialmap spatialreal.
-        published_keys: keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong.
-        tokens: maximal tokens of an answer.
+        published_keys: keep MMVP's wrong keys of rows 99, 100, 279 and 280.
+        tokens: maximum number of tokens of an answer.
     """
 
     questions: bool = False
@@ -50,13 +50,13 @@ class QuestionOptions:
 def answer_questions(
     files: Sequence[str], model: ModelOptions, options: QuestionOptions, out: Path, overwrite: bool
 ) -> int:
-    """Let a vision-language model answer a file of questions, and write the answers, one a line.
+    """Answer a file of questions by a vision-language model, and write one answer per line.
 
     Args:
-        files: the file of questions.
+        files: file of questions; exactly one.
         model: the vision-language model.
-        options: the questions and how they are asked.
-        out: file to write.
+        options: options for the questions.
+        out: output file.
         overwrite: replace a file that this command did not write.
     """
     from lightning_idc.data.benchmarks.questions import Picture, read_questions
@@ -128,9 +128,9 @@ def score_answers(
     """Score the answers to questions, as MMVP or as SpatialEval does.
 
     Args:
-        file: the answers, as `predict --questions` or MMVP's own script writes them.
-        by: pairs counts a pair if both of its questions are answered rightly; tasks counts each question.
-        letters: the letters of the answers to choose from.
+        file: answers of `predict --questions` or of MMVP's script.
+        by: ``pairs`` counts a pair if both of its questions are answered correctly; ``tasks`` counts each question.
+        letters: letters of the answer choices.
         published_keys: keep MMVP's wrong keys.
         json_only: print the result as JSON.
         out: file to write the result to.

@@ -1,4 +1,4 @@
-"""run: the stages of a recipe."""
+"""The verb run: run the stages of a recipe."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def run(
       --data.batch_size 16 --trainer.max_epochs 2    a key of all stages
       --stages.NAME.KEY VALUE                        a key of one stage
       --data NAME                                    other pairs: --data folder --data.root my_pairs
-      --matrix.AXIS ENTRY                            one entry of a recipe that makes a table; all of them otherwise
-      --engine ray --engine.workers 4                who makes records: ray, process, or array (a task of SLURM), and
-                                                     arguments of RayPool, InProcess, ArrayTask
-      --import MODULE                                a module with classes of your own, installed or in this folder; or
+      --matrix.AXIS ENTRY                            one entry of the recipe's matrix; all of them otherwise
+      --engine ray --engine.workers 4                backend for data synthesis: ray, process, or array (a task of
+                                                     SLURM), and arguments of RayPool, InProcess, ArrayTask
+      --import MODULE                                your module with classes, installed or in this folder; or
                                                      `recipe: {import: [MODULE]}`
 
     Args:
         recipe: YAML file or name.
-        smoke: the size that the tests run: ends within a minute, and learns nothing.
-        seeds: as 1,2,3: one run per seed, then a table of mean, standard deviation and paired significance.
+        smoke: run at the size of tests, which takes less than a minute and learns nothing.
+        seeds: seeds such as 1,2,3: one run per seed, then a table of mean, standard deviation and paired significance.
         out: folder of the results; runs/RECIPE/DATE_TIME when not given.
-        resume: folder of a stopped run to continue, with the keys it was started with; further keys win over those.
+        resume: folder of an interrupted run to continue with its keys; further keys override these.
     """
     from lightning_idc.cli.recipes.entries import run_recipe
 

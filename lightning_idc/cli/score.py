@@ -1,4 +1,4 @@
-"""score: score any file of captions under a named protocol."""
+"""The verb score: score a file of captions under a named protocol."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What captions are scored by.
+    """Options for scoring captions.
 
     Args:
-        field: field of the records of PREDICTIONS and --against that holds the caption; the one of caption, prediction
-            and text that a record has when not given.
-        references: file of references; without it the predictions must hold them.
-        protocol: name of the protocol, of `lightning-idc list protocols`.
-        split: split of references that name several; test when not given. The result names it, too.
+        field: caption field of the records of PREDICTIONS and --against; the first of caption, prediction and text when
+            not given.
+        references: file of references; without it the predictions must contain them.
+        protocol: name of the protocol; see `lightning-idc list protocols`.
+        split: split of a reference file with several; test when not given. It is stored in the result.
         types: types of change by id, such as type_mapping.json.
         iou: overlaps of views by id, such as change_captions_by_IOU.json.
-        vocabulary: numbers of words, for levir-cc/ids.
-        frequencies: references of another corpus, whose words weigh in CIDEr-D and CIDEr.
-        metrics: in place of the protocol's: of BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE.
-        corenlp: folder with CoreNLP 3.6.0's two jars; adds SPICE.
-        meteor_backend: program of METEOR; $LIGHTNING_IDC_METEOR, or python, when not given.
-        bootstrap: corpora drawn for confidence intervals (1000 is usual); 0 for none.
-        against: another file of captions, compared on the same pairs.
+        vocabulary: file with the ids of words, for levir-cc/ids.
+        frequencies: references of another corpus, for the document frequencies of CIDEr-D and CIDEr.
+        metrics: metrics in place of those of the protocol, from BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE.
+        corenlp: folder with the two jars of CoreNLP 3.6.0; adds SPICE.
+        meteor_backend: implementation of METEOR; $LIGHTNING_IDC_METEOR, or python, when not given.
+        bootstrap: bootstrap samples for confidence intervals (1000 is usual); 0 for none.
+        against: another file of captions, to compare with on the same pairs.
         model_name: name of the captioner in the result.
         data_name: name of the data in the result.
     """
@@ -70,7 +70,7 @@ class ScoreOptions:
         check_fields(self)
 
     def inputs(self, predictions: Path) -> list[Path]:
-        """Files that are read."""
+        """Input files."""
         more = (self.references, self.types, self.iou, self.vocabulary, self.frequencies, self.against)
         return list(dict.fromkeys([predictions, *(Path(path) for path in more if path)]))
 
@@ -87,24 +87,24 @@ def score(
     out: Path | None = None,
     overwrite: bool = False,
 ) -> int:
-    """Score captions that any program made, under a named protocol.
+    """Score captions of any program under a named protocol.
 
     PREDICTIONS is a COCO result list, a map from id to text, or records with captions, such as this library's
-    predictions.jsonl; each also as JSON lines. Ids that differ from the references', ids that come twice and pairs
-    without a reference are named, never scored as 0.
+    predictions.jsonl; each also as JSON lines. Missing, unknown and duplicate ids and pairs without references are
+    reported, and never scored as 0.
 
-    With --questions PREDICTIONS are answers of `predict --questions`, or of MMVP's own script.
+    With --questions, PREDICTIONS are answers of `predict --questions`, or of MMVP's script.
 
     Args:
         predictions: file of captions or answers.
         options: references, protocol and metrics.
-        judge: a language model that scores, too.
-        questions: score answers to questions: pairs counts a pair if both of its questions are answered rightly, as
+        judge: a language model as an additional judge.
+        questions: score answers to questions: pairs counts a pair if both of its questions are answered correctly, as
             MMVP does; tasks counts each question, by task, as SpatialEval does.
-        letters: letters of the answers to choose from.
-        published_keys: keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong.
+        letters: letters of the answer choices.
+        published_keys: keep MMVP's wrong keys of rows 99, 100, 279 and 280.
         json: print the result as JSON.
-        out: also write the result there.
+        out: file for the result.
         overwrite: replace a file that this command did not write.
     """
     if questions is not None:
@@ -122,7 +122,7 @@ def score(
         check_file("--out", out, inputs, overwrite)
     result, table = _score(predictions, options, judge)
     text = dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
+    # write first, since the reader of a pipe may have closed it; if that fails, scores that took hours are still shown
     data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may not be UTF-8
     written = out is None or saved(out, lambda: write_file(out, data, overwrite, inputs))
     if json:
@@ -152,85 +152,87 @@ def _score(
 
     protocol = protocol_named(options.protocol)
     predictions = reading.read_predictions(predictions_file, options.field)
-    truths = predictions.references
+    references = predictions.references
     if options.references:
-        truths = reading.read_references(options.references, options.split or "test")
-    if not truths:
+        references = reading.read_references(options.references, options.split or "test")
+    if not references:
         raise ConfigError(f"{predictions_file.name} holds no references; name a file of them with --references")
     if options.types:
-        truths = with_types(truths, reading.read_types(options.types))
+        references = with_types(references, reading.read_types(options.types))
     if options.iou:
-        truths = with_ious(truths, reading.read_ious(options.iou))
+        references = with_ious(references, reading.read_ious(options.iou))
     if options.vocabulary:
         protocol = with_vocabulary(protocol, reading.read_vocabulary(options.vocabulary))
     frequencies = None
     if options.frequencies:
         documents = reading.read_references(options.frequencies, options.split or "test")
         frequencies = References(_documents(documents))
-        texts = [[truth.id, text] for truth in documents for text in truth.references]
+        texts = [[reference.id, text] for reference in documents for text in reference.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
     metrics = _metrics(options, protocol.metrics)
     other = reading.read_predictions(options.against, options.field) if options.against else None
-    # before a judge is asked: its answers would be lost
+    # before a judge is called, so that its answers are not lost
     for captions in [predictions.captions, *([other.captions] if other else [])]:
-        checked_parts(protocol, captions, truths)
+        checked_parts(protocol, captions, references)
     origin = results.Origin(
         options.model_name,
         options.data_name,
-        _split(options, truths),
+        _split(options, references),
         files=_files(options.inputs(predictions_file)),
     )
-    listed = RecordingJudge(*judging.difference_judge(judge)) if protocol.lists_differences else None
-    rater = judging.text_model(judge) if judge.judge and listed is None else None
-    if listed is not None:
-        protocol = protocol.with_input("judge", listed.name)
+    recording_judge = RecordingJudge(*judging.difference_judge(judge)) if protocol.lists_differences else None
+    rater = judging.text_model(judge) if judge.judge and recording_judge is None else None
+    if recording_judge is not None:
+        protocol = protocol.with_input("judge", recording_judge.name)
     resources = ScoringResources(
-        frequencies, Path(options.corenlp) if options.corenlp else None, listed, options.meteor_backend
+        frequencies, Path(options.corenlp) if options.corenlp else None, recording_judge, options.meteor_backend
     )
-    parts = evaluate(protocol, predictions.captions, truths, metrics, resources)
+    parts = evaluate(protocol, predictions.captions, references, metrics, resources)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
-    result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
+    result = results.make_result(protocol, parts, predictions.captions, references, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
     if other is not None:
-        of_other = None if listed is None else RecordingJudge(listed.name, listed.judge)
-        aids, samples = replace(resources, judge=of_other), options.bootstrap or 1000
-        compared, reasons = compare_captions(protocol, other.captions, truths, headline, metrics, aids, samples)
+        other_judge = None if recording_judge is None else RecordingJudge(recording_judge.name, recording_judge.judge)
+        other_resources, samples = replace(resources, judge=other_judge), options.bootstrap or 1000
+        compared, reasons = compare_captions(
+            protocol, other.captions, references, headline, metrics, other_resources, samples
+        )
         result |= compared
         result["not_computed"] |= reasons
-        if of_other is not None:
-            result["against_judge"] = of_other.as_dict()
-    if listed is not None:
-        result["judge"] = listed.as_dict()
-        resources = replace(resources, judge=listed.judge)
-        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, truths, resources)
+        if other_judge is not None:
+            result["against_judge"] = other_judge.as_dict()
+    if recording_judge is not None:
+        result["judge"] = recording_judge.as_dict()
+        resources = replace(resources, judge=recording_judge.judge)
+        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, references, resources)
         result["not_computed"] |= reasons
     elif rater is not None:
         try:
-            rated = _rated(rater[0], protocol, predictions.captions, truths)
+            rated = _rated(rater[0], protocol, predictions.captions, references)
             result["judge"] = {"model": rater[1], "tokens": judge.judge_tokens, **rated.as_dict()}
-        except IDCError as error:  # the scores at hand are not lost with it
+        except IDCError as error:  # keep the other scores
             result["not_computed"]["judge"] = str(error)
     return result, parts
 
 
 def _rated(
-    model: TextModel, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]
+    model: TextModel, protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord]
 ) -> Judgement:
-    """What a language model says of the headline's pairs; records of a pair are handed over together."""
+    """Judgement of the headline's pairs by a language model, with the references of all records of a pair."""
     from lightning_idc.metrics.grouping import grouped
     from lightning_idc.metrics.judge import judge_captions
 
-    counted = {truth.id for truth in next(iter(protocol.parts(truths).values()))}
-    expected = {t.id: t.references for t in grouped(truths)["all"] if t.id in counted}
+    counted = {reference.id for reference in next(iter(protocol.parts(references).values()))}
+    expected = {t.id: t.references for t in grouped(references)["all"] if t.id in counted}
     return judge_captions({id: captions[id] for id in expected}, expected, model)
 
 
-def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
-    """References of a corpus by pair, records of one pair together; pairs without any say nothing of words."""
+def _documents(references: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
+    """References of a corpus by pair, merged over its records, without pairs that have none."""
     documents: dict[str, list[str]] = {}
-    for truth in truths:
-        documents.setdefault(truth.id, []).extend(truth.references)
+    for reference in references:
+        documents.setdefault(reference.id, []).extend(reference.references)
     return {id: texts for id, texts in documents.items() if texts}
 
 
@@ -241,13 +243,13 @@ def _metrics(options: ScoreOptions, usual: Sequence[str]) -> list[str]:
     return metrics
 
 
-def _split(options: ScoreOptions, truths: Sequence[ReferenceRecord]) -> str | None:
-    """The split that the user names, or that all the references name; None where neither does.
+def _split(options: ScoreOptions, references: Sequence[ReferenceRecord]) -> str | None:
+    """The split of the option, or of all references; None if there is neither.
 
     Raises:
-        ConfigError: they name different ones.
+        ConfigError: the option and the references differ.
     """
-    splits = {truth.split for truth in truths}
+    splits = {reference.split for reference in references}
     others = sorted(split for split in splits if split is not None and split != options.split)
     if options.split and others:
         raise ConfigError(
@@ -258,7 +260,7 @@ def _split(options: ScoreOptions, truths: Sequence[ReferenceRecord]) -> str | No
 
 
 def _files(paths: Sequence[Path]) -> dict[str, str]:
-    """SHA-256 of each file that is read, by its name; by its path where two files have one name."""
+    """SHA-256 of each input file by name, or by path if names are equal."""
     counts = Counter(path.name for path in paths)
     return {path.name if counts[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
 

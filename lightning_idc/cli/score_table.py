@@ -1,4 +1,4 @@
-"""What `score` prints: a table of all parts, and what has to be known beside it."""
+"""Printed output of `score`: a table of all parts, and notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
-    """Print a result, whose scores are by part."""
+    """Print a result with its scores by part."""
     from rich.console import Console
 
     from lightning_idc.report.summary import Summary, as_rich
@@ -36,7 +36,7 @@ def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
-    """What stands below the table."""
+    """Lines below the table."""
     from lightning_idc.metrics.bootstrap import p_text
 
     varied = result["diversity"]
@@ -56,7 +56,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     if result.get("against_unread"):
         pairs = result["against_pairs"]
         every = pairs + result["against_unread"]
-        lines.append(f"compared on {pairs} of {every} pairs, those whose answers were read for both files")
+        lines.append(f"compared on {pairs} of {every} pairs, those with parsed answers for both files")
     for name in shown if "against" in result else []:
         difference = result["against"][name]
         lines.append(

@@ -1,4 +1,4 @@
-"""serve: answer over HTTP."""
+"""The verb serve: answer over HTTP."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 import sys
 from typing import Literal
 
-from lightning_idc.serve.notes import noted
+from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 KEEP_ALIVE = 5
-"""Seconds that an idle connection is kept open."""
+"""Seconds until an idle connection is closed."""
 
 
 def serve(
@@ -29,28 +29,28 @@ def serve(
 ) -> int:
     """Answer over HTTP, with a page to drop two images on.
 
-    POST /describe takes the files before and after (curl -F before=@a.png -F after=@b.png), and with ?where=0 answers
-    without looking for the place; /v1/chat/completions takes a chat whose last message has two images as data URLs, GET
-    /health says whether the captioner is loaded, /openapi.json describes all routes.
+    POST /describe takes the files before and after (curl -F before=@a.png -F after=@b.png); ?where=0 skips locating the
+    change. /v1/chat/completions takes a chat whose last message has two images as data URLs, GET /health returns
+    whether the captioner is loaded, and /openapi.json describes all routes.
 
     Args:
         options: the captioner and how it reads images.
         host: address to listen on; 0.0.0.0 exposes the server to the network, and there is no authentication.
         port: port to listen on.
-        batch_size: maximal pairs per batch.
-        connections: maximal connections at once; further ones are answered 503.
-        max_mb: maximal size of a request; larger ones are answered 413.
-        timeout: seconds in which a request must have arrived; slower ones are answered 408.
-        answer_timeout: seconds that an answer may take; then the request is answered 503.
+        batch_size: maximum number of pairs per batch.
+        connections: maximum number of concurrent connections; further ones get status 503.
+        max_mb: maximum size of a request; larger ones get status 413.
+        timeout: maximum seconds for receiving a request; slower ones get status 408.
+        answer_timeout: maximum seconds for an answer; slower requests get status 503.
     """
     check_arguments(serve, locals())
     import uvicorn
 
     from lightning_idc.serve.server import make_app
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # how a container is stopped
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # containers are stopped by SIGTERM
     with _bound(host, port) as listener:  # before the captioner is loaded
-        with noted():
+        with capture_warnings():
             captioner = options.open_describer()
         app = make_app(
             captioner,
@@ -61,7 +61,7 @@ def serve(
             answer_timeout=answer_timeout,
             hosts=("127.0.0.1", "localhost") if host == "127.0.0.1" else ("*",),
         )
-        # a request is answered 503 where there are as many connections as the limit, with its own
+        # uvicorn rejects a request when the number of connections, including its own, reaches the limit
         limit = connections + 1
         config = uvicorn.Config(app, log_level="warning", limit_concurrency=limit, timeout_keep_alive=KEEP_ALIVE)
         print(f"http://{host}:{port} answers; Ctrl+C ends it", flush=True)

@@ -1,4 +1,4 @@
-"""Keys of a configuration against the signatures of its classes, read from their source: nothing is imported."""
+"""Checks configuration keys against class signatures, which are parsed from source code without imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import bindings, definition, nearest, source_of
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
-"""Keys that a configuration may have at its top."""
+"""Top-level keys of a configuration."""
 _TRAINER = "lightning.pytorch.Trainer"
 _WITHOUT_ARGUMENTS = ("object", "Generic", "Protocol", "ABC")
 _BUILT_TOO_EARLY = (
@@ -22,15 +22,15 @@ _BUILT_TOO_EARLY = (
 
 @cache
 def arguments_of(path: str) -> frozenset[str] | None:
-    """Names of the arguments of a class or function, also those of parents that it hands ``**kwargs`` to.
+    """Argument names of a class or function, including those of parents that receive its ``**kwargs``.
 
     The ``**kwargs`` of a class with an ``options_class`` are the fields of that dataclass.
 
     Args:
-        path: of the class.
+        path: path of the class.
 
     Returns:
-        The names; None where the source does not tell, as for a class that takes anything.
+        The names; None if they are unknown, as for a class that accepts any arguments.
     """
     if path.rpartition(".")[2] in _WITHOUT_ARGUMENTS:
         return frozenset()
@@ -87,7 +87,7 @@ def _fields(node: ast.ClassDef) -> frozenset[str]:
 
 
 def _path_of(base: ast.expr, module: str) -> str:
-    """Path of a parent as a class statement in a module names it."""
+    """Path of a base class in a class statement of a module."""
     head, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
     bound = bindings(module).get(head)
     start = bound if isinstance(bound, str) else head if bound is None else f"{module}.{head}"
@@ -95,21 +95,21 @@ def _path_of(base: ast.expr, module: str) -> str:
 
 
 def unknown_key(name: str, keys: Collection[str] = TOP) -> str:
-    """Sentence for a key at the top of a configuration that does not exist."""
+    """Message for an unknown top-level key of a configuration."""
     if name in ("optimizer", "lr_scheduler"):
         return _BUILT_TOO_EARLY.format(key=name)
     return f"unknown key {name!r}; {nearest(name, keys)}"
 
 
 def check_config(config: Mapping[str, Any], where: str = "") -> None:
-    """Refuse keys and classes that do not exist; LightningCLI checks the values.
+    """Check that all keys and classes of a configuration exist; LightningCLI checks the values.
 
     Args:
-        config: with full names of classes.
-        where: beginning of the message, such as the name of the recipe and of the stage.
+        config: configuration with full class names.
+        where: beginning of the message, such as the names of recipe and stage.
 
     Raises:
-        ConfigError: the key, and the nearest one that exists.
+        ConfigError: a key or class does not exist.
     """
     try:
         for key in config:
@@ -118,12 +118,12 @@ def check_config(config: Mapping[str, Any], where: str = "") -> None:
         trainer = config.get("trainer")
         if not isinstance(trainer or {}, Mapping):
             raise ConfigError(f"trainer: expected keys with values, found {trainer!r}")
-        known = arguments_of(_TRAINER)
+        names = arguments_of(_TRAINER)
         for key in trainer or {}:
-            if known is not None and key not in known:
-                raise ConfigError(f"trainer: Trainer has no argument {key!r}; {nearest(key, known)}")
+            if names is not None and key not in names:
+                raise ConfigError(f"trainer: Trainer has no argument {key!r}; {nearest(key, names)}")
         for name in ("model", "data"):
-            # the class may be that of the checkpoint
+            # the class may come from the checkpoint
             if config.get(name) is not None and not config.get("ckpt_path"):
                 _check_has_class(config[name], name)
         for key, value in config.items():
@@ -157,29 +157,29 @@ def _check_class(value: Mapping[str, Any], key: str) -> None:
     path = value["class_path"]
     module, _, name = path.rpartition(".")
     if extra := set(value) - {"class_path", "init_args", "dict_kwargs"}:
-        raise ConfigError(f"{key}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
+        raise ConfigError(f"{key}: unknown key {min(extra)!r} next to class_path; arguments belong under init_args")
     names = bindings(module)
     if names and name not in names and "__getattr__" not in names and source_of(path) is None:
         classes = [other for other in names if other[:1].isupper()]
         raise ConfigError(f"{key}: {module} has no class {name!r}; {nearest(name, classes)}")
-    known = arguments_of(path)
+    argument_names = arguments_of(path)
     for argument in value.get("init_args") or {}:
-        if known is not None and argument not in known:
-            raise ConfigError(f"{key}: {name} has no argument {argument!r}; {nearest(argument, known)}")
+        if argument_names is not None and argument not in argument_names:
+            raise ConfigError(f"{key}: {name} has no argument {argument!r}; {nearest(argument, argument_names)}")
 
 
 def check_arguments(options: Mapping[str, Any], path: str, where: str) -> None:
-    """Refuse options that a class or a function, which a verb calls itself, has no argument for.
+    """Check that a class or function has arguments for options.
 
     Args:
-        options: by name.
-        path: of the class.
+        options: options by name.
+        path: path of the class or function.
         where: beginning of the message.
 
     Raises:
-        ConfigError: the option, and the nearest argument.
+        ConfigError: there is no argument for an option.
     """
-    known = arguments_of(path)
+    names = arguments_of(path)
     for name in options:
-        if known is not None and name not in known:
-            raise ConfigError(f"{where}: {path.rpartition('.')[2]} has no argument {name!r}; {nearest(name, known)}")
+        if names is not None and name not in names:
+            raise ConfigError(f"{where}: {path.rpartition('.')[2]} has no argument {name!r}; {nearest(name, names)}")

@@ -82,8 +82,8 @@ def run_verb(verb: str, config: dict[str, Any], files: Sequence[Path], only_prin
     Args:
         verb: fit, validate, test or predict.
         config: merged.
-        files: that it was read from.
-        only_print: show what would be run.
+        files: configuration files.
+        only_print: only print the configuration.
     """
     _quieten()
     cli = PairCLI(verb, with_checkpoint(config), files)
@@ -99,10 +99,10 @@ def run_stage(plan: Plan) -> int:
     """Run a stage of a recipe in this process and write its record.
 
     Args:
-        plan: of the stage.
+        plan: plan of the stage.
 
     Raises:
-        Refused: its configuration, or that of a later stage, is wrong.
+        Refused: its configuration, or that of a later stage, is invalid.
     """
     _quieten()
     # Lightning starts further processes by the command of this one
@@ -127,20 +127,20 @@ def run_stage(plan: Plan) -> int:
 
 
 class PairCLI(LightningCLI):
-    """LightningCLI of this library, for one verb; parses when it is made, and builds and runs on demand.
+    """LightningCLI of this library, for one verb; parses when it is created, and builds and runs on demand.
 
     Args:
         verb: fit, validate, test or predict.
-        config: merged configuration; or arguments that ask for help.
-        files: that it was read from.
+        config: merged configuration, or help arguments.
+        files: configuration files.
 
     Raises:
-        ConfigError: a value that is not right.
+        ConfigError: a value is invalid.
     """
 
     def __init__(self, verb: str, config: dict[str, Any] | list[str], files: Sequence[Path] = ()) -> None:
         self.verb, self.source = verb, config
-        # a value typed Any must never become an object of a class that it names
+        # values of type Any must never be instantiated as classes
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
         register_bounds()
         replaced = any(file.name == "config.yaml" for file in files)
@@ -149,9 +149,9 @@ class PairCLI(LightningCLI):
             LightningDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
-            # a top-level optimizer would be built before add-ons bring their parameters
+            # a top-level optimizer would be built before add-ons add their parameters
             auto_configure_optimizers=False,
-            # every run has a folder of its own; resuming in it must not stumble over its own file
+            # every run has its own folder, and resuming must not fail because of its file
             save_config_kwargs={"overwrite": True, "config_filename": f"config{'_of_run' * replaced}.yaml"},
             seed_everything_default=0,
             parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
@@ -168,16 +168,16 @@ class PairCLI(LightningCLI):
             self.config = parser.parse_args(args)
             return
         try:
-            # jsonargparse puts its own objects into what it parses, and the runner still needs the configuration
+            # parse a copy, since jsonargparse modifies its input
             self.config = parser.parse_object(_with_log_folder(args))
         except ArgumentError as error:
             raise ConfigError(_in_one_line(str(error))) from error
 
     def _set_seed(self) -> None:
-        """Seeding belongs to running."""
+        """Do nothing: `build` sets the seed."""
 
     def instantiate_classes(self) -> None:
-        """Building belongs to running."""
+        """Do nothing: `build` creates the objects."""
 
     def run(self) -> None:
         """Build everything and call the Trainer."""
@@ -188,7 +188,7 @@ class PairCLI(LightningCLI):
                 getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
 
     def _launched(self) -> bool:
-        """Make records of a pipeline with the launcher that its data module names, if it names one."""
+        """Run a pipeline by the launcher of its data module, if it has one; return whether it has."""
         if self.verb != "predict":
             return False
         from lightning_idc.synthesis.pipeline import Records
@@ -213,7 +213,7 @@ class PairCLI(LightningCLI):
 
     @contextmanager
     def _one_sentence(self) -> Iterator[None]:
-        """Say in one sentence what fails before the first batch: a value that no type excludes, such as 0 heads."""
+        """Re-raise errors before the first batch, such as those of 0 heads, as a one-line ConfigError."""
         try:
             yield
         except (ValueError, TypeError, AssertionError, ArithmeticError, RuntimeError) as error:
@@ -231,7 +231,7 @@ class PairCLI(LightningCLI):
         return any(loop.batch_progress.total.ready > 0 for loop in loops)
 
     def _take_from_checkpoint(self) -> None:
-        """Take hyper-parameters that the configuration does not name; Lightning would let the checkpoint's win."""
+        """Take hyper-parameters that the configuration does not set from the checkpoint."""
         path, model = self.config.get("ckpt_path"), self.config.get("model")
         if not is_path(path) or model is None:
             return
@@ -239,24 +239,24 @@ class PairCLI(LightningCLI):
         check_content(checkpoint, self.verb, path)
         check_intact(Path(path), "remove it and train the stage that wrote it anew")
         stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
-        # plain save_hyperparameters() leaves no class; then the keys alone decide
+        # plain save_hyperparameters() stores no class; then only the keys are compared
         if stored is not None and full_name(stored) != full_name(model.class_path):
             return
-        named = (self.source.get("model") or {}).get("init_args") or {} if isinstance(self.source, dict) else {}
-        kind, known = class_of(model.class_path), arguments_of(model.class_path) or ()
-        # the checkpoint brings the words when it is loaded; as an argument all of them would be validated one by one
-        words = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
+        configured = (self.source.get("model") or {}).get("init_args") or {} if isinstance(self.source, dict) else {}
+        kind, argument_names = class_of(model.class_path), arguments_of(model.class_path) or ()
+        # loading the checkpoint sets the vocabulary; as an argument, each word would be validated
+        vocabulary_hparams = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
         for name, value in plain_hparams(checkpoint, path).items():
-            if name in known and name not in named and name not in words:
-                # set as they are: parsing would build whatever class a value names
+            if name in argument_names and name not in configured and name not in vocabulary_hparams:
+                # set without parsing, which would instantiate classes named in values
                 model.init_args[name] = value
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer")
         progress = default_progress(config)
-        if progress:  # Lightning's bar would stand beside the lines
+        if progress:  # avoid both a bar and lines
             kwargs["enable_progress_bar"] = False
-        # those of the configuration, with options of their own, take the place of these
+        # callbacks of the configuration replace default ones of the same class
         chosen = config.get("callbacks") or []
         extra = [one for one in (*progress, *self._callbacks()) if not any(isinstance(c, type(one)) for c in chosen)]
         trainer = self._instantiate_trainer({**config, **kwargs}, extra)
@@ -267,7 +267,7 @@ class PairCLI(LightningCLI):
         return trainer
 
     def _callbacks(self) -> list[Callback]:
-        """Callbacks that every run of a verb has."""
+        """Default callbacks of a verb."""
         if self.verb == "fit":
             data = self.config.get("data")
             options = (self.source.get("data") or {}).get("init_args") if isinstance(self.source, dict) else None
@@ -278,7 +278,7 @@ class PairCLI(LightningCLI):
 
 
 def _add_resume_point(trainer: Trainer, verb: str) -> None:
-    """Let a stage keep its last state, in a place where a resumed one finds it and which checkpoint was best."""
+    """Add a callback for the last state of a stage, and set the folder of checkpoints for resuming."""
     point = resume_point(trainer.checkpoint_callbacks) if verb == "fit" else None
     if point is not None:
         trainer.callbacks.append(point)  # type: ignore[attr-defined]
@@ -300,11 +300,11 @@ def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _NOISE = ("Errors:", "Subtypes", "Does not validate against any", "Expected a <class 'NoneType'>", "Given value type")
-"""Beginnings of lines of jsonargparse that say nothing about what to write instead."""
+"""Beginnings of uninformative lines in messages of jsonargparse."""
 
 
 def _in_one_line(message: str) -> str:
-    """Message of jsonargparse as one line, from the outermost key to what was expected in the innermost one."""
+    """Message of jsonargparse as one line, from the outermost key to the expected value of the innermost one."""
     lines = [line.strip().lstrip("- ") for line in message.splitlines()]
     lines = [line for line in lines if line and not line.startswith(_NOISE)]
     # the value of the outermost key repeats what the user wrote
@@ -313,10 +313,10 @@ def _in_one_line(message: str) -> str:
 
 
 def _check_has_weights(model: LightningModule, verb: str) -> None:
-    """Refuse a network with random weights, whose captions look like those of a bad captioner.
+    """Check that a captioner has trained weights, since random ones look like a bad captioner.
 
     Raises:
-        ConfigError: the model is a captioner that would make its words, and so its network, from the data at hand.
+        ConfigError: the captioner would build its vocabulary and network from the data.
     """
     if not isinstance(model, PairCaptioner) or type(model).make_net is not PairCaptioner.make_net:
         return
@@ -344,7 +344,7 @@ def _outcome(cli: PairCLI) -> dict[str, Any]:
     trainer = cli.trainer
     saver = trainer.checkpoint_callback
     best = ""
-    # a test takes over what its checkpoint says of the best one, which is not its own
+    # a test restores best_model_path from its checkpoint, which is that of the training
     if isinstance(saver, ModelCheckpoint) and cli.verb == "fit":
         savers = [other for other in trainer.checkpoint_callbacks if isinstance(other, ModelCheckpoint)]
         last = [other.best_model_path for other in savers if other.monitor is None]
@@ -359,7 +359,7 @@ def _outcome(cli: PairCLI) -> dict[str, Any]:
 
 
 def _missing_shards(cli: PairCLI) -> str:
-    """How many shards of records there are, where other processes make the rest, such as tasks of an array."""
+    """Message about missing shards that other processes, such as tasks of an array, have yet to make; empty if none."""
     if cli.verb != "predict":
         return ""
     from lightning_idc.synthesis.pipeline import Records

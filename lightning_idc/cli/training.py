@@ -1,4 +1,4 @@
-"""The verbs fit, validate, test and predict: keys and names are checked before torch is imported."""
+"""The verbs fit, validate, test and predict: configuration keys are checked before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verbs from typed functions: arguments, defaults and help of a verb are those of a Python function."""
+"""Command-line verbs from typed functions: arguments, defaults and help come from signature and docstring."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from lightning_idc.utils.bounds import Bounded
 
 Verb = Callable[..., int]
 _ANY_NUMBER = {True: "*", False: "+"}
-"""``nargs`` of a sequence, by whether it may be left out."""
+"""``nargs`` of a sequence, by whether it is optional."""
 
 
 def call(verb: str, target: Verb | Mapping[str, Verb], arguments: Sequence[str]) -> int:
     """Parse the arguments of a verb by the signature of its function, and call it.
 
-    Parameters before a ``*`` are positional arguments. Those behind it are options, named with underscores as the
-    keys of a configuration are; a dataclass is a group of options, and ``**keys`` takes every other ``--key value``.
+    Parameters before a ``*`` are positional arguments. Parameters after it are options, named with underscores like
+    configuration keys; a dataclass is a group of options, and ``**keys`` takes every other ``--key value``.
 
     Args:
-        verb: the name of the verb.
-        target: a documented function that returns the exit status, or several by the name of the sub-verb.
-        arguments: the arguments of the command line, without the verb.
+        verb: name of the verb.
+        target: documented function that returns the exit status, or functions by sub-verb.
+        arguments: command-line arguments without the verb.
     """
     if isinstance(target, Mapping):
         name, *rest = arguments or [""]
@@ -54,7 +54,7 @@ def call(verb: str, target: Verb | Mapping[str, Verb], arguments: Sequence[str])
         parser.usage = f"{parser.format_usage().removeprefix('usage: ').rstrip()} [--key value ...]"
     try:
         parsed, rest = parser.parse_known_args(arguments) if keys else (parser.parse_args(arguments), [])
-    except SystemExit as stop:  # argparse has printed the help, or what is wrong
+    except SystemExit as stop:  # argparse has printed the help or an error
         return int(stop.code or 0)
     values = vars(parsed)
     positional = [values.pop(name) for name in _positional(target)]
@@ -89,7 +89,7 @@ def _positional(function: Verb) -> list[str]:
 
 
 def _add_all(parser: argparse.ArgumentParser, kind: Callable[..., Any]) -> dict[str, Any]:
-    """Add the arguments of a function or dataclass; their types by name."""
+    """Add the arguments of a function or dataclass, and return their types by name."""
     helps = {entry.arg_name: entry.description or "" for entry in parse(kind.__doc__ or "").params}
     hints = typing.get_type_hints(kind)
     positional = () if dataclasses.is_dataclass(kind) else _positional(kind)
@@ -133,7 +133,7 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, te
 
 
 def _number(bound: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Parser of a number within bounds, whose error says what was expected."""
+    """Parser of a bounded number, with the expected range in its error message."""
 
     def number(text: str) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""The audit page: the pairs that a pipeline kept or dropped, with boxes, captions, scores and reasons, in one file.
+"""The audit page: kept and dropped pairs of a pipeline, with boxes, captions, scores and reasons, in one file.
 
-A person tunes thresholds with it: a score is chosen, its distribution over kept and dropped is drawn, and a slider
-tells how many would pass.
+It is for tuning thresholds: the page plots the distribution of a score over kept and dropped pairs, and a slider shows
+how many would pass.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class AuditArea:
     """One region of an audited pair.
 
     Args:
-        box: x1 y1 x2 y2 in shares of width and height.
-        texts: what was said of it, in order.
-        scores: by name.
-        reason: why it was left out; None while it is kept.
-        details: what was found and what was asked for.
+        box: x1 y1 x2 y2 as fractions of width and height.
+        texts: captions of the region, in order.
+        scores: scores by name.
+        reason: reason why it was dropped; None if it is kept.
+        details: measured and required values.
     """
 
     box: Sequence[float]
@@ -42,15 +42,15 @@ class AuditEntry:
     """One pair of an audit.
 
     Args:
-        id: of the pair.
-        images: pictures side by side, uint8 ``(3, H, W)``; may be empty.
-        texts: what belongs to the pair as a whole.
-        scores: by name.
-        reason: why it was dropped; None while it is kept.
-        details: what was found and what was asked for.
-        areas: its regions.
-        kind: label, such as the edit that made it.
-        history: what made it, one line per stage.
+        id: id of the pair.
+        images: images shown in a row, uint8 ``(3, H, W)``; may be empty.
+        texts: texts about the pair.
+        scores: scores by name.
+        reason: reason why it was dropped; None if it is kept.
+        details: measured and required values.
+        areas: regions of the pair.
+        kind: label, such as the kind of the edit.
+        history: pipeline stages that processed the pair, one line each.
     """
 
     id: str
@@ -77,14 +77,14 @@ def write_audit(
     """Write an audit page, one entry after another.
 
     Args:
-        target: the file, overwritten.
+        target: output file, overwritten.
         title: heading.
-        entries: drawn in this order.
-        counts: of all pairs by reason, "kept" among them, also of those that are not drawn.
-        areas: the same of all regions.
-        subtitle: below the heading.
-        about: how it was made.
-        thumbnail: greatest height and width of the pictures, pixels.
+        entries: pairs in their order on the page.
+        counts: number of pairs by reason, including "kept" and pairs that are not on the page.
+        areas: number of regions by reason.
+        subtitle: text below the heading.
+        about: settings of the pipeline.
+        thumbnail: maximum height and width of the images in pixels.
     """
     tables = [_table("pairs", counts), *([_table("areas", areas)] if areas else [])]
     write_page(
@@ -125,8 +125,8 @@ def _payload(entry: AuditEntry, thumbnail: int) -> dict[str, Any]:
     }
 
 
-def _table(what: str, counts: Mapping[str, int]) -> Table:
+def _table(unit: str, counts: Mapping[str, int]) -> Table:
     total = max(sum(counts.values()), 1)
     ranked = sorted(counts.items(), key=lambda item: (item[0] != "kept", -item[1]))
     rows = [[plain(name), str(count), f"{100 * count / total:.1f} %"] for name, count in ranked]
-    return Table(["reason", what, "share"], rows, strong={n for n, (name, _) in enumerate(ranked) if name == "kept"})
+    return Table(["reason", unit, "share"], rows, strong={n for n, (name, _) in enumerate(ranked) if name == "kept"})

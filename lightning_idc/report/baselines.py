@@ -1,4 +1,4 @@
-"""Baseline check: does a score show that the captioner sees the change?
+"""Baseline check: whether a score shows that the captioner sees the change.
 
 A captioner that predicts one caption for every pair can have a high score. The check compares its CIDEr-D with that of
 a constant caption and with its own captions of pairs whose second image equals the first, and counts its captions.
@@ -17,19 +17,19 @@ from lightning_idc.report.table import Table
 METRIC = "CIDEr-D"
 CONSTANT, IDENTICAL = "constant caption", "identical images"
 MIN_DISTINCT = 0.05
-"""Fewer different captions than this share of the pairs do not come from looking at them."""
+"""Minimum number of different captions, as a fraction of the pairs, of a captioner that uses the images."""
 
 
 @dataclass(frozen=True)
 class BaselineCheck:
-    """A captioner beside baselines that cannot see the change.
+    """Comparison of a captioner with baselines that cannot see the change.
 
     Args:
         score: CIDEr-D of the captioner.
         pairs: number of pairs with references.
         distinct: number of different captions.
-        constant: the constant caption; empty where no training captions are at hand.
-        over: score minus that of each baseline, by name; of `IDENTICAL` on the pairs that were captioned twice.
+        constant: the constant caption; empty without training captions.
+        over: score minus that of each baseline, by name; for `IDENTICAL` on the pairs that were captioned twice.
     """
 
     score: float
@@ -40,7 +40,7 @@ class BaselineCheck:
 
     @property
     def warning(self) -> str:
-        """One sentence where the score does not show that the captioner sees the change, else empty."""
+        """A sentence if the score does not show that the captioner sees the change, else empty."""
         if self.pairs > 1 and (self.distinct == 1 or self.distinct < MIN_DISTINCT * self.pairs):
             captions = "1 caption" if self.distinct == 1 else f"{self.distinct} different captions"
             return f"{captions} for {self.pairs} pairs: this captioner does not look at the images"

@@ -1,4 +1,4 @@
-"""A comparison of captioners on the same pairs: each with its floors and a paired interval over the one before."""
+"""Comparison of captioners on the same pairs, with baselines and paired intervals of successive differences."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Facts = Mapping[str, Mapping[str, bool | None]]
 
 @dataclass(frozen=True)
 class Captioned:
-    """What one captioner said of a split.
+    """Captions of one captioner on a split.
 
     Args:
-        captions: by pair.
-        unchanged: what it said by pair where the second image was the first; empty where nobody asked.
-        facts: by pair what its caption gets right; None where a fact does not apply.
+        captions: captions by pair id.
+        unchanged: captions by pair id with the first image in place of the second; empty if not computed.
+        facts: by pair id, whether each fact of the caption is right; None if a fact does not apply.
     """
 
     captions: Mapping[str, str]
@@ -36,20 +36,20 @@ class Captioned:
 
 @dataclass(frozen=True)
 class Row:
-    """One captioner among others.
+    """Results of one captioner in a comparison.
 
     Args:
-        name: of the row.
+        name: name of the row.
         score: CIDEr-D.
-        words: mean length of its captions.
+        words: mean number of words per caption.
         distinct: number of different captions.
-        facts: percent of the pairs to which a fact applies that get it right.
-        floors: CIDEr-D of captioners that do not see what changed, by name.
-        over_floors: what it has over each of them.
-        before: name of the row before; None of the first.
-        over_before: what it has over that by CIDEr-D and each fact.
-        reading: what may be said of it, see ``metrics.baselines.verdict``.
-        scores: of its captions, pair by pair.
+        facts: percentage of captions with a fact right, among the pairs to which it applies.
+        floors: CIDEr-D of blind baselines, by name.
+        over_floors: difference to each baseline.
+        before: name of the previous row; None for the first.
+        over_before: difference to the previous row, by CIDEr-D and each fact.
+        reading: verdict, see ``metrics.baselines.verdict``.
+        scores: scores of the captions, pair by pair.
     """
 
     name: str
@@ -72,15 +72,15 @@ class Row:
 def rows_of(
     captioned: Mapping[str, Captioned], references: Mapping[str, Sequence[str]], constant: str | None = None
 ) -> list[Row]:
-    """Compare captioners, each with the one before it.
+    """Compare captioners, each with the previous one.
 
     Args:
-        captioned: by name of the row, in order.
-        references: by pair; pairs without any do not count.
-        constant: a caption chosen on training references, see ``metrics.baselines.constant_caption``.
+        captioned: captions by name of the row, in order.
+        references: references by pair id; pairs without references are ignored.
+        constant: constant caption from training references, see ``metrics.baselines.constant_caption``.
 
     Raises:
-        DataError: a captioner was not asked about all of the pairs.
+        DataError: a captioner lacks captions of some pairs.
     """
     expected = References({id: texts for id, texts in references.items() if len(texts)})
     rows: list[Row] = []
@@ -88,12 +88,12 @@ def rows_of(
     for name, captioner in captioned.items():
         captions = {id: text for id, text in captioner.captions.items() if references.get(id)}
         scores = _scored(captions, expected)
-        blind = {DEALT: shuffled_captions(captions)}
+        baselines = {DEALT: shuffled_captions(captions)}
         if constant is not None:
-            blind[CONSTANT] = dict.fromkeys(captions, constant)
+            baselines[CONSTANT] = dict.fromkeys(captions, constant)
         if captioner.unchanged:
-            blind[UNCHANGED] = {id: captioner.unchanged[id] for id in captions}
-        floors = {floor: _scored(blind[floor], expected) for floor in FLOORS if floor in blind}
+            baselines[UNCHANGED] = {id: captioner.unchanged[id] for id in captions}
+        floors = {floor: _scored(baselines[floor], expected) for floor in FLOORS if floor in baselines}
         over = {floor: compare(of_floor, scores)[METRIC] for floor, of_floor in floors.items()}
         gains = {} if before is None else compare(before[1], scores) | facts_over(before[2].facts, captioner.facts)
         rows.append(
@@ -116,26 +116,26 @@ def rows_of(
 
 
 def facts_over(first: Facts, second: Facts) -> dict[str, Difference]:
-    """What the second captioner has over the first by each fact, on the pairs to which it applies for both.
+    """Difference of the second captioner to the first for each fact that applies to the same pairs.
 
     Args:
-        first: facts by pair.
-        second: of the other.
+        first: facts by pair id.
+        second: facts by pair id.
     """
     one, other = _judged(first), _judged(second)
     differences: dict[str, Difference] = {}
     for fact in one:
         if fact in other and one[fact][0] == other[fact][0] and len(one[fact][0]) > 1:
-            here, there = (
+            first_scores, second_scores = (
                 Scores({fact: 100 * float(values.mean())}, {fact: 100 * values}, ids, 0)
                 for ids, values in (one[fact], other[fact])
             )
-            differences |= compare(here, there)
+            differences |= compare(first_scores, second_scores)
     return differences
 
 
 def differences_table(rows: Sequence[Row]) -> str:
-    """CIDEr-D beside its floors, what each row has over the one before it, and what may be said of that."""
+    """Table of CIDEr-D, baselines, differences to the previous row and verdicts."""
     floors = [floor for floor in FLOORS if any(floor in row.floors for row in rows)]
     cells = []
     for row in rows:
@@ -156,10 +156,10 @@ def differences_table(rows: Sequence[Row]) -> str:
 
 
 def facts_table(rows: Sequence[Row]) -> str:
-    """Percent of the pairs to which a fact applies that get it right, and what a row has over the one before it.
+    """Table of the percentage of captions with each fact right, and differences to the previous row.
 
-    No interval stands beside a fact that applies to other pairs than in the row before, as a relation does that only
-    one of the two names.
+    There is no interval if a fact applies to other pairs than in the previous row, such as a relation that only one
+    captioner mentions.
     """
     facts = list(dict.fromkeys(fact for row in rows for fact in row.facts))
     cells = []
@@ -180,7 +180,7 @@ def _scored(captions: Mapping[str, str], expected: References) -> Scores:
 
 
 def _judged(facts: Facts) -> dict[str, tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]]:
-    """Pairs to which a fact applies, and 1 where it is right, by fact."""
+    """By fact: ids of the pairs to which it applies, and 1 for right or 0 for wrong."""
     by_fact: dict[str, tuple[list[str], Any]] = {}
     for name in dict.fromkeys(name for of_pair in facts.values() for name in of_pair):
         judged = {id: of_pair[name] for id, of_pair in sorted(facts.items()) if of_pair.get(name) is not None}

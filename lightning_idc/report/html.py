@@ -1,4 +1,4 @@
-"""The report: one HTML file with every pair, what was said of it, and the scores. Needs no network and no server."""
+"""The report: one HTML file with all pairs, their captions and scores. It needs no network and no server."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from lightning_idc.metrics.confusion import Confusion
 from lightning_idc.report.baselines import BaselineCheck
-from lightning_idc.report.pages import FEWEST_PIXELS, as_picture, data_uri, number, write_page
+from lightning_idc.report.pages import LOSSLESS_PIXELS, data_uri, number, to_pil, write_page
 from lightning_idc.report.summary import Summary, as_table
 from lightning_idc.report.table import Table
 from lightning_idc.utils.outputs import Output
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
-"""What is shown for each pair, the first in bold: sentence BLEU says little."""
-MOST_PAIRS = 5000
-"""Greatest number of pairs on a page; a browser opens so many within seconds."""
+"""Metrics of each pair, the first in bold; without BLEU, which means little for single sentences."""
+MAX_PAIRS = 5000
+"""Maximum number of pairs on a page; a browser opens this many within seconds."""
 
 
 @dataclass
@@ -30,16 +30,16 @@ class Entry:
     """One pair of a report.
 
     Args:
-        id: of the pair.
-        caption: what was said.
-        references: what might have been said.
-        change_type: label, None where unknown.
-        log_prob: mean log-probability of a token.
-        scores: by metric, times 100.
-        facts: what the caption gets right; None where a fact does not apply.
-        images: before and after, uint8 ``(3, H, W)``; None for text alone.
-        boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`: ground truth, or what the captioner found.
-        change_score: probability that the pair differs; None where unknown.
+        id: id of the pair.
+        caption: predicted caption.
+        references: reference captions.
+        change_type: type of change; None if unknown.
+        log_prob: mean log-probability per token.
+        scores: scores by metric, times 100.
+        facts: whether each fact of the caption is right; None if a fact does not apply.
+        images: images before and after, uint8 ``(3, H, W)``; None for text only.
+        boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`: ground truth or predictions.
+        change_score: probability that the pair differs; None if unknown.
     """
 
     id: str
@@ -54,22 +54,22 @@ class Entry:
     change_score: float | None = None
 
 
-def pictures_of(target: Path) -> Path:
-    """Folder of the pictures in full size of a report."""
+def image_folder(target: Path) -> Path:
+    """Folder of the full-size images of a report."""
     return target.with_name(f"{target.stem}_pictures")
 
 
 def check_report(target: Path, overwrite: bool = False, inputs: Iterable[str | Path] = (), option: str = "") -> None:
-    """Refuse a report that :func:`write_report` would refuse, before the work whose result it is to show.
+    """Check that :func:`write_report` can write a report, before the work that it reports on.
 
     Args:
-        target: the file.
-        overwrite: whether files of others may be replaced.
-        inputs: files and folders that are read.
-        option: that names the report, for the message.
+        target: output file.
+        overwrite: whether existing files may be replaced.
+        inputs: input files and folders, which are not overwritten.
+        option: command-line option of the report, for the message.
 
     Raises:
-        ConfigError: a file of the report would take the place of another one, or of an input.
+        ConfigError: a file of the report would replace an existing file or an input.
     """
     _output(target.expanduser(), overwrite, inputs, option).check(target.name)
 
@@ -89,25 +89,25 @@ def write_report(
     inputs: Sequence[str | Path] = (),
     baselines: BaselineCheck | None = None,
 ) -> None:
-    """Write a report, one entry after another, so that no more than one pair of images is in memory.
+    """Write a report entry by entry, with only one pair of images in memory at a time.
 
     Args:
-        target: the file.
+        target: output file.
         title: heading.
-        entries: drawn in this order, up to `MOST_PAIRS` of them.
+        entries: pairs in their order on the page, up to `MAX_PAIRS`.
         summary: table of scores.
-        about: how it was made: captioner, data, decoding, versions.
-        confusion: change against no change.
-        subtitle: below the heading.
-        thumbnail: greatest height and width of the pictures on the page, pixels.
-        full_size: write pictures that are greater into the folder of :func:`pictures_of`, too.
-        found_boxes: boxes are those that the captioner found, and no ground truth.
-        overwrite: whether files of others may be replaced.
-        inputs: files and folders that are read.
-        baselines: check of the scores, whose warning stands above the tables.
+        about: settings of the evaluation: captioner, data, decoding, versions.
+        confusion: confusion of change and no change.
+        subtitle: text below the heading.
+        thumbnail: maximum height and width of the images on the page in pixels.
+        full_size: whether to write larger images to the folder :func:`image_folder` as well.
+        found_boxes: whether the boxes are predictions instead of ground truth.
+        overwrite: whether existing files may be replaced.
+        inputs: input files and folders, which are not overwritten.
+        baselines: baseline check, whose warning is shown above the tables.
 
     Raises:
-        ConfigError: a file of the report would take the place of another one, or of an input.
+        ConfigError: a file of the report would replace an existing file or an input.
     """
     target = target.expanduser()
     tables = [
@@ -124,7 +124,7 @@ def write_report(
             title,
             subtitle,
             scripts=("common.js", "report.js"),
-            pairs=map(writer.payload, itertools.islice(entries, MOST_PAIRS)),
+            pairs=map(writer.payload, itertools.islice(entries, MAX_PAIRS)),
             rest=writer.rest,
             tables=tables,
             about=about or {},
@@ -134,37 +134,37 @@ def write_report(
 
 
 def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
-    return Output(target.parent, target.name, overwrite, inputs, [pictures_of(target).name], option)
+    return Output(target.parent, target.name, overwrite, inputs, [image_folder(target).name], option)
 
 
 @dataclass
 class _Writer:
-    """Makes plain values of entries, and keeps which metrics and facts there were.
+    """Converts entries to plain values, and collects the names of their metrics and facts.
 
     Args:
-        thumbnail: greatest height and width of the pictures on the page, pixels.
-        pictures: folder for those in full size.
-        box: what stands at a box.
+        thumbnail: maximum height and width of the images on the page in pixels.
+        folder: folder of full-size images; None for none.
+        box: label of boxes.
     """
 
     thumbnail: int
-    pictures: Path | None
+    folder: Path | None
     box: str
     count: int = 0
     metrics: dict[str, None] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
 
     def rest(self) -> dict[str, Any]:
-        """What the scripts have to know besides the pairs."""
+        """Further values for the scripts."""
         return {
             "metrics": [name for name in METRICS if name in self.metrics],
             "facts": list(self.facts),
             "box": self.box,
-            "most": MOST_PAIRS,
+            "most": MAX_PAIRS,
         }
 
     def payload(self, entry: Entry) -> dict[str, Any]:
-        """Plain values of an entry."""
+        """Plain values of an entry for the page."""
         self.count += 1
         self.metrics.update(dict.fromkeys(name for name in METRICS if name in entry.scores))
         self.facts.update(dict.fromkeys(entry.facts))
@@ -183,23 +183,23 @@ class _Writer:
             height, width = entry.images[0].shape[1:]
             payload["size"] = [width, height]
             payload["images"] = [data_uri(image, self.thumbnail) for image in entry.images]
-            if self.pictures is not None and max(width, height) > max(self.thumbnail, FEWEST_PIXELS):
-                payload["files"] = self._full_size(self.pictures, entry.images)
+            if self.folder is not None and max(width, height) > max(self.thumbnail, LOSSLESS_PIXELS):
+                payload["files"] = self._full_size(self.folder, entry.images)
             if entry.boxes is not None:
-                payload["boxes"] = [_shares(entry.boxes[:, side], width, height) for side in (0, 1)]
+                payload["boxes"] = [_fractions(entry.boxes[:, side], width, height) for side in (0, 1)]
         return payload
 
     def _full_size(self, folder: Path, images: tuple[Tensor, Tensor]) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
-        # ids are not names of files
+        # ids may not be valid file names
         names = [f"{self.count:06d}_{side}.jpg" for side in ("before", "after")]
         for image, name in zip(images, names, strict=True):
-            as_picture(image).save(folder / name, quality=92, subsampling=0)
+            to_pil(image).save(folder / name, quality=92, subsampling=0)
         return [f"{quote(folder.name)}/{name}" for name in names]
 
 
-def _shares(boxes: Tensor, width: int, height: int) -> list[list[float]]:
-    """Boxes in shares of width and height; those that are not finite are none."""
+def _fractions(boxes: Tensor, width: int, height: int) -> list[list[float]]:
+    """Boxes as fractions of width and height, without boxes that are not finite."""
     scale = (width, height, width, height)
     return [
         [round(value / full, 4) for value, full in zip(box, scale, strict=True)]

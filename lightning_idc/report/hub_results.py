@@ -1,4 +1,4 @@
-"""Results as the Hugging Face hub reads them beside a model: entries of ``.eval_results/NAME.yaml``."""
+"""Results in the format of the Hugging Face hub: entries of ``.eval_results/NAME.yaml`` of a model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lightning_idc.metrics.results import part_of
 
 
 def hub_entries(result: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
-    """Entries of a model's results, one for each score of each part, named by protocol and metric.
+    """Entries of a model's results, one per score and part, named by protocol and metric.
 
-    Several parts may have a metric; all but the first are named by the part, too.
+    If several parts have a metric, the names of all but the first include the part.
 
     Args:
-        result: as of ``metrics.json``.
+        result: content of ``metrics.json``.
         dataset: name of the benchmark's repository, ``OWNER/NAME``.
 
     Example:

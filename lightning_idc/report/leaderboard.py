@@ -1,4 +1,4 @@
-"""A leaderboard of results: one table per data and protocol, since only such numbers compare."""
+"""A leaderboard of results: one table per data set and protocol, since only these are comparable."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _TESTED = ("CIDEr-D", "ROUGE-L")
 
 @dataclass(frozen=True)
 class Board:
-    """Results that compare: of one protocol on one set of references.
+    """Comparable results: one protocol on one set of references.
 
     Args:
         title: protocol and data.
-        note: what else they share.
-        table: a row per captioner, the best first.
+        note: further properties that all results share.
+        table: one row per captioner, the best first.
     """
 
     title: str
@@ -46,9 +46,9 @@ def boards(results: Mapping[Path, dict[str, Any]], folder: Path, samples: int = 
     """One board per protocol and fingerprint of the data, in the order of their names.
 
     Args:
-        results: by file.
-        folder: from which files are named.
-        samples: corpora that are drawn for each p; 0 computes none.
+        results: results by file.
+        folder: folder that file names are relative to.
+        samples: number of bootstrap samples for each p-value; 0 for no p-values.
     """
     groups: dict[tuple[str, ...], dict[Path, dict[str, Any]]] = {}
     for path, result in results.items():
@@ -64,7 +64,7 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
     computed = {metric for result in members.values() for scores in result["scores"].values() for metric in scores}
     shown = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in computed]
     ranked = [metric for metric in protocol.ranked if metric in computed]
-    rows.sort(key=lambda row: (*(_place(row.values(metric)) for metric in ranked), row.name))
+    rows.sort(key=lambda row: (*(_sort_key(row.values(metric)) for metric in ranked), row.name))
     tested, p = _significance(rows, samples) if samples else (None, {})
     seeds = any(len(row.results) > 1 for row in rows)
     checked = any("baseline_check" in result for row in rows for result in row.results)
@@ -112,30 +112,30 @@ def _constant_caption(row: Row) -> str:
 
 
 def _warnings(rows: Iterable[Row]) -> list[str]:
-    """What the baselines say against rows whose captioner does not see the change."""
+    """Warnings of baseline checks."""
     checks = [(row.model, result.get("baseline_check", {})) for row in rows for result in row.results]
     return list(dict.fromkeys(f"{model}: {check['warning']}" for model, check in checks if check.get("warning")))
 
 
 def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protocol:
-    """The protocol of a board, which says what is shown and what orders the rows."""
+    """The protocol of a board, which determines columns and ranking."""
     path, result = next(iter(members.items()))
     name = result["protocol"]["name"]
     if name not in PROTOCOLS:
         raise DataError(
-            f"{named(path, folder)} is scored under {name!r}, which is none of this version's protocols "
+            f"{named(path, folder)} is scored under {name!r}, which is not a protocol of this version "
             "(`lightning-idc list protocols`); score its captions again, or take the file out of the folder"
         )
     return PROTOCOLS[name]
 
 
-def _place(values: Sequence[float]) -> float:
-    """Where a row stands by a metric: the higher its score the earlier, and last without one."""
+def _sort_key(values: Sequence[float]) -> float:
+    """Sort key of a row: higher scores first, and rows without a score last."""
     return -fmean(values) if values else float("inf")
 
 
 def _counts(result: Mapping[str, Any], shown: Sequence[str]) -> str:
-    """Pairs and references of the headline, and pairs of the other parts that columns are of."""
+    """Numbers of pairs and references of the headline, and of pairs in other parts with columns."""
     counts, headline = result["counts"], result["headline"]
     others = dict.fromkeys(part_of(result, metric) for metric in shown)
     return "; ".join(
@@ -153,7 +153,7 @@ def _selection(row: Row) -> str:
 
 
 def _repeated(rows: Sequence[Row]) -> list[str]:
-    """Rows that say the same word for word: most often one captioner that was tested twice."""
+    """Notes on rows with identical captions: usually one captioner that was tested twice."""
     rows_of_captions: dict[str, list[str]] = {}
     for row in rows:
         for captions in row.captions:
@@ -174,7 +174,7 @@ def _cell(row: Row, metric: str) -> str:
 
 
 def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[Path, str]]:
-    """The metric, and p of each row against the first, by its first file, where captions lie beside both results."""
+    """The metric, and the p-value of each row against the first, by first file, if both have captions."""
     ranked = next((metric for metric in _TESTED if all(row.values(metric) for row in rows)), None)
     if ranked is None or len(rows) < 2:
         return None, {}
@@ -190,30 +190,30 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[P
 
 
 def _pair_scores(row: Row, metric: str) -> Scores | None:
-    """Scores of each pair by id, a mean over seeds; None where captions or references are not those of the results."""
-    every = []
+    """Scores of each pair by id, averaged over seeds; None if captions or references do not match the results."""
+    seed_parts = []
     for path, result in zip(row.files, row.results, strict=True):
         captions_file = path.with_name(PREDICTIONS)
         if path.name != METRICS or not captions_file.is_file():
             return None
         try:
             predictions = read_predictions(captions_file)
-            # files of one data may list its pairs in different orders
-            truths = sorted(predictions.references, key=lambda truth: truth.id)
-            captions = {truth.id: predictions.captions[truth.id] for truth in truths}
+            # files may list the pairs of a data set in different orders
+            references = sorted(predictions.references, key=lambda reference: reference.id)
+            captions = {reference.id: predictions.captions[reference.id] for reference in references}
             if digest(list(map(list, captions.items()))) != result["predictions"]["digest"]:
                 return None
             protocol = protocol_named(result["protocol"]["name"])
             if protocol.hash != result["protocol"]["hash"]:
                 return None
-            if fingerprint(protocol, truths) != result["data"]["fingerprint"]:
+            if fingerprint(protocol, references) != result["data"]["fingerprint"]:
                 return None
-            parts = evaluate(protocol, captions, truths, [metric])
+            parts = evaluate(protocol, captions, references, [metric])
         except IDCError:
-            return None  # a protocol that needs further files, or captions that were changed
-        every.append(parts[result["headline"]])
-    mean = np.mean([scores.per_pair[metric] for scores in every], axis=0)
-    return replace(every[0], values={metric: float(mean.mean())}, per_pair={metric: mean}, statistics={})
+            return None  # the protocol needs further files, or the captions have changed
+        seed_parts.append(parts[result["headline"]])
+    mean = np.mean([scores.per_pair[metric] for scores in seed_parts], axis=0)
+    return replace(seed_parts[0], values={metric: float(mean.mean())}, per_pair={metric: mean}, statistics={})
 
 
 def as_markdown(boards: Iterable[Board]) -> str:
@@ -227,7 +227,7 @@ def as_markdown(boards: Iterable[Board]) -> str:
 
 
 def as_latex(boards: Iterable[Board]) -> str:
-    """The boards as LaTeX tables for the package booktabs, without the columns that say where results are from."""
+    """The boards as LaTeX tables for the package booktabs, without the columns on provenance."""
     parts = []
     for board in boards:
         shown = len(board.table.columns) - 3
@@ -240,5 +240,5 @@ def as_latex(boards: Iterable[Board]) -> str:
 
 
 def write_html(target: Path, boards: Sequence[Board]) -> None:
-    """Write the boards as one page that needs nothing else."""
+    """Write the boards as one self-contained HTML page."""
     write_page(target, "leaderboard.html", "Leaderboard", boards=boards)

@@ -1,4 +1,4 @@
-"""Pages: HTML files that need no other, from the templates beside this module. All HTML of the library is made here."""
+"""Pages: self-contained HTML files from the templates in this folder. All HTML of the library is rendered here."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PER_PAGE = 20
-"""Pairs that a browser draws at once, as in `common.js`."""
-FEWEST_PIXELS = 96
-"""Smaller images are kept as they are, without loss."""
+"""Number of pairs that a browser draws at a time, as in `common.js`."""
+LOSSLESS_PIXELS = 96
+"""Images up to this size are stored without loss."""
 
 
 def write_page(
@@ -40,31 +40,31 @@ def write_page(
     rest: Callable[[], Mapping[str, Any]] = dict,
     **values: Any,
 ) -> None:
-    """Write a page, one pair after another, so that the pictures of no more than one are in memory.
+    """Write a page pair by pair, with the images of only one pair in memory at a time.
 
-    The pictures of a pair stand in an element of their own behind the words of all pairs, and the scripts behind those
-    of the first pairs: a browser draws these before it has read the others.
+    The texts of all pairs come first, then the images of each pair in an element; the scripts follow those of the first
+    pairs, so that a browser draws them before it has read the others.
 
     Args:
-        target: the file, overwritten.
-        name: of the template.
+        target: output file, overwritten.
+        name: name of the template.
         title: heading.
-        subtitle: below the heading.
-        styles: further files of style.
-        scripts: files, one after another; the page has none without.
-        pairs: plain values of each, ``images`` among them as addresses where it has some.
-        rest: gives further plain values for the scripts, asked for when all pairs are written.
-        values: for the template.
+        subtitle: text below the heading.
+        styles: further style files.
+        scripts: script files in their order.
+        pairs: plain values of each pair, with data URLs as ``images`` if it has some.
+        rest: function for further values of the scripts, called when all pairs are written.
+        values: variables of the template.
     """
     from markupsafe import Markup
 
-    # only these may style and run, so that nothing in a caption can
+    # the content security policy allows only these, so that captions cannot inject code
     style, script = (Markup("".join(map(_part, names))) for names in (("base.css", *styles), scripts))
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as aside,
         target.open("w", encoding="utf-8", errors="replace") as file,
     ):
-        pictures = _pictures(aside)
+        images = _images_of_pairs(aside)
         template = _environment().get_template(name)
         file.writelines(
             template.generate(
@@ -72,17 +72,17 @@ def write_page(
                 subtitle=subtitle,
                 style=style,
                 script=script,
-                pairs=_words(pairs, aside),
-                first_pictures=itertools.islice(pictures, PER_PAGE),
-                pictures=pictures,
+                pairs=_texts_of_pairs(pairs, aside),
+                first_pictures=itertools.islice(images, PER_PAGE),
+                pictures=images,
                 rest=rest,
                 **values,
             )
         )
 
 
-def _words(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[str, Any]]:
-    """Pairs without their pictures, which are laid aside."""
+def _texts_of_pairs(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[str, Any]]:
+    """Pairs without their images, which go into the temporary file."""
     for index, pair in enumerate(pairs):
         images = pair.get("images") or ()
         if images:
@@ -90,8 +90,8 @@ def _words(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[
         yield {**{key: value for key, value in pair.items() if key != "images"}, "pictures": len(images)}
 
 
-def _pictures(aside: IO[str]) -> Iterator[tuple[str, str]]:
-    """Place of a pair among all, and its pictures as JSON that may stand in a page."""
+def _images_of_pairs(aside: IO[str]) -> Iterator[tuple[str, str]]:
+    """Index of each pair, and its images as JSON that is safe within a page."""
     from markupsafe import Markup
 
     aside.seek(0)
@@ -100,36 +100,36 @@ def _pictures(aside: IO[str]) -> Iterator[tuple[str, str]]:
         yield index, Markup(text)
 
 
-def as_picture(image: Tensor) -> Image:
-    """A uint8 image ``(3, H, W)`` as Pillow's."""
+def to_pil(image: Tensor) -> Image:
+    """Pillow image from a uint8 image ``(3, H, W)``."""
     from PIL import Image
 
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
 
 
 def data_uri(image: Tensor, max_side: int) -> str:
-    """A picture of at most ``max_side`` pixels each way, inside its own address.
+    """Data URL of an image, scaled to at most ``max_side`` pixels.
 
     Args:
         image: uint8 ``(3, H, W)``.
-        max_side: pixels.
+        max_side: maximum height and width in pixels.
     """
     from PIL.Image import Resampling
 
-    picture = as_picture(image)
+    pil_image = to_pil(image)
     stream = io.BytesIO()
-    if max(picture.size) <= FEWEST_PIXELS:
-        picture.save(stream, "PNG")
+    if max(pil_image.size) <= LOSSLESS_PIXELS:
+        pil_image.save(stream, "PNG")
         kind = "png"
     else:
-        picture.thumbnail((max_side, max_side), Resampling.BICUBIC)
-        picture.save(stream, "JPEG", quality=82, subsampling=0)
+        pil_image.thumbnail((max_side, max_side), Resampling.BICUBIC)
+        pil_image.save(stream, "JPEG", quality=82, subsampling=0)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"
 
 
 def number(value: float | None) -> float | None:
-    """A number as a page holds it; None where it is none."""
+    """Rounded number for a page; None if it is missing or not finite."""
     return None if value is None or not math.isfinite(value) else round(float(value), 4)
 
 
@@ -146,7 +146,7 @@ def _environment() -> Environment:
 
 
 def _inline_json(value: Any) -> str:
-    """JSON that may stand inside a script element: no sign in it can end that element or begin a comment."""
+    """JSON that is safe within a script element: it cannot end the element or begin a comment."""
     from markupsafe import Markup
 
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -154,7 +154,7 @@ def _inline_json(value: Any) -> str:
 
 
 def _digest(text: str) -> str:
-    """Hash of a style or script, as a content security policy names it."""
+    """Hash of a style or script for a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 

@@ -1,4 +1,4 @@
-"""Results of a folder: those of one captioner that was trained with different seeds are a row of a leaderboard."""
+"""Rows of a leaderboard: results of a folder, grouped into captioners trained with different seeds."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Row:
     """Results of one captioner, trained with different seeds.
 
     Args:
-        name: of the file, below the folder that is looked through; what differs between seeds is ``N``.
-        results: one per seed.
-        files: of the results.
+        name: file name relative to the folder; ``N`` replaces the part that differs between seeds.
+        results: one result per seed.
+        files: files of the results.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Row:
     files: list[Path]
 
     def values(self, metric: str) -> list[float]:
-        """The scores of the part that a metric is of, one per seed that has it."""
+        """Scores by a metric, one per seed that has it."""
         values = [result["scores"].get(part_of(result, metric), {}).get(metric) for result in self.results]
         return [value for value in values if value is not None]
 
@@ -49,10 +49,10 @@ class Row:
 
 
 def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Results of a folder and of those below it, by file; other JSON files are passed over.
+    """Results in a folder and its subfolders, by file; other JSON files are skipped.
 
     Raises:
-        DataError: there is none, or one is damaged.
+        DataError: there are no results, or one is damaged.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
@@ -68,27 +68,27 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
 
 
 def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str]) -> dict[Path, dict[str, Any]]:
-    """The results of some data alone.
+    """Select results by data set.
 
     Args:
-        results: by file.
-        fingerprints: of the data, as a board names them; one for each protocol where several are wanted.
+        results: results by file.
+        fingerprints: fingerprints of the data, as shown on boards; they differ between protocols.
 
     Raises:
-        DataError: no result is of one of them.
+        DataError: there is no result for a fingerprint.
     """
-    there = {result["data"]["fingerprint"] for result in results.values()}
-    unknown = [name for name in fingerprints if name not in there]
+    available = {result["data"]["fingerprint"] for result in results.values()}
+    unknown = [name for name in fingerprints if name not in available]
     if unknown:
-        raise DataError(f"no result is of the data {', '.join(unknown)}; there are {', '.join(sorted(there))}")
+        raise DataError(f"no result is of the data {', '.join(unknown)}; there are {', '.join(sorted(available))}")
     return {path: result for path, result in results.items() if result["data"]["fingerprint"] in fingerprints}
 
 
 def _may_be_result(path: Path) -> bool:
-    """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes.
+    """Whether a file may be a result, since run folders contain large files of predictions.
 
     Raises:
-        DataError: the file cannot be opened, so nobody knows.
+        DataError: the file cannot be opened.
     """
     if path.name == METRICS:
         return True
@@ -102,7 +102,7 @@ def _may_be_result(path: Path) -> bool:
 
 
 def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[Row], list[str]]:
-    """Results of runs that differ in nothing but their seed together; and what was left out."""
+    """Group results of runs that differ only in their seed into rows; also returns notes on omitted results."""
     groups: dict[str, dict[str, Path]] = {}
     notes = []
     for path, result in members.items():
@@ -110,7 +110,7 @@ def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[
         seed = str(result.get("seed"))
         if seed in group:
             notes.append(f"{named(group[seed], folder)}: run again with the same seed, the later one counts")
-        group[seed] = path  # sorted by date, so that the latest stays
+        group[seed] = path  # files are sorted by date, so the latest one remains
     rows = []
     for files in groups.values():
         paths = list(files.values())
@@ -137,7 +137,7 @@ def _common_start(texts: Sequence[str]) -> str:
 
 
 def _identity(path: Path, result: Mapping[str, Any]) -> str:
-    """What runs of one captioner with different seeds share; of a file that no run wrote, the file itself."""
+    """Key that runs of one captioner with different seeds share; the path for files without a run."""
     record = next((parent / _RECORD for parent in path.parents if (parent / _RECORD).is_file()), None)
     if record is None or result.get("seed") is None:
         return str(path)

@@ -1,4 +1,4 @@
-"""Results: what an evaluation left behind, brought together for tables, sheets and reports."""
+"""Results: captions, scores and facts of an evaluation, for tables, contact sheets and reports."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PER_PAIR = ("CIDEr-D", "METEOR", "ROUGE-L")
 
 @dataclass
 class Results:
-    """Captions of one split with their scores, facts and pictures.
+    """Captions of one split with their scores, facts and images.
 
     Args:
         records: dicts with ``id``, ``caption``, ``log_prob``, ``references`` and ``change_type``.
-        scores: of those that have references; None when none has.
-        data: knows facts and pictures; None for text alone.
-        split: of the data.
-        sentences: known to say that nothing changed.
+        scores: scores of the records with references; None without references.
+        data: data module with facts and images; None for text only.
+        split: split of the data.
+        sentences: sentences that state no change.
     """
 
     records: Sequence[dict[str, Any]]
@@ -49,13 +49,13 @@ class Results:
 
     @cached_property
     def facts(self) -> dict[str, dict[str, bool | None]]:
-        """What each caption gets right, by id."""
+        """Facts of each caption and whether they are right, by id."""
         data = self.data
         return {} if data is None else {r["id"]: data.facts(self.split, r["id"], r["caption"]) for r in self.records}
 
     @cached_property
     def ious(self) -> dict[str, float]:
-        """Overlap of the two views by id, where the data knows it."""
+        """Overlap of the two views by id, if the data has it."""
         if self.data is None:
             return {}
         source, ids = self.data.pairs_of(self.split), {record["id"] for record in self.records}
@@ -75,16 +75,16 @@ class Results:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The table of scores; None where nothing was scored."""
+        """The table of scores; None without scores."""
         return None if self.scores is None else summarise(self.records, self.scores, self.facts, self.ious)
 
     @cached_property
     def confusion(self) -> Confusion | None:
-        """Change against no change, where the data labels unchanged pairs."""
+        """Confusion of change and no change, if the data labels unchanged pairs."""
         return confusion(self.records, self.sentences)
 
     def predictions(self) -> list[dict[str, Any]]:
-        """The records with scores and facts of each pair, and the overlap of its views where the data knows it."""
+        """The records with scores and facts of each pair, and the overlap of its views if the data has it."""
         return [
             {
                 **record,
@@ -96,7 +96,7 @@ class Results:
         ]
 
     def counted(self, protocol: Protocol) -> list[dict[str, Any]]:
-        """Records that a protocol scores: those with references, and of lists of differences unchanged pairs, too."""
+        """Records that a protocol scores: those with references, and for lists of differences also unchanged pairs."""
         silent = {NO_CHANGE} if protocol.lists_differences else set()
         return [record for record in self.records if record["references"] or record["change_type"] in silent]
 
@@ -106,41 +106,41 @@ class Results:
         Lists of differences are judged by equal words.
 
         Args:
-            protocol: that counts; the scores at hand are taken where they are its own.
-            origin: of captions and references.
+            protocol: protocol to score with; available scores are used for ``coco``.
+            origin: provenance of captions and references.
 
         Raises:
             DataError: the protocol does not fit the pairs.
         """
         scored = self.counted(protocol)
-        listed = RecordingJudge(*LEXICAL) if protocol.lists_differences else None
-        if listed is not None:
-            protocol = protocol.with_input("judge", listed.name)
-        resources = ScoringResources(judge=listed)
+        recording_judge = RecordingJudge(*LEXICAL) if protocol.lists_differences else None
+        if recording_judge is not None:
+            protocol = protocol.with_input("judge", recording_judge.name)
+        resources = ScoringResources(judge=recording_judge)
         captions = {record["id"]: record["caption"] for record in scored}
-        truths = [
+        references = [
             ReferenceRecord(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored
         ]
         if protocol.name == "coco" and self.scores is not None:
-            protocol.parts(truths)  # refuses what would score 0
+            protocol.parts(references)  # raises an error for captions that would score 0
             parts = {"all": self.scores}
         else:
-            parts = evaluate(protocol, captions, truths, None, resources)
+            parts = evaluate(protocol, captions, references, None, resources)
         headline = next(iter(parts.values()))
         intervals = bootstrap(headline) if headline.pairs > 1 else None
-        result = make_result(protocol, parts, captions, truths, origin, intervals, self.sentences)
-        if listed is not None:
-            result["judge"] = listed.as_dict()
-            baselines, reasons = baseline_scores(protocol, captions, truths, resources)
+        result = make_result(protocol, parts, captions, references, origin, intervals, self.sentences)
+        if recording_judge is not None:
+            result["judge"] = recording_judge.as_dict()
+            baselines, reasons = baseline_scores(protocol, captions, references, resources)
             result["baselines"], result["not_computed"] = baselines, result["not_computed"] | reasons
         return result
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:
-        """Cards of a contact sheet, with pictures; none where the data is unknown.
+        """Cards of a contact sheet, with images; empty without data.
 
         Args:
-            records: what to show.
-            main_facts: a caption is right if all of these that apply are.
+            records: records to show.
+            main_facts: names of facts; a caption is right if all of these that apply are right.
         """
         cards = []
         for record, sample in zip(records, self._samples(records), strict=False):
@@ -162,7 +162,7 @@ class Results:
         return cards
 
     def entries(self, records: Sequence[dict[str, Any]]) -> Iterator[Entry]:
-        """Entries of a report, with pictures where the data is known, made one after another."""
+        """Entries of a report, lazily, with images if there are data."""
         samples = self._samples(records)
         for record in records:
             sample = next(samples, None)
@@ -188,9 +188,9 @@ class Results:
 
 
 def spread(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """``count`` records, taken in turn from each type of change, the same ones every time.
+    """Select ``count`` records evenly over the types of change, the same ones every time.
 
-    Only those with references, unless none has.
+    Only records with references are selected, if there are any.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for record in [record for record in records if record["references"]] or records:

@@ -1,4 +1,4 @@
-"""Contact sheets: before, after, what was said and what should have been."""
+"""Contact sheets: image pairs with captions and references."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FRAME, MARK = (214, 214, 220), (255, 122, 0)
 MARGIN, GAP, LINE, SIGN = 20, 6, 20, 16
 MAX_LINES = 12
 SIZES = (160, 260)
-"""Smallest and greatest height of a picture by itself."""
+"""Minimum and maximum default height of an image in pixels."""
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Card:
         before: uint8 ``(3, H, W)``.
         after: uint8 ``(3, H, W)``.
         title: first line, gray.
-        caption: what was said.
-        reference: what should have been said.
-        right: a green tick, a red cross, or neither when None.
-        score: stands opposite the title.
+        caption: predicted caption.
+        reference: reference caption.
+        right: True for a green tick, False for a red cross, None for neither.
+        score: text on the right of the title.
         boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`.
     """
 
@@ -50,12 +50,12 @@ class Card:
 
 
 def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | None = None) -> Image:
-    """Draw cards in rows; small images are enlarged to a legible size, and none is distorted.
+    """Draw cards in rows; small images are enlarged, and aspect ratios are preserved.
 
     Args:
         cards: at least one.
-        columns: cards side by side.
-        image_height: pixels; None for the pictures' own, within 160 and 260.
+        columns: number of cards per row.
+        image_height: height in pixels; None for that of the images, between 160 and 260.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -78,7 +78,7 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
             card, left = cards[index], MARGIN + column * (card_width + MARGIN)
             for side, image in enumerate((card.before, card.after)):
                 x = left + side * (width + GAP)
-                sheet.paste(_picture(image, height, width, card.boxes, side), (x, top))
+                sheet.paste(_framed_image(image, height, width, card.boxes, side), (x, top))
                 if index < columns:
                     name = "before" if side == 0 else "after (boxes: truth)" if boxed else "after"
                     draw.text((x, top - 19), name, GRAY, small)
@@ -86,7 +86,7 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
             free = card_width - small.getlength(card.score) - 10
             draw.text((left, y), _shortened(plain(card.title), small, free), GRAY, small)
             draw.text((left + card_width, y), card.score, GRAY, small, anchor="ra")
-            _sign(draw, (left, y + LINE), card.right)
+            _draw_mark(draw, (left, y + LINE), card.right)
             for number, (line, color) in enumerate(texts[index], 1):
                 draw.text((left + SIGN, y + number * LINE), line, color, font)
         top += row_height + MARGIN
@@ -100,19 +100,19 @@ def _lines(card: Card, font: FreeTypeFont | ImageFont, width: float) -> list[tup
     return [(line, color) for text, color in texts for line in _wrap(text, font, width)]
 
 
-def _picture(image: Tensor, height: int, width: int, boxes: Tensor | None, side: int) -> Image:
-    """The image in the middle of a frame of this size, with its boxes."""
+def _framed_image(image: Tensor, height: int, width: int, boxes: Tensor | None, side: int) -> Image:
+    """Image centred in a frame of ``height`` by ``width`` pixels, with its boxes."""
     from PIL import Image, ImageDraw
 
     scale = min(height / image.shape[1], width / image.shape[2])
     size = max(1, round(image.shape[2] * scale)), max(1, round(image.shape[1] * scale))
-    # pixels of a tiny image are its content; blurring them would hide it
-    how = (
+    # the pixels of a tiny image must stay visible, so they are not interpolated
+    resampling = (
         Image.Resampling.NEAREST if scale >= 6 else Image.Resampling.BICUBIC if scale > 1 else Image.Resampling.LANCZOS
     )
     frame = Image.new("RGB", (width, height), PAPER)
     left, top = (width - size[0]) // 2, (height - size[1]) // 2
-    frame.paste(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, how), (left, top))
+    frame.paste(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, resampling), (left, top))
     draw = ImageDraw.Draw(frame)
     draw.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline=FRAME)
     for box in [] if boxes is None else boxes[:, side].tolist():
@@ -122,8 +122,8 @@ def _picture(image: Tensor, height: int, width: int, boxes: Tensor | None, side:
     return frame
 
 
-def _sign(draw: ImageDraw, at: tuple[int, int], right: bool | None) -> None:
-    """A tick or a cross, so that the colours are not alone in telling."""
+def _draw_mark(draw: ImageDraw, at: tuple[int, int], right: bool | None) -> None:
+    """Draw a tick or a cross, so that correctness does not depend on colours alone."""
     x, y = at[0], at[1] + 4
     if right:
         draw.line([(x, y + 6), (x + 4, y + 10), (x + 10, y + 1)], GOOD, 2)
@@ -133,7 +133,7 @@ def _sign(draw: ImageDraw, at: tuple[int, int], right: bool | None) -> None:
 
 
 def _wrap(sentence: str, font: FreeTypeFont | ImageFont, width: float) -> list[str]:
-    """At most twelve lines of at most ``width`` pixels; a longer word is cut into pieces."""
+    """Wrap a sentence to at most `MAX_LINES` lines of ``width`` pixels; longer words are split."""
     lines: list[str] = []
     words = plain(sentence[:2000]).split()
     while words and len(lines) <= MAX_LINES:

@@ -1,4 +1,4 @@
-"""The summary of scores: the whole corpus first, then one row per type of change."""
+"""The summary of scores: the full corpus first, then one row per type of change."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "CIDEr", "SPICE")
 HEADLINE = METRICS[3:]
-"""What is shown where room is short."""
-MOST_ROWS = 30
+"""Metrics in narrow tables."""
+MAX_ROWS = 30
 
 
 @dataclass
@@ -29,11 +29,11 @@ class Summary:
     """Scores and facts of a test, by group of pairs.
 
     Args:
-        rows: per group ("all" first) its values by column, times 100.
-        counts: pairs per group.
-        references: of the whole corpus.
+        rows: values by group ("all" first) and column, times 100.
+        counts: number of pairs per group.
+        references: number of references of the full corpus.
         notes: metrics that could not be computed, with the reason.
-        judged: per group the pairs to which a fact applies, by fact.
+        judged: by group and fact, number of pairs to which the fact applies.
     """
 
     rows: dict[str, dict[str, float]]
@@ -44,12 +44,12 @@ class Summary:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that any row has, metrics first."""
+        """Columns of any row, metrics first."""
         return list(dict.fromkeys(column for row in self.rows.values() for column in row))
 
     @property
     def shown(self) -> list[str]:
-        """Columns for where room is short: of the BLEUs only the last."""
+        """Columns of narrow tables, with BLEU-4 as the only BLEU."""
         return [column for column in self.columns if column not in METRICS or column in HEADLINE]
 
     @property
@@ -76,15 +76,15 @@ def summarise(
 ) -> Summary:
     """Group scores and facts by type of change and by overlap of views.
 
-    A group's scores are means over its pairs, with CIDEr-D's word weights from the whole corpus; corpus BLEU is
-    given for the whole only, since a mean of sentence scores is another thing. Pairs all of which are of the
-    type ``change``, which names none, are no group.
+    The scores of a group are means over its pairs, with the word weights of CIDEr-D from the full corpus. Corpus BLEU
+    is only computed for all pairs, since it differs from a mean of sentence scores. If all pairs have the unspecific
+    type ``change``, it is not a group.
 
     Args:
         predictions: records with ``id`` and ``change_type``.
-        scores: of the same pairs.
-        facts: per pair what its caption gets right; None where a fact does not apply.
-        ious: overlap of the two views of a pair, where it is known.
+        scores: scores of the same pairs.
+        facts: by pair id, whether each fact of the caption is right; None if a fact does not apply.
+        ious: overlap of the two views by pair id, if available.
     """
     index_of = {id: index for index, id in enumerate(scores.ids)}
     groups: dict[str, list[str]] = {"all": list(scores.ids)}
@@ -94,21 +94,21 @@ def summarise(
             kind = str(record["change_type"])
             groups.setdefault("all (type)" if kind == "all" else kind, []).append(record["id"])
     if len(groups.get(CHANGE, ())) == len(scores.ids):
-        del groups[CHANGE]  # it would say again what the row of all pairs says
+        del groups[CHANGE]  # it would repeat the row of all pairs
     changed = [r["id"] for r in predictions if r["change_type"] != NO_CHANGE and r["id"] in index_of]
-    known_ious = {id: ious[id] for id in changed if ious and id in ious}
-    groups |= {name: ids for name, ids in quarters(known_ious).items() if name not in groups}
+    changed_ious = {id: ious[id] for id in changed if ious and id in ious}
+    groups |= {name: ids for name, ids in quarters(changed_ious).items() if name not in groups}
     names = list(dict.fromkeys(name for judgements in facts.values() for name in judgements))
     rows: dict[str, dict[str, float]] = {}
     judged: dict[str, dict[str, int]] = {}
     for group, ids in groups.items():
-        where = [index_of[id] for id in ids]
+        indices = [index_of[id] for id in ids]
         row, counts = {}, {}
         for column in METRICS:
             if group == "all" and column in scores.values:
                 row[column] = scores.values[column]
             elif column in scores.per_pair and not column.startswith("BLEU"):
-                row[column] = float(np.mean(scores.per_pair[column][where]))
+                row[column] = float(np.mean(scores.per_pair[column][indices]))
         for name in names:
             judgements = [facts[id][name] for id in ids if facts.get(id, {}).get(name) is not None]
             if judgements:
@@ -120,11 +120,12 @@ def summarise(
 
 
 def as_table(summary: Summary, columns: Sequence[str] | None = None, title: str | None = None) -> Table:
-    """The summary as a table, a row per group.
+    """The summary as a table, one row per group.
 
     Args:
-        columns: of its columns; all when None.
-        title: stands above; what the scores are of when None.
+        summary: the summary.
+        columns: selected columns; all when None.
+        title: heading; numbers of pairs and references when None.
     """
     columns = summary.columns if columns is None else columns
     rows = [
@@ -137,14 +138,15 @@ def as_table(summary: Summary, columns: Sequence[str] | None = None, title: str 
 
 
 def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
-    """The summary for the terminal: of many types the most frequent ones.
+    """The summary for the terminal, limited to the most frequent types.
 
     Args:
-        title: stands above.
+        summary: the summary.
+        title: heading.
         width: characters per line.
     """
     by_size = sorted(summary.rows, key=lambda group: -summary.counts[group])
-    shown = {"all", *by_size[: MOST_ROWS + 1]}
+    shown = {"all", *by_size[: MAX_ROWS + 1]}
     table = as_table(summary, summary.shown, title)
     rows = [row for row in table.rows if row[0] in shown]
     notes = list(table.notes)
@@ -156,7 +158,7 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
 
 
 def remarks(summary: Summary) -> list[str]:
-    """What a reader of the table has to know: metrics that are missing, facts that apply to some pairs only."""
+    """Notes of the table: missing metrics, and facts that apply to some pairs only."""
     sentences = [f"{metric}: {reason}" for metric, reason in summary.notes.items()]
     judged = summary.judged.get("all", {})
     partial = [f"{name} {count}" for name, count in judged.items() if count < summary.counts["all"]]

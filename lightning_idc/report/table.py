@@ -1,4 +1,4 @@
-"""Tables: cells and a heading, as Markdown, HTML, LaTeX or for a terminal. All tables of the library are made here."""
+"""Tables: cells and column names, as Markdown, LaTeX or for a terminal; also rendered by the HTML pages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", **{sign: f"&#{ord(sign)};" for sign in "\\`*]"}}
-_LATEX = {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # signs that pandas leaves
+_LATEX = {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}  # characters that pandas does not escape
 
 
 @dataclass(frozen=True)
 class Table:
-    """Cells with a heading; they are text, and never become markup.
+    """Cells with column names; cells are plain text, and markup in them is escaped.
 
     Args:
-        columns: heading.
-        rows: cells, as many as columns.
-        title: stands above.
-        notes: stand below.
-        text: columns, from the left, that hold text; the others hold numbers and are aligned to the right.
-        strong: rows, by index, that stand out.
+        columns: column names.
+        rows: cells, one per column.
+        title: text above the table.
+        notes: lines below the table.
+        text: number of text columns from the left; further columns are numbers, aligned to the right.
+        strong: indices of highlighted rows.
 
     Example:
         >>> print(Table(["model", "CIDEr-D"], [["tiny", "12.0"]]).markdown())
@@ -43,7 +43,7 @@ class Table:
     strong: Collection[int] = field(default_factory=frozenset)
 
     def markdown(self) -> str:
-        """The table as Markdown that also reads well as plain text, without title and notes."""
+        """The table as Markdown that is also readable as plain text, without title and notes."""
         cells = [[_markdown(plain(cell)) for cell in row] for row in (self.columns, *self.rows)]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
         lines = [
@@ -68,7 +68,7 @@ class Table:
         return re.sub("[<>|]", lambda match: _LATEX[match[0]], text.rstrip("\n"))
 
     def rich(self, width: int = 80) -> RenderableType:
-        """The table for a terminal; columns for which a line has no room follow in further tables.
+        """The table for a terminal; columns beyond the width follow in further tables.
 
         Args:
             width: characters per line.
@@ -94,7 +94,7 @@ class Table:
         return Group(*parts, *(Text(f"  {plain(note)}") for note in self.notes))
 
     def _blocks(self, width: int) -> list[list[int]]:
-        """Columns of each part: those of text, which stand in all of them, and numbers as far as there is room."""
+        """Columns of each part: all text columns, and as many further columns as fit."""
         needed = [
             max(len(plain(row[column])) for row in (self.columns, *self.rows)) + 3
             for column in range(len(self.columns))
@@ -112,5 +112,5 @@ class Table:
 
 
 def _markdown(text: str) -> str:
-    signs = re.sub(r"[&<>|\\`*]|\](?=[(\[:])", lambda match: _MARKDOWN[match[0]], text)  # of brackets those of links
-    return re.sub(r"(?<!\w)_|_(?!\w)", "&#95;", signs)  # within a word it emphasises nothing
+    signs = re.sub(r"[&<>|\\`*]|\](?=[(\[:])", lambda match: _MARKDOWN[match[0]], text)  # only brackets of links
+    return re.sub(r"(?<!\w)_|_(?!\w)", "&#95;", signs)  # within a word an underscore is not markup

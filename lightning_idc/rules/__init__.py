@@ -1,4 +1,4 @@
-"""What changed between two images, by rules and without a network: a sentence, boxes and JSON.
+"""Changes between two images, by rules and without a network: a sentence, boxes and JSON.
 
 from lightning_idc.rules import describe_changes
 

@@ -1,8 +1,8 @@
-"""Alignment: what differs between two images as a whole, by the camera and by the light, before anything local does.
+"""Alignment: global differences between two images, by camera motion and lighting.
 
 1. :func:`estimate_motion` finds the shift by phase correlation and refines it to an affine motion by least squares.
-2. :func:`warp` lays the before image onto the after image.
-3. :func:`match_brightness` gives the before image the light of the after image.
+2. :func:`warp` warps the before image to the view of the after image.
+3. :func:`match_brightness` matches the brightness of the before image to the after image.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from scipy import fft, ndimage
 from lightning_idc.rules.windows import gradients, pooled
 
 ACTIVE = 6.0
-"""Gradient in grey levels a pixel from which on a pixel tells where the image lies."""
+"""Minimum gradient of pixels used for registration, in grey levels per pixel."""
 SAME = 2.0
 """Grey levels below which two pixels are equal."""
 MIN_GAIN = 0.25
 """Fraction of the difference that a motion must explain to be accepted."""
 MAX_SHIFT = 0.25
-"""Largest shift, of a side."""
+"""Maximum shift as a fraction of a side."""
 STILL = 0.05
-"""Pixels below which a step of the least squares ends them."""
+"""Size in pixels of a least-squares step that ends the iteration."""
 EDGE = 2
 """Pixels along the borders of a warped image that are not compared."""
 SAMPLES = 8_000
-"""Pixels that the least squares look at."""
+"""Number of pixels in the least-squares fit."""
 CUT = 30.0
-"""Grey levels at which a difference counts as a change and not as motion."""
+"""Grey levels at which differences are clipped, since larger ones are changes and not motion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """Where each pixel of the after image lies in the before image: ``matrix @ (x - cx, y - cy, 1) + (x, y)``.
+    """Maps pixels of the after image to the before image: ``matrix @ (x - cx, y - cy, 1) + (x, y)``.
 
     Args:
         matrix: Offset by x, y and 1 from the centre, ``(2, 3)``, in pixels.
@@ -51,7 +51,7 @@ class Motion:
 
     @property
     def is_translation(self) -> bool:
-        """Whether every pixel moves by the same whole number of pixels, to a tenth."""
+        """Whether all pixels move by the same integer number of pixels, within a tenth."""
         corners = np.abs(self.matrix[:, :2]) @ np.array(self.centre)
         fraction = self.matrix[:, 2] - np.rint(self.matrix[:, 2])
         return bool((corners + np.abs(fraction) < 0.12).all())
@@ -64,7 +64,7 @@ class Motion:
 
 
 def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
-    """Motion of the camera between two grey images ``(H, W)``, float32; None where they lie on each other.
+    """Motion of the camera between two grey images ``(H, W)``, float32; None if they are aligned.
 
     Args:
         before: Grey image.
@@ -79,37 +79,37 @@ def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
         return None
     points = _points(active)
     centre = ((width - 1) / 2, (height - 1) / 2)
-    best, still = None, _unexplained(before, after, points, Motion(np.zeros((2, 3)), centre))
-    least = still
+    best_motion, zero_residual = None, _unexplained(before, after, points, Motion(np.zeros((2, 3)), centre))
+    min_residual = zero_residual
     for dx, dy in _candidates(before, after):
         motion = Motion(np.array([[0, 0, -dx], [0, 0, -dy]], float), centre)
-        rest = _unexplained(before, after, points, motion)
-        if rest < least:
-            best, least = motion, rest
-    start = best or Motion(np.zeros((2, 3)), centre)
-    refined, rest = _refine(before, after, points, start, least)
-    if rest < 0.9 * least:
-        best, least = refined, rest
-    return best if least < (1 - MIN_GAIN) * still else None
+        residual = _unexplained(before, after, points, motion)
+        if residual < min_residual:
+            best_motion, min_residual = motion, residual
+    start = best_motion or Motion(np.zeros((2, 3)), centre)
+    refined, residual = _refine(before, after, points, start, min_residual)
+    if residual < 0.9 * min_residual:
+        best_motion, min_residual = refined, residual
+    return best_motion if min_residual < (1 - MIN_GAIN) * zero_residual else None
 
 
 def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
-    """The before image as the after image's camera sees it, and which of its pixels are known.
+    """The before image in the view of the after image, and the mask ``(H, W)`` of its valid pixels.
 
     Args:
         image: Float32 ``(C, H, W)``.
         motion: Motion of the camera.
     """
     height, width = image.shape[-2:]
-    known = np.zeros((height, width), bool)
+    valid = np.zeros((height, width), bool)
     if motion.is_translation:
         dx, dy = (round(value) for value in motion.matrix[:, 2])
         result = np.zeros_like(image)
         x, y = slice(max(0, -dx), min(width, width - dx)), slice(max(0, -dy), min(height, height - dy))
         from_x, from_y = slice(x.start + dx, x.stop + dx), slice(y.start + dy, y.stop + dy)
         result[..., y, x] = image[..., from_y, from_x]
-        known[y, x] = True
-        return result, known
+        valid[y, x] = True
+        return result, valid
     (a, b, c), (d, e, f) = motion.matrix
     cx, cy = motion.centre
     matrix = np.array([[1 + e, d], [b, 1 + a]])
@@ -118,12 +118,12 @@ def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
     y, x = np.mgrid[:height, :width].astype(np.float32)
     along_x, along_y = motion.offsets(x, y)
     x, y = x + along_x, y + along_y
-    known = (x >= EDGE) & (x <= width - 1 - EDGE) & (y >= EDGE) & (y <= height - 1 - EDGE)
-    return np.stack(warped), known
+    valid = (x >= EDGE) & (x <= width - 1 - EDGE) & (y >= EDGE) & (y <= height - 1 - EDGE)
+    return np.stack(warped), valid
 
 
-def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, float]:
-    """Give the before image the light of the after image, and say by which factor that changed it.
+def match_brightness(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, float]:
+    """Match the brightness of the before image to the after image.
 
     A gain that varies smoothly over the image and an offset are fitted to pixels that differ little. They are applied
     only where they explain most of the difference.
@@ -131,17 +131,17 @@ def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -
     Args:
         before: Float32 ``(C, H, W)``.
         after: The same.
-        known: Pixels that both images show.
+        valid: Mask ``(H, W)`` of pixels in the view of both images.
 
     Returns:
-        The before image in the new light, and the ratio of mean brightnesses, 1 where the light is the same.
+        The before image with matched brightness, and the ratio of mean brightnesses; 1 for no difference.
     """
-    side = max(1, round(np.sqrt(known.size / SAMPLES)))
+    side = max(1, round(np.sqrt(valid.size / SAMPLES)))
     sample = np.abs(after[:, ::side, ::side] - before[:, ::side, ::side])
     if float(np.median(sample)) < 1:
         return before, 1.0
     first, second = pooled(before, side), pooled(after, side)
-    usable = (pooled(known.astype(np.float32), side) == 1) & (second.max(0) < 250) & (first.max(0) > 4)
+    usable = (pooled(valid.astype(np.float32), side) == 1) & (second.max(0) < 250) & (first.max(0) > 4)
     if usable.sum() < 100:
         return before, 1.0
     rows, columns = np.nonzero(usable)
@@ -149,14 +149,16 @@ def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -
     smooth = _smooth(columns / max(width - 1, 1) * 2 - 1, rows / max(height - 1, 1) * 2 - 1)
     x = np.linspace(-1, 1, before.shape[2], dtype=np.float32)[None]
     y = np.linspace(-1, 1, before.shape[1], dtype=np.float32)[:, None]
-    gains, fits, rests = [], [], []
+    gains, fits, residuals = [], [], []
     for a, b in zip(first[:, usable], second[:, usable], strict=True):
         features = np.column_stack([smooth * a[:, None], np.ones_like(a)])
-        weights, rest = _trimmed_fit(features, b - a)
+        weights, residual = _trimmed_fit(features, b - a)
         fits.append(weights)
-        rests.append(rest)
+        residuals.append(residual)
         gains.append(float(np.mean(a + features @ weights)) / max(float(np.mean(a)), 1.0))
-    if not all(rest < 0.7 * still for rest, still in rests) or not all(0.5 < gain < 2 for gain in gains):
+    if not all(residual < 0.7 * zero_residual for residual, zero_residual in residuals) or not all(
+        0.5 < gain < 2 for gain in gains
+    ):
         return before, 1.0
     result = np.empty_like(before)
     for band, (values, weights) in enumerate(zip(before, fits, strict=True)):
@@ -166,20 +168,20 @@ def match_brightness(before: np.ndarray, after: np.ndarray, known: np.ndarray) -
 
 
 def _trimmed_fit(features: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """Weights fitted to the values that differ least, and the median of what is left with and without them."""
-    still = float(np.median(np.abs(target)))
-    if still < 1:
-        return np.zeros(features.shape[1]), (0.0 if still == 0 else still, still + 1e-9)
-    rest = np.abs(target - np.median(target))
+    """Least-squares weights without outliers, and the median residual with and without them."""
+    zero_residual = float(np.median(np.abs(target)))
+    if zero_residual < 1:
+        return np.zeros(features.shape[1]), (0.0 if zero_residual == 0 else zero_residual, zero_residual + 1e-9)
+    residuals = np.abs(target - np.median(target))
     weights = np.zeros(features.shape[1])
     for _ in range(5):
-        inside = rest <= max(3 * float(np.median(rest)), 1.0)
+        inside = residuals <= max(3 * float(np.median(residuals)), 1.0)
         matrix = features[inside]
         strength = np.diag(1e-3 * (matrix**2).sum(0) + 1e-6)
         strength[0, 0] = strength[-1, -1] = 1e-6
         weights = np.linalg.solve(matrix.T @ matrix + strength, matrix.T @ target[inside])
-        rest = np.abs(target - features @ weights)
-    return weights, (float(np.median(rest)), still)
+        residuals = np.abs(target - features @ weights)
+    return weights, (float(np.median(residuals)), zero_residual)
 
 
 def _parts(x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
@@ -218,7 +220,7 @@ def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _sampled(image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> tuple[np.ndarray, np.ndarray]:
-    """Values of the before image where pixels of the after image come from, and which of these lie inside."""
+    """Values of the before image at the positions of pixels of the after image, and the mask of positions inside."""
     rows, columns = points
     along_x, along_y = motion.offsets(columns, rows)
     x, y = columns + along_x, rows + along_y
@@ -227,7 +229,7 @@ def _sampled(image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: M
 
 
 def _unexplained(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> float:
-    """Mean difference that a motion leaves, cut off where it is a change."""
+    """Mean clipped difference that remains after a motion."""
     values, inside = _sampled(before, points, motion)
     if inside.sum() < 50:
         return CUT
@@ -236,29 +238,29 @@ def _unexplained(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray
 
 
 def _refine(
-    before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion, rest: float
+    before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion, residual: float
 ) -> tuple[Motion, float]:
     """Gauss-Newton steps of an affine motion, over pixels that differ little (Lucas and Kanade)."""
     rows, columns = points
     slopes = gradients(before)
     u, v = columns - motion.centre[0], rows - motion.centre[1]
-    best, least = motion, rest
+    best_motion, min_residual = motion, residual
     for _ in range(4):
         values, inside = _sampled(before, points, motion)
         along_x, along_y = motion.offsets(columns, rows)
-        place = (np.rint(rows + along_y).astype(int), np.rint(columns + along_x).astype(int))
-        clipped = tuple(np.clip(index, 0, side - 1) for index, side in zip(place, before.shape, strict=True))
+        positions = (np.rint(rows + along_y).astype(int), np.rint(columns + along_x).astype(int))
+        clipped = tuple(np.clip(index, 0, side - 1) for index, side in zip(positions, before.shape, strict=True))
         x_slope, y_slope = (slope[clipped] for slope in slopes)
-        left = after[points] - values
-        weight = inside / (1 + (left / 12) ** 2)
+        residuals = after[points] - values
+        weight = inside / (1 + (residuals / 12) ** 2)
         matrix = np.column_stack([x_slope * u, x_slope * v, x_slope, y_slope * u, y_slope * v, y_slope])
         normal = matrix.T @ (matrix * weight[:, None])
         strength = 1e-4 * np.diag(np.diag(normal)) + 1e-6 * np.eye(6)
-        step = np.linalg.solve(normal + strength, matrix.T @ (left * weight))
+        step = np.linalg.solve(normal + strength, matrix.T @ (residuals * weight))
         motion = Motion(motion.matrix + step.reshape(2, 3), motion.centre)
         if float(np.abs(step.reshape(2, 3) @ (*motion.centre, 1.0)).max()) < STILL:
             break
-        rest = _unexplained(before, after, points, motion)
-        if rest < least:
-            best, least = motion, rest
-    return best, least
+        residual = _unexplained(before, after, points, motion)
+        if residual < min_residual:
+            best_motion, min_residual = motion, residual
+    return best_motion, min_residual

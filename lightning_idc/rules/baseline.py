@@ -1,4 +1,4 @@
-"""The rules as a baseline: one caption a pair, to be scored beside those of a captioner."""
+"""The rules as a baseline for captioners: one caption per pair."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pair(Protocol):
 
 
 def rules_captions(pairs: Iterable[Pair], options: ImageOptions | None = None) -> dict[str, str]:
-    """What the rules say about each pair.
+    """Captions of pairs by rules.
 
     Args:
         pairs: Pairs of one data set, such as a split.

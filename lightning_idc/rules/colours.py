@@ -1,4 +1,4 @@
-"""Colours: the English name of the colour of each pixel, and of a region whose pixels mostly share one."""
+"""Colours: English colour names of pixels, and of regions with one dominant colour."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAMES = ("black", "grey", "white", "red", "orange", "brown", "yellow", "green", 
 _BLACK, _GREY, _WHITE, _RED, _ORANGE, _BROWN, _YELLOW, _GREEN, _CYAN, _BLUE, _PURPLE, _PINK = range(len(NAMES))
 _SECTORS = ((14, _RED), (42, _ORANGE), (68, _YELLOW), (162, _GREEN), (195, _CYAN), (252, _BLUE), (288, _PURPLE))
 MAX_PIXELS = 4000
-"""Pixels of a region that are named."""
+"""Maximum number of pixels per region that are classified."""
 
 
 def name_pixels(pixels: np.ndarray) -> np.ndarray:
@@ -44,12 +44,12 @@ def name_pixels(pixels: np.ndarray) -> np.ndarray:
     return names
 
 
-def colour_of(pixels: np.ndarray, share: float = 0.5) -> str | None:
-    """Name of the colour that most pixels have; None where no colour has so many.
+def colour_of(pixels: np.ndarray, min_fraction: float = 0.5) -> str | None:
+    """Name of the most frequent colour; None if it is below the minimum fraction.
 
     Args:
         pixels: Colours ``(3, N)`` from 0 to 255.
-        share: Fraction of the pixels that must have it.
+        min_fraction: Minimum fraction of the pixels with this colour.
 
     Example:
         >>> colour_of(np.array([[250], [10], [20]]))
@@ -58,7 +58,7 @@ def colour_of(pixels: np.ndarray, share: float = 0.5) -> str | None:
     pixels = pixels[:, :: max(1, pixels.shape[1] // MAX_PIXELS)]
     counts = np.bincount(name_pixels(pixels), minlength=len(NAMES))
     name = int(counts.argmax())
-    return NAMES[name] if counts[name] >= share * pixels.shape[1] else None
+    return NAMES[name] if counts[name] >= min_fraction * pixels.shape[1] else None
 
 
 def histogram(pixels: np.ndarray) -> np.ndarray:

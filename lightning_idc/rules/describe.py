@@ -1,8 +1,9 @@
-"""describe_changes: what changed between two images, by rules and without a network.
+"""describe_changes: description of the changes between two images, by rules and without a network.
 
-1. The before image is laid onto the after image and given its light (:mod:`~lightning_idc.rules.alignment`).
+1. The before image is warped to the view of the after image and matched in brightness
+   (:mod:`~lightning_idc.rules.alignment`).
 2. Regions that differ by more than the noise of the pair are found (:mod:`~lightning_idc.rules.detection`).
-3. Each is measured and named (:mod:`~lightning_idc.rules.kinds`), and objects that moved are put together again
+3. Each is measured and classified (:mod:`~lightning_idc.rules.kinds`), and the two regions of a moved object are merged
    (:mod:`~lightning_idc.rules.movement`).
 """
 
@@ -23,18 +24,18 @@ from lightning_idc.rules.parallax import camera_moved, realign
 from lightning_idc.rules.reading import read_pair
 
 MAX_REGIONS = 12
-"""Regions that are measured, the largest first; smaller ones count as changed content."""
+"""Maximum number of measured regions, the largest first; smaller ones count as changed content."""
 SAME_CONTENT = 0.4
-"""Common part of two colour histograms from which on one object left the first region and entered the second one."""
+"""Minimum overlap of two colour histograms for an object that moved from one region to another."""
 
 
 def describe_changes(before: Any, after: Any, options: ImageOptions | None = None, resize: bool = False) -> Description:
-    """Say what changed between two images, by rules and without a network.
+    """Describe the changes between two images, by rules and without a network.
 
     Args:
         before: Path, contents of a file, Pillow image or uint8 ``(C, H, W)`` array or tensor.
         after: The same.
-        options: Value range, bands and page. None maps the common range of both images to 8 bits where a file stores
+        options: Value range, bands and page. None maps the common range of both images to 8 bits if a file stores
             more than 8.
         resize: Whether the after image is scaled to the size of the before image.
 
@@ -53,12 +54,12 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
     if np.array_equal(first, second):
         return Description((), size)
     one, two = first.astype(np.float32), second.astype(np.float32)
-    known = np.ones(one.shape[1:], bool)
+    valid = np.ones(one.shape[1:], bool)
     motion = estimate_motion(one.mean(0), two.mean(0))
     if motion is not None:
-        one, known = warp(one, motion)
-    one, brightness = match_brightness(one, two, known)
-    values, threshold, radius = compare_pair(one, two, known)
+        one, valid = warp(one, motion)
+    one, brightness = match_brightness(one, two, valid)
+    values, threshold, radius = compare_pair(one, two, valid)
     components = regions_of(values, threshold, radius)
     if radius and camera_moved(values, threshold, two):
         measured = []
@@ -85,7 +86,7 @@ def _named(
         after: The same.
         measured: Changed regions with their measurements.
         exact: Whether the pair has no noise.
-        overlapping: Whether one region may hold the old and the new place of an object.
+        overlapping: Whether one region may contain the old and the new position of an object.
     """
     kinds = [kind_of(traits, exact) for _, traits in measured]
     regions, paired = _moved(before, after, measured, kinds)
@@ -100,7 +101,7 @@ def _named(
 def _moved(
     before: np.ndarray, after: np.ndarray, measured: list[tuple[Component, Traits]], kinds: list[Kind]
 ) -> tuple[list[Region], set[int]]:
-    """Objects that left one region and entered another one, and the indices of both."""
+    """Objects that moved from one region to another, and the indices of both regions."""
     candidates = []
     for start, (left, traits) in enumerate(measured):
         for end, (entered, others) in enumerate(measured):
@@ -138,7 +139,7 @@ def _centre(component: Component) -> tuple[float, float]:
 def _moved_back(
     regions: Iterable[Region], shift: tuple[float, float] | None, size: tuple[int, int]
 ) -> Iterable[Region]:
-    """Regions of the after image's view in pixels of the before image."""
+    """Convert regions from the view of the after image to pixels of the before image."""
     dx, dy = (0, 0) if shift is None else (round(value) for value in shift)
     for region in regions:
         left, top, right, bottom = region.box

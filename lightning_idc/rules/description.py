@@ -1,4 +1,4 @@
-"""Description: the regions of a pair that changed, what differs as a whole, and one English sentence about both."""
+"""Description: changed regions of a pair, its global differences, and an English sentence about both."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from lightning_idc.rules.kinds import Kind
 
 NOTHING = "Nothing changed."
 MAX_NAMED = 3
-"""Regions that a sentence names; the others are counted."""
+"""Maximum number of regions named in a sentence; the others are counted."""
 Box = tuple[int, int, int, int]
 """x1 y1 x2 y2 in pixels, the last two exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One place of the images that changed.
+    """A changed region.
 
     Args:
-        box: Place in the before image.
-        kind: What happened there.
-        score: Certainty that anything changed there, from 0 to 1.
-        shift: Pixels by which an object moved to the right and down; None of other kinds.
-        colours: Names of the dominant colour before and after; None where there is no dominant colour.
+        box: Box in the before image.
+        kind: Kind of the change.
+        score: Confidence in the change, from 0 to 1.
+        shift: Movement of an object in pixels to the right and down; None for other kinds.
+        colours: Names of the dominant colour before and after; None for no dominant colour.
         area: Number of changed pixels.
     """
 
@@ -37,7 +37,7 @@ class Region:
 
     @property
     def box_after(self) -> Box:
-        """Place in the after image, apart from a shift of the whole view."""
+        """Box in the after image, without the shift of the view."""
         dx, dy = self.shift or (0, 0)
         left, top, right, bottom = self.box
         return left + dx, top + dy, right + dx, bottom + dy
@@ -60,10 +60,10 @@ class Description:
     """What changed between two images.
 
     Args:
-        regions: Changed places, the largest first.
+        regions: Changed regions, the largest first.
         size: Width and height of the before image.
-        shift: Pixels by which the whole view moved to the right and down; None where it did not move.
-        brightness: Ratio of the brightness of the unchanged parts, after to before; 1 where it is the same.
+        shift: Movement of the view in pixels to the right and down; None if it did not move.
+        brightness: Ratio of the brightness of the unchanged parts, after to before.
     """
 
     regions: tuple[Region, ...]
@@ -73,17 +73,17 @@ class Description:
 
     @property
     def changed(self) -> bool:
-        """Whether a place changed; a shift of the view or another brightness alone is not a change."""
+        """Whether a region changed; a shift of the view or a different brightness alone is not a change."""
         return bool(self.regions)
 
     @property
     def sentence(self) -> str:
-        """The changes in plain English, followed by what differs as a whole."""
+        """The changes in plain English, followed by the global differences."""
         parts = [_local(self.regions, self.size), _view(self.shift), _light(self.brightness)]
         return " ".join(part for part in parts if part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as JSON holds them."""
+        """Plain values for JSON."""
         return {
             "sentence": self.sentence,
             "changed": self.changed,
@@ -107,19 +107,19 @@ def _local(regions: Sequence[Region], size: tuple[int, int]) -> str:
 
 def _phrase(region: Region, size: tuple[int, int]) -> str:
     before, after = region.colours
-    place = _place(region.box, size)
+    position = _position(region.box, size)
     if region.kind == "added":
-        return f"{_object(after)} was added {place}"
+        return f"{_object(after)} was added {position}"
     if region.kind == "removed":
-        return f"{_object(before)} was removed {place.replace('in the', 'from the').replace('over', 'from')}"
+        return f"{_object(before)} was removed {position.replace('in the', 'from the').replace('over', 'from')}"
     if region.kind == "moved" and region.shift is not None:
-        return f"{_object(before or after)} {place} moved by {_distance(region.shift)}"
+        return f"{_object(before or after)} {position} moved by {_distance(region.shift)}"
     if region.kind == "recoloured":
         named = before and after and before != after
-        return f"the region {place} changed colour" + (f" from {before} to {after}" if named else "")
+        return f"the region {position} changed colour" + (f" from {before} to {after}" if named else "")
     if region.kind == "text":
-        return f"the text {place} changed"
-    return f"the content {place} changed"
+        return f"the text {position} changed"
+    return f"the content {position} changed"
 
 
 def _object(colour: str | None) -> str:
@@ -128,8 +128,8 @@ def _object(colour: str | None) -> str:
     return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} object"
 
 
-def _place(box: Box, size: tuple[int, int]) -> str:
-    """Where a box lies, on a grid of three by three."""
+def _position(box: Box, size: tuple[int, int]) -> str:
+    """Position of a box on a grid of three by three, in words."""
     left, top, right, bottom = box
     if (right - left) * (bottom - top) > 0.6 * size[0] * size[1]:
         return "over most of the image"

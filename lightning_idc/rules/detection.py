@@ -2,8 +2,8 @@
 
 1. :func:`difference` compares each pixel with a small window of the other image, so that edges which moved by a
    fraction of a pixel do not count.
-2. :func:`compare_pair` estimates the noise from the pair itself: re-encoding and resampling err in proportion to the
-   local contrast, and changes are assumed to cover less than about half of the image.
+2. :func:`compare_pair` estimates the noise from the pair itself: errors of re-encoding and resampling are proportional
+   to the local contrast, and changes are assumed to cover less than about half of the image.
 3. :func:`regions_of` groups pixels above the threshold.
 """
 
@@ -17,29 +17,29 @@ from scipy import ndimage
 from lightning_idc.rules.windows import box_mean, pooled, smoothed, window_max, window_min
 
 FLOOR = 6.0
-"""Grey levels of a difference that are never a change."""
+"""Minimum difference of a change, in grey levels."""
 NOISE = 6.0
 """Threshold as a multiple of the estimated noise."""
 BLOCK = 16
 """Side of the blocks that the noise is estimated on."""
 QUIET = 0.4
-"""Quantile of the blocks, ordered by their noise, that stands for blocks without a change."""
+"""Quantile of the noise of blocks that is taken as the noise of unchanged blocks."""
 SEED = 2.0
-"""A region has pixels of so many times the threshold."""
+"""Minimum peak difference of a region, as a multiple of the threshold."""
 STRONG = 0.35
 """Height of the strong part of a region, as a fraction of its highest difference."""
 PART = 0.15
 """Smallest separate part of a region, as a fraction of its largest part."""
-MAX_PLACES = 3
-"""Separate places at which more blocks may differ."""
+MAX_GROUPS = 3
+"""Maximum number of connected groups of differing blocks for a larger fraction of differing blocks to be accepted."""
 THIN = 0.6
-"""A wider window is used where it leaves at most this fraction of the changed pixels."""
+"""A wider window is used if at most this fraction of the changed pixels remains."""
 SPREAD = 0.3
-"""Fraction of the blocks with edges that may differ for their differences to count as a change at sight."""
+"""Maximum fraction of differing blocks with edges for a pair without noise."""
 MAX_RADIUS = 3
-"""Largest radius of the window that pixels are compared with."""
-MIN_AREA, MIN_SHARE = 6, 2e-5
-"""Pixels of the smallest region, and their fraction of the image."""
+"""Maximum radius of the window for comparing pixels."""
+MIN_AREA, MIN_FRACTION = 6, 2e-5
+"""Minimum size of a region in pixels, and as a fraction of the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Component:
         rows: Rows of the box.
         columns: Columns of the box.
         mask: Changed pixels within the box.
-        score: Certainty from 0 to 1: how far the difference stands above the threshold.
+        score: Confidence from 0 to 1, by the ratio of the difference to the threshold.
     """
 
     rows: slice
@@ -65,12 +65,12 @@ class Component:
 
 
 def difference(before: np.ndarray, after: np.ndarray, radius: int) -> np.ndarray:
-    """How far each pixel lies outside of the range of the other image's window, in grey levels, ``(H, W)``.
+    """Distance of each pixel to the value range of the other image's window, in grey levels, ``(H, W)``.
 
     Args:
         before: Uint8 ``(C, H, W)``.
         after: The same.
-        radius: Size of the window.
+        radius: Radius of the window.
     """
     outside = np.zeros(before.shape[1:], np.uint8)
     for one, other in ((before, after), (after, before)):
@@ -81,29 +81,29 @@ def difference(before: np.ndarray, after: np.ndarray, radius: int) -> np.ndarray
     return outside
 
 
-def compare_pair(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Difference and threshold of each pixel, and the radius of the window that was compared.
+def compare_pair(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+    """Difference and threshold of each pixel, and the radius of the comparison window.
 
     Args:
         before: Float32 ``(C, H, W)``, aligned.
         after: The same.
-        known: Pixels that both images show.
+        valid: Mask ``(H, W)`` of pixels in the view of both images.
     """
-    contrast = np.zeros(known.shape, np.uint8)
+    contrast = np.zeros(valid.shape, np.uint8)
     for image in (before, after):
         shades = image.astype(np.uint8)
         np.maximum(contrast, (window_max(shades, 1) - window_min(shades, 1)).max(0), out=contrast)
     activity = contrast.astype(np.float32) / 2  # the sum of both gradients of a ramp
-    exact = np.abs(after - before).max(0) * known
+    exact = np.abs(after - before).max(0) * valid
     if _is_exact(exact, activity):
-        return exact, np.full(known.shape, FLOOR, np.float32), 0
+        return exact, np.full(valid.shape, FLOOR, np.float32), 0
     smooth = smoothed(before), smoothed(after)
     active = pooled(activity, BLOCK)
-    values = difference(smooth[0], smooth[1], 1) * known
+    values = difference(smooth[0], smooth[1], 1) * valid
     radius = 1
     for wider in range(2, MAX_RADIUS + 1):
-        tried = difference(smooth[0], smooth[1], wider) * known
-        # edges that moved by more than the window vanish with the next one, and changes stay
+        tried = difference(smooth[0], smooth[1], wider) * valid
+        # edges that moved by more than the window vanish with a wider one, but changes remain
         if float((tried > FLOOR).sum()) > THIN * float((values > FLOOR).sum()):
             break
         values, radius = tried, wider
@@ -117,27 +117,27 @@ def compare_pair(before: np.ndarray, after: np.ndarray, known: np.ndarray) -> tu
 def _is_exact(difference: np.ndarray, activity: np.ndarray) -> bool:
     """Whether unchanged pixels are equal: most blocks, and also most blocks with edges, have no difference.
 
-    JPEG leaves the flat parts of graphics as they are and errs at all edges.
+    JPEG preserves flat parts of graphics but has errors at all edges.
     """
     blocks = pooled((difference > 0).astype(np.float32), BLOCK) > 0.02
     edges = pooled((activity > 8).astype(np.float32), BLOCK) > 0.02
     if blocks.mean() > 0.55:
         return False
-    share = float(blocks[edges].mean()) if edges.sum() >= 4 else 0.0
-    return share < SPREAD or (share < 2 * SPREAD and ndimage.label(blocks, np.ones((3, 3)))[1] <= MAX_PLACES)
+    fraction = float(blocks[edges].mean()) if edges.sum() >= 4 else 0.0
+    return fraction < SPREAD or (fraction < 2 * SPREAD and ndimage.label(blocks, np.ones((3, 3)))[1] <= MAX_GROUPS)
 
 
 def regions_of(values: np.ndarray, threshold: np.ndarray, radius: int) -> list[Component]:
     """Groups of changed pixels, each reduced to its strong part, the largest first.
 
-    Edited pictures also differ weakly around an object, and objects throw shadows: the strong part is the object.
+    Edited images also differ weakly around an object, and objects cast shadows: the strong part is the object.
 
     Args:
         values: Difference ``(H, W)``.
         threshold: Threshold ``(H, W)``.
-        radius: Radius of the window that was compared; 0 of a pair without noise, in which regions may be smaller.
+        radius: Radius of the comparison window; 0 for a pair without noise, in which regions may be smaller.
     """
-    smallest = max(MIN_AREA, round(MIN_SHARE * values.size)) if radius else 4
+    smallest = max(MIN_AREA, round(MIN_FRACTION * values.size)) if radius else 4
     side = max(2, round(max(values.shape) / 128))
     components = []
     for weak in _groups(values > threshold, side):

@@ -1,8 +1,8 @@
-"""Kinds: what happened within one changed region, read off its boundary, its colours and its gradients.
+"""Kinds: classification of a changed region by its boundary, its colours and its gradients.
 
-An object has edges along the boundary of the region and colours that its surroundings lack; where it is not, there is
-neither. So a region whose boundary and colours stand out in the after image only was added, in the before image only
-removed. A region that kept its gradients changed its colour. Everything else changed its content.
+An object has edges along the boundary of the region and colours that differ from the surroundings. A region whose
+boundary and colours stand out only in the after image was added; only in the before image, removed. A region with equal
+gradients changed its colour. All other regions changed their content.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from lightning_idc.rules.detection import Component
 from lightning_idc.rules.windows import gradients, window_max, window_min
 
 Kind = Literal["added", "removed", "moved", "recoloured", "text", "texture", "light"]
-"""What happened within a region. Regions of the kind ``light`` are shadows and reflections; they are not reported."""
+"""Kind of a change. Regions of the kind ``light`` are shadows and reflections and are not reported."""
 MARGIN = 10
-"""Pixels around a region that its surroundings are read from."""
+"""Width in pixels of the surroundings of a region."""
 DECIDED = 0.25
-"""How far a region must stand out more in one image than in the other to be an object that came or went."""
+"""Minimum difference in presence between both images for an added or removed object."""
 SAME_GRADIENTS = 0.5
-"""Correlation of the gradients from which on a region kept its structure."""
+"""Minimum correlation of the gradients for an unchanged structure."""
 SOFT = 0.16
-"""Steepest part of the difference, as a fraction of its height a pixel, below which it is a shadow."""
+"""Maximum slope of the difference for a shadow, as a fraction of its height per pixel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class Traits:
     Args:
         presence: How much more the region stands out in the after image than in the before image; negative for less.
         structure: Correlation of the gradients of both images, from -1 to 1.
-        tint: Greatest difference of the mean colours after their brightness is taken out, in grey levels.
-        level: Greatest difference of the mean colours, in grey levels.
-        softness: Steepest part of the difference, as a fraction of its height.
+        tint: Maximum difference of the mean colours without brightness, in grey levels.
+        level: Maximum difference of the mean colours, in grey levels.
+        softness: Maximum slope of the difference, as a fraction of its height.
         before: Colour histogram of the region in the before image.
         after: Colour histogram of the region in the after image.
-        colours: Names of the colours of the region before and after; None where no colour dominates.
+        colours: Names of the colours of the region before and after; None if no colour dominates.
         is_text: Whether both images show thin strokes on the colour of the surroundings.
     """
 
@@ -116,11 +116,11 @@ def measure(before: np.ndarray, after: np.ndarray, component: Component) -> Trai
 
 
 def kind_of(traits: Traits, exact: bool) -> Kind:
-    """Kind of a region by its measurements, without motion.
+    """Kind of a region that did not move, from its measurements.
 
     Args:
         traits: Measurements.
-        exact: Whether the pair has no noise, in which case no shadow is expected.
+        exact: Whether the pair has no noise; it then has no shadows.
     """
     if not exact and traits.softness < SOFT and traits.structure > 0.2 and traits.tint < 0.35 * traits.level:
         return "light"
@@ -145,13 +145,13 @@ def _softness(change: np.ndarray, mask: np.ndarray) -> float:
 def _is_text(
     before: np.ndarray, after: np.ndarray, mask: np.ndarray, ring: np.ndarray, steep: list[np.ndarray]
 ) -> bool:
-    """Whether both images show strokes of at most a few pixels on one ground, the colour of the surroundings."""
+    """Whether both images have thin strokes on a background of the colour of the surroundings."""
     for image, slope in zip((before, after), steep, strict=True):
-        ground = np.median(image[:, ring], 1)
-        ink = (np.abs(image - ground[:, None, None]).max(0) > 40) & mask
-        share = float(ink.sum()) / max(int(mask.sum()), 1)
+        background = np.median(image[:, ring], 1)
+        ink = (np.abs(image - background[:, None, None]).max(0) > 40) & mask
+        fraction = float(ink.sum()) / max(int(mask.sum()), 1)
         thick = _eroded(ink, 4).sum()
-        if not 0.05 < share < 0.75 or thick > 0.02 * ink.sum() or float(slope[mask].mean()) < 8:
+        if not 0.05 < fraction < 0.75 or thick > 0.02 * ink.sum() or float(slope[mask].mean()) < 8:
             return False
     return True
 

@@ -1,7 +1,7 @@
-"""Movement: regions whose content lies elsewhere in the other image.
+"""Movement: regions whose content is at another position in the other image.
 
-Either one region was left and another one was entered (:func:`same_content`, :func:`refine_shift`), or both overlap in
-one region (:func:`shift_within`).
+The old and the new position are either two regions (:func:`same_content`, :func:`refine_shift`), or overlap in one
+region (:func:`shift_within`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from lightning_idc.rules.kinds import MARGIN, Traits, mask_within, window_of
 from lightning_idc.rules.windows import gradients, window_max
 
 MIN_SHIFT = 2
-"""Pixels of the smallest movement."""
+"""Minimum movement in pixels."""
 MIN_EDGES = 0.55
-"""Correlation of vanished and new edges from which on they are the same edges."""
+"""Minimum correlation of vanished and new edges to be the same edges."""
 MAX_PIXELS = 1500
-"""Pixels of an object that are compared at each position."""
+"""Maximum number of pixels of an object that are compared at each position."""
 
 
 def same_content(left: Traits, entered: Traits, areas: tuple[int, int]) -> float:
-    """How much of the content of one region is found in another one, from 0 to 1.
+    """Similarity of the content of two regions, from 0 to 1.
 
     Args:
-        left: Measurements of the region that an object may have left.
-        entered: Measurements of the region that it may have entered.
+        left: Measurements of the old region.
+        entered: Measurements of the new region.
         areas: Changed pixels of both regions.
     """
     if not 0.3 < areas[0] / areas[1] < 3.3:
@@ -37,16 +37,16 @@ def same_content(left: Traits, entered: Traits, areas: tuple[int, int]) -> float
 def refine_shift(
     before: np.ndarray, after: np.ndarray, left: Component, guess: tuple[int, int]
 ) -> tuple[tuple[int, int], float]:
-    """The shift near a guess at which the content of a region of the before image fits the after image best.
+    """The best shift near a guess for the content of a region of the before image.
 
     Args:
         before: Float32 ``(3, H, W)``.
         after: The same.
         left: Region that the object left.
-        guess: Pixels to the right and down.
+        guess: Initial shift in pixels to the right and down.
 
     Returns:
-        The shift, and the mean difference there as a fraction of that without a shift.
+        The shift, and its mean difference as a fraction of that without a shift.
     """
     height, width = before.shape[1:]
     window = window_of(left, (height, width), 2)
@@ -54,27 +54,27 @@ def refine_shift(
     step = max(1, len(rows) // MAX_PIXELS)
     rows, columns = rows[::step] + window[0].start, columns[::step] + window[1].start
     content = before[:, rows, columns]
-    still = float(np.abs(content - after[:, rows, columns]).mean()) + 1e-6
+    zero_difference = float(np.abs(content - after[:, rows, columns]).mean()) + 1e-6
 
-    def rest(dx: int, dy: int) -> float:
+    def difference(dx: int, dy: int) -> float:
         to_rows, to_columns = np.clip(rows + dy, 0, height - 1), np.clip(columns + dx, 0, width - 1)
         return float(np.abs(content - after[:, to_rows, to_columns]).mean())
 
     reach = max(4, min(12, min(left.mask.shape) // 4))
     best = min(((dx, dy) for dx in range(-reach, reach + 1, 2) for dy in range(-reach, reach + 1, 2)),
-               key=lambda shift: rest(guess[0] + shift[0], guess[1] + shift[1]))  # fmt: skip
+               key=lambda shift: difference(guess[0] + shift[0], guess[1] + shift[1]))  # fmt: skip
     around = [(guess[0] + best[0] + dx, guess[1] + best[1] + dy) for dx in (-1, 0, 1) for dy in (-1, 0, 1)]
-    shift = min(around, key=lambda place: rest(*place))
-    return shift, rest(*shift) / still
+    shift = min(around, key=lambda candidate: difference(*candidate))
+    return shift, difference(*shift) / zero_difference
 
 
 def shift_within(before: np.ndarray, after: np.ndarray, component: Component) -> tuple[int, int] | None:
-    """Shift of an object whose old and new place overlap or touch in one region; None where nothing moved.
+    """Shift of an object whose old and new positions are in one region; None if nothing moved.
 
     Args:
         before: Float32 ``(3, H, W)``.
         after: The same.
-        component: Region with both places.
+        component: Region with both positions.
     """
     window = window_of(component, before.shape[1:], MARGIN)
     one, two = before[:, window[0], window[1]], after[:, window[0], window[1]]
@@ -101,7 +101,7 @@ def _edges(before: np.ndarray, after: np.ndarray, mask: np.ndarray) -> tuple[np.
 
 
 def _explained(before: np.ndarray, after: np.ndarray, mask: np.ndarray, shift: tuple[int, int]) -> float:
-    """Fraction of the changed pixels whose content lies at the shifted position of the other image."""
+    """Fraction of the changed pixels with equal content at the shifted position of the other image."""
     dx, dy = shift
     height, width = mask.shape
     changed = (np.abs(after - before).max(0) > 20) & mask
@@ -109,9 +109,9 @@ def _explained(before: np.ndarray, after: np.ndarray, mask: np.ndarray, shift: t
     if not len(rows):
         return 0.0
     fits = np.zeros(len(rows), bool)
-    for here, there, sign in ((before, after, 1), (after, before, -1)):
+    for source, other, sign in ((before, after, 1), (after, before, -1)):
         to_rows, to_columns = rows + sign * dy, columns + sign * dx
         inside = (to_rows >= 0) & (to_rows < height) & (to_columns >= 0) & (to_columns < width)
-        target = there[:, np.clip(to_rows, 0, height - 1), np.clip(to_columns, 0, width - 1)]
-        fits |= inside & (np.abs(here[:, rows, columns] - target).max(0) < 20)
+        target = other[:, np.clip(to_rows, 0, height - 1), np.clip(to_columns, 0, width - 1)]
+        fits |= inside & (np.abs(source[:, rows, columns] - target).max(0) < 20)
     return float(fits.mean())

@@ -1,7 +1,7 @@
-"""Parallax: objects that a moving camera sees at other distances from each other; they did not change.
+"""Parallax: unchanged objects at different depths, which a moving camera shifts by different amounts.
 
-No single motion lays such a pair onto itself. Each region is therefore aligned by a motion of its own, and stays a
-region only as far as the content still differs there.
+No single motion aligns such a pair. Each region is therefore aligned separately, and remains changed only where the
+content still differs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from lightning_idc.rules.kinds import window_of
 from lightning_idc.rules.windows import gradients, pooled, smoothed
 
 REACH = 0.07
-"""Largest parallax, of a side."""
+"""Maximum parallax as a fraction of a side."""
 MOVING = 0.5
-"""Fraction of the blocks with edges that differ where the camera moved."""
+"""Minimum fraction of differing blocks with edges if the camera moved."""
 REST = 0.3
-"""Fraction of a region that must still differ after it was aligned."""
+"""Minimum fraction of a region that must still differ after alignment."""
 MARGIN = 16
-"""Pixels around a region by which it is aligned."""
+"""Width in pixels of the surroundings used for alignment."""
 
 
 def camera_moved(values: np.ndarray, threshold: np.ndarray, after: np.ndarray) -> bool:
-    """Whether edges differ nearly everywhere, as they do if the camera moved.
+    """Whether edges differ nearly everywhere, which indicates camera motion.
 
     Args:
         values: Difference ``(H, W)``.
@@ -43,18 +43,18 @@ def camera_moved(values: np.ndarray, threshold: np.ndarray, after: np.ndarray) -
 def realign(
     before: np.ndarray, after: np.ndarray, component: Component, threshold: np.ndarray, radius: int
 ) -> tuple[np.ndarray, Component | None]:
-    """Align one region by itself.
+    """Align one region separately.
 
     Args:
-        before: Float32 ``(3, H, W)``, aligned as a whole.
+        before: Float32 ``(3, H, W)``, globally aligned.
         after: The same.
-        component: Region that differs.
+        component: Changed region.
         threshold: Threshold ``(H, W)``.
         radius: Radius of the window that pixels are compared with.
 
     Returns:
-        The before image shifted so that the region fits best, and the region as far as it still differs; None where it
-        does not.
+        The before image shifted so that the region fits best, and the part of the region that still differs; None if
+        it does not differ.
     """
     size = before.shape[1:]
     window = window_of(component, size, MARGIN)
@@ -70,7 +70,7 @@ def realign(
 
 
 def _local_shift(before: np.ndarray, after: np.ndarray, window: tuple[slice, slice]) -> tuple[int, int]:
-    """Shift at which the gradients of both images correlate best within a window."""
+    """Shift with the maximum correlation of the gradients of both images within a window."""
     one, two = (np.stack(gradients(image[:, window[0], window[1]].mean(0))) for image in (before, after))
     shape = [fft.next_fast_len(2 * side, real=True) for side in one.shape[1:]]
     spectra = [fft.rfft2(slopes, s=shape) for slopes in (one, two)]

@@ -69,6 +69,6 @@ def _three_channels(image: np.ndarray) -> np.ndarray:
 
 def _scaled(image: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     height, width = size
-    picture = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
-    scaled = np.asarray(picture.resize((width, height), Image.Resampling.BICUBIC))
+    pil_image = Image.fromarray(np.ascontiguousarray(image.transpose(1, 2, 0)))
+    scaled = np.asarray(pil_image.resize((width, height), Image.Resampling.BICUBIC))
     return np.ascontiguousarray(scaled.transpose(2, 0, 1))

@@ -1,4 +1,4 @@
-"""Answer: what is said about a pair of images, by a captioner or by rules. Needs no torch."""
+"""Answer: caption, change score and boxes of a pair, by a captioner or by rules. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is said about a pair.
+    """Result for a pair.
 
     Args:
         id: name of the pair.
-        caption: the sentence.
-        log_prob: mean log-probability per token; None of rules.
-        change_score: probability that anything changed, or certainty of rules; None where the captioner knows no
-            unchanged pairs.
-        changed: whether the pair counts as changed; None where that is not known.
+        caption: the caption.
+        log_prob: mean log-probability per token; None for rules.
+        change_score: probability that anything changed, or confidence of rules; None if the captioner was trained
+            without unchanged pairs.
+        changed: whether the pair counts as changed; None if unknown.
         boxes: changed regions, x1 y1 x2 y2 in pixels of the first image, the most important one first.
-        map: how much each cell of a grid matters, row by row, from 0 to 1; None where it was not computed.
+        map: relevance of each cell of a grid, row by row, from 0 to 1; None if it was not computed.
         size: width and height of the first image.
-        regions: kind, box, shift and colours of each region that rules describe.
+        regions: kind, box, shift and colours of each region described by rules.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def says_changed(self) -> bool:
-        """Whether the pair counts as changed: by the change score, or by the words where there is none."""
+        """Whether the pair counts as changed, by the change score or, without one, by the caption."""
         return not says_nothing_changed(self.caption) if self.changed is None else self.changed
 
     def as_text(self) -> str:
@@ -72,7 +72,7 @@ class Answer:
 
 
 def answer_of_rules(id: str, description: Description, size: tuple[int, int] | None = None) -> Answer:
-    """The description of a pair by rules, as an answer.
+    """Answer from the description of a pair by rules.
 
     Args:
         id: name of the pair.

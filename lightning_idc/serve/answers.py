@@ -1,4 +1,4 @@
-"""What is answered about a pair of images: caption, change score and place."""
+"""Answers about pairs of images: caption, change score and location of the change."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CHANGED = 0.5
-"""A pair counts as changed from this change score on."""
+"""Minimum change score of a changed pair."""
 
 
 def answer_pairs(
@@ -31,8 +31,8 @@ def answer_pairs(
 
     Args:
         captioner: a captioner, or the rules.
-        samples: pairs as the captioner's ``input_spec.read`` prepares them.
-        where: also locate the change, which costs a captioner up to 128 further encodings of each pair.
+        samples: pairs from ``input_spec.read`` of the captioner.
+        where: whether to locate the change, which costs a captioner up to 128 further encodings of each pair.
     """
     if isinstance(captioner, RulesCaptioner):
         return captioner.answer(samples)
@@ -43,11 +43,11 @@ def answer_pairs(
 def _answer(captioner: PairCaptioner, sample: PairSample, caption: Caption, where: bool) -> Answer:
     changed = None if caption.change_score is None else caption.change_score >= CHANGED
     height, width = sample.meta["sizes"][0]
-    found: Where | None = None
+    location: Where | None = None
     if where:
-        # an unchanged pair has no place of a change
-        found = Where(torch.zeros(1, 1), [], None) if changed is False else locate(captioner, sample, caption.text)
-        found = found.in_full_image(sample.meta.get("window", (0.0, 0.0, 1.0, 1.0)))
+        # an unchanged pair has no boxes
+        location = Where(torch.zeros(1, 1), [], None) if changed is False else locate(captioner, sample, caption.text)
+        location = location.in_full_image(sample.meta.get("window", (0.0, 0.0, 1.0, 1.0)))
     return Answer(
         sample.id,
         caption.text,
@@ -55,21 +55,21 @@ def _answer(captioner: PairCaptioner, sample: PairSample, caption: Caption, wher
         caption.change_score,
         changed,
         []
-        if found is None
-        else [[round(v * (width, height)[i % 2]) for i, v in enumerate(box)] for box in found.boxes],
-        None if found is None else [[round(value, 4) for value in row] for row in found.map.tolist()],
+        if location is None
+        else [[round(v * (width, height)[i % 2]) for i, v in enumerate(box)] for box in location.boxes],
+        None if location is None else [[round(value, 4) for value in row] for row in location.map.tolist()],
         (width, height),
     )
 
 
-def picture_of(
+def draw_answer(
     answer: Answer, captioner: PairCaptioner | RulesCaptioner, before: str | Path, after: str | Path
 ) -> Image:
-    """Both images with the boxes of an answer, the map over the second one, and the caption below.
+    """Draw both images with the boxes of an answer, the map over the second one, and the caption below.
 
     Args:
         answer: answer about the pair.
-        captioner: captioner or rules, for how images are read.
+        captioner: captioner or rules, for its image options.
         before: image file.
         after: image file.
     """

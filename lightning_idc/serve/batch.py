@@ -1,4 +1,4 @@
-"""Answers about many pairs of files: unchanged ones are never described, and a run that was stopped goes on."""
+"""Answers about many pairs of files, without captioning unchanged pairs; an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from lightning_idc.utils.errors import DataError, IDCError
 from lightning_idc.utils.files import atomic_write, digest
 
 _RETRIES = 3
-"""Of a batch whose actor died."""
+"""Number of retries of a batch whose actor died."""
 
 
 class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
-    """Pairs as they are read: the sample, the comparison where pixels are equal, or why they cannot be read."""
+    """Dataset of pairs: a sample, the comparison if pixels are equal, or an error message if reading failed."""
 
     def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: Tolerance | None) -> None:
         self.pairs, self.spec, self.ignored, self.gate = pairs, spec, ignored, gate
@@ -55,7 +55,7 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
     def _read(self, pair: FilePair) -> PairSample | Comparison | None:
         if pair.before is None or pair.after is None:
             return None
-        # stored values decide, since what is shown may lose a difference: opacity, other bands, other pages
+        # compare stored values, since conversion may lose differences in opacity, further bands or pages
         ignore = partial(self.ignored.mask, pair.id)
         comparison = None
         if self.gate is not None:
@@ -63,7 +63,7 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
             if comparison.pixels <= self.gate.pixels:
                 return comparison
         before, after = read_pair(pair.before, pair.after, self.spec.options, pair.id)
-        if self.ignored.given:
+        if self.ignored.parts:
             after = self.ignored.apply(pair.id, before, resize(after, _size(before)))
         sample = self.spec.read(before, after, pair.id)
         sample.meta["comparison"] = comparison
@@ -73,29 +73,29 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
 def run_batch(
     model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: Tolerance | None
 ) -> tuple[PairCaptioner | RulesCaptioner, list[dict[str, Any]]]:
-    """Answer pairs, and keep each answer beside ``out`` as soon as it is there.
+    """Answer pairs, and append each answer to ``<out>.part`` immediately, so that the run can be resumed.
 
     Args:
-        model: that answers.
-        pairs: of files.
-        options: of the run.
-        out: what ``.part`` is appended to for the answers of an unfinished run.
-        gate: Limits within which a pair is unchanged and not described; None describes every pair.
+        model: options of the captioner.
+        pairs: pairs of image files.
+        options: options of the run.
+        out: output file, written later by the caller.
+        gate: tolerance within which a pair is unchanged and not captioned; None captions every pair.
 
     Returns:
         The captioner, and records in the order of the pairs.
 
     Raises:
-        DataError: an unfinished run of another captioner, or of other pairs, lies there.
+        DataError: there is an unfinished run of another captioner or of other pairs.
     """
     captioner = model.open_describer()
     part = out.with_name(f"{out.name}.part")
     ids = [pair.id for pair in pairs]
-    # pictures of other folders often have the same names
+    # images in other folders often have the same names
     files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
     decisive = [*ids, *files, str((gate, options.where, list(options.ignore)))]
     key = digest(NAME, *decisive) if isinstance(captioner, RulesCaptioner) else prediction_key(captioner, decisive)
-    done = _taken_over(part, key)
+    done = _resumed_answers(part, key)
     if done:
         print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -104,8 +104,8 @@ def run_batch(
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
         left = [pair for pair in pairs if pair.id not in done]
         on_ray = options.engine == "ray"
-        found = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
-        for records in found:
+        batches = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
+        for records in batches:
             _append(file, records)
             done.update({record["id"]: record for record in records})
             advance(len(records))
@@ -122,14 +122,14 @@ def answered(
     """Answers batch by batch, one record per pair.
 
     Args:
-        captioner: that answers.
-        pairs: of files.
-        options: of the run.
-        gate: Limits within which a pair is unchanged and not described; None describes every pair.
-        prompt: question about each pair; the captioner's when None.
+        captioner: captioner or rules.
+        pairs: pairs of image files.
+        options: options of the run.
+        gate: tolerance within which a pair is unchanged and not captioned; None captions every pair.
+        prompt: prompt for each pair; that of the captioner when None.
 
     Raises:
-        ConfigError: the size of batches or the number of workers is not one.
+        ConfigError: the batch size or the number of workers is invalid.
     """
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
@@ -139,12 +139,12 @@ def answered(
 def answered_on_ray(
     model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The same batches as of `answered`, by actors of Ray, as they are done; a batch whose actor dies is dealt again.
+    """The batches of `answered`, computed by Ray actors, in order of completion; batches of dead actors are retried.
 
     Args:
-        model: that each actor opens.
-        pairs: of files.
-        options: of the run.
+        model: options of the captioner of each actor.
+        pairs: pairs of image files.
+        options: options of the run.
         gate: see `answered`.
 
     Raises:
@@ -158,7 +158,7 @@ def answered_on_ray(
 
 
 class _Answerer:
-    """Answers batches in a process of Ray's."""
+    """Ray actor that answers batches."""
 
     def __init__(self, model: ModelOptions, options: BatchOptions, gate: Tolerance | None) -> None:
         self.model, self.options, self.gate = model, options, gate
@@ -171,36 +171,35 @@ class _Answerer:
 
 
 def finish(out: Path) -> None:
-    """Forget the answers of a run whose file is written."""
+    """Remove the ``.part`` file after the output is written."""
     remove_part(out.with_name(f"{out.name}.part"))
 
 
-def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
-    """Answers of a run that was stopped; a line that was cut off is taken away, what failed is tried again.
-
-    So are pairs of which a picture was written since.
-    """
+def _resumed_answers(part: Path, key: str) -> dict[str, dict[str, Any]]:
+    """Answers of an interrupted run, without an incomplete last line, failed pairs and pairs with newer images."""
     check_part(part)
     if not part.is_file():
         return {}
     since = part.stat().st_mtime_ns
-    found = list(records_of(part))
-    if not any("id" in record for record in found):
-        return {}  # it was stopped before its first answer
-    if found[0].get("prediction") != key:
+    records = list(records_of(part))
+    if not any("id" in record for record in records):
+        return {}  # it stopped before its first answer
+    if records[0].get("prediction") != key:
         raise DataError(
             f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
             "pairs; finish that one, remove the file, or name another --out"
         )
-    kept = [
-        record for record in found if "id" not in record or (record["status"] != "failed" and _is_of(since, record))
+    valid = [
+        record
+        for record in records
+        if "id" not in record or (record["status"] != "failed" and _is_current(since, record))
     ]
-    atomic_write(part, "".join(map(line_of, kept)))
-    return {record["id"]: record for record in kept if "id" in record}
+    atomic_write(part, "".join(map(line_of, valid)))
+    return {record["id"]: record for record in valid if "id" in record}
 
 
-def _is_of(since: int, record: dict[str, Any]) -> bool:
-    """Whether the pictures of an answer are there, and were not written after a time."""
+def _is_current(since: int, record: dict[str, Any]) -> bool:
+    """Whether the images of an answer exist and were not modified since a time."""
     paths = [Path(record[side]) for side in ("before", "after") if record[side] is not None]
     return all(path.is_file() and path.stat().st_mtime_ns <= since for path in paths)
 
@@ -227,7 +226,7 @@ def _records(
             if answer.says_changed:
                 yield _record(pair, "changed", answer, comparison)
             else:
-                # an unchanged pair has no place of a change
+                # an unchanged pair has no boxes
                 yield _record(pair, "unchanged", replace(answer, boxes=[]), comparison)
         elif isinstance(sample, str):
             yield {**_record(pair, "failed"), "error": sample}
@@ -267,7 +266,7 @@ def _size(image: torch.Tensor) -> tuple[int, int]:
 
 @contextmanager
 def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
-    """A bar in a terminal, and nothing elsewhere."""
+    """Progress bar in a terminal, nothing elsewhere."""
     console = Console(stderr=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress("pairs", *columns, console=console, disable=not console.is_terminal) as bar:

@@ -1,4 +1,4 @@
-"""Pairs that arrive at the same time are answered as one batch, in a thread beside the server's."""
+"""Batcher: answers concurrent requests as one batch, in a thread next to the event loop."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.files import finite
 
 WAIT = 0.01
-"""Seconds in which further pairs may join a batch."""
+"""Seconds to wait for further pairs of a batch."""
 
 
 @dataclass(frozen=True)
 class ImagePair:
-    """Two image files that a client asks about.
+    """Two image files of a request.
 
     Args:
         before: content of the first file.
         after: content of the second file.
-        where: also say where the change is.
-        prompt: question about the pair; a captioner that reads no words ignores it.
+        where: whether to locate the change.
+        prompt: prompt about the pair; ignored by captioners without prompts.
     """
 
     before: bytes
@@ -40,7 +40,7 @@ class ImagePair:
 
 
 Answer = dict[str, Any] | HTTPException
-"""Plain values, or what was wrong with a pair."""
+"""Plain values, or the error of a pair."""
 
 
 class Batcher:
@@ -48,8 +48,8 @@ class Batcher:
 
     Args:
         captioner: the captioner.
-        batch_size: maximal pairs per batch.
-        timeout: seconds that an answer may take.
+        batch_size: maximum number of pairs per batch.
+        timeout: maximum seconds for an answer.
     """
 
     def __init__(self, captioner: PairCaptioner | RulesCaptioner, batch_size: int, timeout: float) -> None:
@@ -84,14 +84,14 @@ class Batcher:
             await asyncio.sleep(WAIT)
             while len(batch) < self.batch_size and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            batch = [(pair, future) for pair, future in batch if not future.done()]  # the client may have gone
+            batch = [(pair, future) for pair, future in batch if not future.done()]  # the client may have disconnected
             answers = await asyncio.to_thread(self.answers, [pair for pair, _ in batch])
             for (_, future), answer in zip(batch, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
 
     def answers(self, pairs: Sequence[ImagePair]) -> list[Answer]:
-        """Answers to a batch; a pair that cannot be read or answered does not touch the others."""
+        """Answers to a batch; errors of a pair do not affect the others."""
         answers: list[Answer] = [{} for _ in pairs]
         groups: dict[tuple[Any, ...], list[tuple[int, PairSample]]] = {}
         for index, pair in enumerate(pairs):
@@ -99,7 +99,7 @@ class Batcher:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", UserWarning)
                     sample = self.captioner.input_spec.read(pair.before, pair.after)
-            except Exception as error:  # whatever a hostile file does concerns its own request alone
+            except Exception as error:  # a malicious file must only fail its own request
                 text = str(error) if isinstance(error, IDCError) else f"{type(error).__name__} while reading an image"
                 answers[index] = HTTPException(422, text)
                 continue
@@ -113,7 +113,7 @@ class Batcher:
         return answers
 
     def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
-        """Answers to pairs of one size; where they fail as a batch, each pair is answered alone."""
+        """Answers to pairs of one size; if the batch fails, each pair is answered separately."""
         try:
             return self._answers(samples, where, prompt)
         except Exception as error:
@@ -125,7 +125,7 @@ class Batcher:
             return [HTTPException(500, f"{type(error).__name__} while answering; the server's log says more")]
 
     def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
-        # a chat client always sends words, also to a captioner that reads none
+        # chat clients always send text, also to captioners without prompts
         if prompt and self.captioner.takes_prompt:
             samples = self.captioner.with_prompt(samples, prompt)
         return [finite(answer.as_dict()) for answer in answer_pairs(self.captioner, samples, where)]

@@ -1,7 +1,7 @@
-"""Captioners for programs without this library: two graphs in ONNX or of torch.export, or a folder for the hub.
+"""Export of captioners for programs without this library, as two graphs of ONNX or torch.export.
 
-The graphs are everything up to the first word, and one cached step of the decoder; the loop over words is left to the
-program, which takes thirty lines (docs/tasks/export.md).
+The graphs are the encoder and one cached step of the decoder. The program implements the loop over words, in about
+thirty lines (docs/tasks/export.md).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
 ABOUT = "captioner.json"
-"""File beside the graphs: words, size of images, and ids that decoding has to know."""
-_PAST = 3  # words of the example that is traced; more than one, or the number would become a constant
+"""File with vocabulary, image size and token ids for decoding, in the folder of the graphs."""
+_PAST = 3  # words in the traced example; with only one, the number would be traced as a constant
 
 
 class Encoder(nn.Module):
-    """Everything that reads pixels: uint8 pairs ``(B, 2, C, H, W)`` to a memory ``(B, layers, 2, heads, M, d)``."""
+    """Encoder: uint8 pairs ``(B, 2, C, H, W)`` to a memory ``(B, layers, 2, heads, M, d)``."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
 
 class Step(nn.Module):
-    """One word more: log-probabilities ``(N, V)``, and keys and values of the words so far.
+    """One decoding step: log-probabilities ``(N, V)``, and keys and values of the words so far.
 
     Takes tokens ``(N,)``, a memory ``(N, layers, 2, heads, M, d)`` and a past ``(N, layers, 2, heads, t, d)``.
     """
@@ -64,13 +64,13 @@ def _layers(packed: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def programs(captioner: PairCaptioner) -> dict[str, ExportedProgram]:
-    """The graphs ``encoder`` and ``step`` of a small captioner, for any number of pairs of its size.
+    """The graphs ``encoder`` and ``step`` of a small captioner, for any number of pairs of its image size.
 
     Args:
-        captioner: any whose network writes with a decoder of :mod:`lightning_idc.nn.transformer`.
+        captioner: captioner with a decoder of :mod:`lightning_idc.nn.transformer`.
 
     Raises:
-        ConfigError: the network is of another kind, or the size of its images is not known.
+        ConfigError: the network has another decoder, or its image size is unknown.
     """
     spec, net = captioner.input_spec, captioner.built_net
     if type(captioner).encode is not PairCaptioner.encode:
@@ -89,34 +89,34 @@ def programs(captioner: PairCaptioner) -> dict[str, ExportedProgram]:
     past = memory.new_zeros(*memory.shape[:4], _PAST, memory.shape[-1])
     tokens = torch.ones(len(images), dtype=torch.long, device=captioner.device)
     rows = {0: Dim.DYNAMIC}
-    given: dict[str, tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]] = {
+    modules: dict[str, tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]] = {
         "encoder": (Encoder(net), (images,), {"images": rows}),
         "step": (Step(net), (tokens, memory, past), {"tokens": rows, "memory": rows, "past": {**rows, 4: Dim.DYNAMIC}}),
     }
     return {
         name: torch.export.export(module.eval(), example, dynamic_shapes=shapes)
-        for name, (module, example, shapes) in given.items()
+        for name, (module, example, shapes) in modules.items()
     }
 
 
 def about(captioner: PairCaptioner) -> dict[str, Any]:
-    """What a program must know beside the graphs, as plain values.
+    """Settings that a program needs with the graphs, as plain values.
 
     Args:
-        captioner: that is exported.
+        captioner: exported captioner.
     """
-    words, spec = captioner.built_vocabulary, captioner.input_spec
+    vocabulary, spec = captioner.built_vocabulary, captioner.input_spec
     return {
         "size": list(spec.size or ()),
         "interpolation": spec.interpolation,
         "domain": spec.domain,
         "max_length": captioner.hparams["max_length"],
-        "begin": words.special.bos,
-        "ends": list(words.special.ends),
-        "never_said": list(words.special.never_said),
+        "begin": vocabulary.special.bos,
+        "ends": list(vocabulary.special.ends),
+        "never_said": list(vocabulary.special.never_said),
         "no_change": captioner.built_codec.no_change_tokens(),
-        # sub-words are put together by their tokenizer
-        "words": words.words if type(words) is Vocabulary else None,
+        # sub-words need their tokenizer
+        "words": vocabulary.words if type(vocabulary) is Vocabulary else None,
     }
 
 
@@ -127,20 +127,20 @@ def write_graphs(
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> Path:
-    """Write ``encoder`` and ``step`` and, beside them, what a program must know; return the folder.
+    """Write ``encoder``, ``step`` and the settings of :func:`about`; return the folder.
 
     Args:
-        captioner: a small one.
-        folder: made where it is missing.
+        captioner: small captioner.
+        folder: output folder, created if missing.
         kind: ``onnx``, or ``torch`` for ``.pt2`` files of torch.export.
-        overwrite: whether files of others in the folder may be replaced.
-        inputs: files and folders that the captioner is read from.
+        overwrite: whether existing files in the folder may be replaced.
+        inputs: files and folders of the captioner.
 
     Raises:
-        ConfigError: the network cannot be exported, or a file of others is in the way.
+        ConfigError: the network cannot be exported, or an output file exists.
     """
     if kind == "onnx":
-        import onnxscript  # noqa: F401  torch's own words for its absence do not name the extra, and come late
+        import onnxscript  # noqa: F401  torch reports a missing package late and without the extra
     with graphs(folder, kind, overwrite, inputs) as draft:
         for name, program in programs(captioner).items():
             if kind == "onnx":
@@ -154,10 +154,10 @@ def write_graphs(
 def graphs(
     folder: Path, kind: Literal["onnx", "torch"], overwrite: bool = False, inputs: Sequence[str | Path] = ()
 ) -> Output:
-    """The files of :func:`write_graphs` in a folder, where none of others is in their way; arguments as there.
+    """Output files of :func:`write_graphs`, checked before writing; arguments as in that function.
 
     Raises:
-        ConfigError: a file of others is in the way.
+        ConfigError: an output file exists.
     """
     output = Output(folder, f"graphs for {kind}", overwrite, inputs)
     output.check(ABOUT, *(f"{name}.{'onnx' if kind == 'onnx' else 'pt2'}" for name in ("encoder", "step")))

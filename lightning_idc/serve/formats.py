@@ -18,17 +18,17 @@ from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
-from lightning_idc.report.html import Entry, check_report, pictures_of, write_report
+from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_apart, check_file, write_file
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
-"""Of pairs in reports; ``differs`` are those of :func:`by_pixels`."""
+"""States of pairs in reports; see :func:`by_pixels` for ``differs``."""
 KINDS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters of a text that a spreadsheet takes for a formula."""
+"""First characters of texts that spreadsheets run as formulas."""
 
 
 def check_outputs(
@@ -40,27 +40,27 @@ def check_outputs(
     page: Path | None = None,
     pairs: int = 0,
 ) -> Path:
-    """See that all files of a command can be written, before the work whose results they are to hold.
+    """Check that all output files of a command can be written, before its work begins.
 
     Args:
         out: file of the records.
-        inputs: files and folders that are read; no file is written over them, or into them.
-        overwrite: whether files of others may be replaced.
-        reports: further files by option; None for those that are not asked for.
-        page: HTML report, with the folder of its pictures.
+        inputs: input files and folders, which are not overwritten.
+        overwrite: whether existing files may be replaced.
+        reports: further files by option; None for options that were not given.
+        page: HTML report, which may have a folder of images.
         pairs: number of pairs in the report.
 
     Returns:
-        The file of the records, ``~`` expanded.
+        The file of the records, with ``~`` expanded.
 
     Raises:
-        ConfigError: the ending of ``out`` names no format, or a file cannot be written.
+        ConfigError: the ending of ``out`` is not a supported format, or a file cannot be written.
     """
     if out.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
     out, files = out.expanduser(), {"--out": out, **(reports or {})}
-    pictures = None if page is None else pictures_of(page)
-    check_apart({**files, "--report": page, "the pictures of --report": pictures})
+    images = None if page is None else image_folder(page)
+    check_apart({**files, "--report": page, "the pictures of --report": images})
     for option, file in files.items():
         if file is not None:
             check_file(option, file, inputs, overwrite)
@@ -72,11 +72,11 @@ def check_outputs(
 
 
 def inputs_of(paths: Sequence[str | Path], pairs: Sequence[FilePair]) -> list[Path]:
-    """Files and folders that are read: the folders of images, or a table with the images that it names.
+    """Input files and folders: the folders of images, or a table and its images.
 
     Args:
-        paths: of :func:`~lightning_idc.serve.pairs.list_pairs`.
-        pairs: that they name.
+        paths: paths of :func:`~lightning_idc.serve.pairs.list_pairs`.
+        pairs: pairs of these paths.
     """
     named = [Path(path).expanduser() for path in paths]
     if len(named) == 2 and all(path.is_dir() for path in named):
@@ -96,12 +96,12 @@ def _make_folder(option: str, file: Path) -> None:
 
 
 def write_records(records: Sequence[Record], out: Path, overwrite: bool = False) -> None:
-    """Write one record per pair in the format of the file's ending.
+    """Write one record per pair in the format of the file ending.
 
     Args:
-        records: with equal names; ``boxes`` is a list of lists, text in CSV.
-        out: the file.
-        overwrite: whether a file of others may be replaced.
+        records: records with equal keys; ``boxes`` is a list of lists, written as JSON in CSV.
+        out: output file.
+        overwrite: whether an existing file may be replaced.
     """
     kind = out.suffix.lower()
     if kind == ".jsonl":
@@ -128,22 +128,22 @@ def write_records(records: Sequence[Record], out: Path, overwrite: bool = False)
 
 
 def _as_cell(value: Any) -> Any:
-    """Text that no spreadsheet runs as a formula; other values as they are."""
+    """Text escaped for spreadsheets; other values unchanged."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def counts(records: Sequence[Record]) -> str:
-    """How many pairs are of each state, as a sentence."""
-    found = Counter(record["status"] for record in records)
+    """Number of pairs in each state, as a sentence."""
+    by_state = Counter(record["status"] for record in records)
     described = sum(record["described"] for record in records)
-    parts = [f"{found[state]} {state}" for state in ("unchanged", *STATES[:-1]) if found[state]]
+    parts = [f"{by_state[state]} {state}" for state in ("unchanged", *STATES[:-1]) if by_state[state]]
     return f"{len(records)} pairs: {', '.join(parts)}; {described} described"
 
 
 def by_pixels(records: Sequence[Record]) -> list[Record]:
-    """Records as ``--fail_on pixels`` judges them: a described pair that the captioner takes for unchanged ``differs``.
+    """Records for ``--fail_on pixels``: a captioned pair that the captioner takes as unchanged ``differs``.
 
-    Only pairs of which a pixel differs are described.
+    Only pairs with differing pixels are captioned.
     """
     return [
         {**record, "status": "differs"} if record["status"] == "unchanged" and record["described"] else record
@@ -152,14 +152,14 @@ def by_pixels(records: Sequence[Record]) -> list[Record]:
 
 
 def write_reg(records: Sequence[Record], before: str, after: str, target: Path, overwrite: bool = False) -> None:
-    """Write what reg-cli writes as ``reg.json``, for reporters that read it.
+    """Write records in the format of reg-cli's ``reg.json``, for its reporters.
 
     Args:
-        records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        records: records of :func:`~lightning_idc.serve.batch.run_batch`.
         before: folder of the first images.
         after: folder of the second images.
-        target: the file.
-        overwrite: whether a file of others may be replaced.
+        target: output file.
+        overwrite: whether an existing file may be replaced.
     """
     roots = {"before": Path(before).resolve(), "after": Path(after).resolve()}
 
@@ -188,16 +188,16 @@ def write_reg(records: Sequence[Record], before: str, after: str, target: Path, 
 
 
 def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False) -> None:
-    """Write a JUnit report: a test per pair, failed where something changed, in error where it could not be read.
+    """Write a JUnit report with a test per pair: a failure if it changed, an error if it could not be read.
 
     Args:
-        records: of :func:`~lightning_idc.serve.batch.run_batch`.
-        target: the file.
-        overwrite: whether a file of others may be replaced.
+        records: records of :func:`~lightning_idc.serve.batch.run_batch`.
+        target: output file.
+        overwrite: whether an existing file may be replaced.
     """
-    found = Counter(record["status"] for record in records)
-    changed = found["changed"] + found["differs"] + found["new"] + found["deleted"]
-    totals = {"tests": str(len(records)), "failures": str(changed), "errors": str(found["failed"])}
+    by_state = Counter(record["status"] for record in records)
+    changed = by_state["changed"] + by_state["differs"] + by_state["new"] + by_state["deleted"]
+    totals = {"tests": str(len(records)), "failures": str(changed), "errors": str(by_state["failed"])}
     suites = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "lightning-idc compare", **totals})
     for record in records:
@@ -205,10 +205,10 @@ def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False
         if record["status"] == "failed":
             ElementTree.SubElement(case, "error", {"message": _xml(record["error"])})
         elif record["status"] != "unchanged":
-            said = record["caption"] or f"the image is {record['status']}"
+            message = record["caption"] or f"the image is {record['status']}"
             if record["status"] == "differs":
-                said = f"pixels differ, and the captioner says: {record['caption']}"
-            failure = ElementTree.SubElement(case, "failure", {"message": _xml(said), "type": record["status"]})
+                message = f"pixels differ, and the captioner says: {record['caption']}"
+            failure = ElementTree.SubElement(case, "failure", {"message": _xml(message), "type": record["status"]})
             failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
     write_file(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True), overwrite)
 
@@ -221,15 +221,15 @@ def write_html(
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> None:
-    """Write a page with both images of every pair, what was said and where, the changed ones first.
+    """Write an HTML report with both images, caption and boxes of every pair, changed pairs first.
 
     Args:
-        records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        records: records of :func:`~lightning_idc.serve.batch.run_batch`.
         title: heading.
-        options: how images are read.
-        target: the file; pictures of greater size lie in a folder beside it.
-        overwrite: whether files of others may be replaced.
-        inputs: files and folders that are read.
+        options: options for reading images.
+        target: output file; larger images go into a folder with a derived name.
+        overwrite: whether existing files may be replaced.
+        inputs: input files and folders, which are not overwritten.
     """
     ordered = sorted(records, key=lambda record: STATES.index(record["status"]))
     entries = (_entry(record, options) for record in ordered)
@@ -246,19 +246,19 @@ def write_html(
 
 
 def _entry(record: Record, options: ImageOptions) -> Entry:
-    said = record["caption"] or record["error"] or f"the image is {record['status']}"
-    found = Entry(record["id"], said, [], record["status"], record["log_prob"], change_score=record["change_score"])
+    text = record["caption"] or record["error"] or f"the image is {record['status']}"
+    entry = Entry(record["id"], text, [], record["status"], record["log_prob"], change_score=record["change_score"])
     if record["before"] and record["after"] and record["status"] != "failed":
         first, second = read_pair(record["before"], record["after"], options)
-        # pages show three bands; of others the first ones
+        # pages show the first three bands
         pair = [(image if len(image) > 2 else image[:1].expand(3, -1, -1))[:3] for image in (first, second)]
-        found.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))
-        found.boxes = torch.tensor(record["boxes"], dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
-    return found
+        entry.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))
+        entry.boxes = torch.tensor(record["boxes"], dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
+    return entry
 
 
 def _xml(text: str) -> str:
-    """Text without what XML 1.0 does not allow."""
+    """Text with characters that XML 1.0 does not allow replaced."""
     return "".join(
         c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "?" for c in text
     )

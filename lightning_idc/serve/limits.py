@@ -1,4 +1,4 @@
-"""Limits of requests: an ASGI middleware that ends those that are too large, too slow, or of another web page."""
+"""Limits: an ASGI middleware that rejects requests that are too large, too slow, or from another web page."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Limits:
 
     Args:
         app: the application.
-        max_bytes: maximal size of the body of a request.
-        seconds: time in which the body must have arrived.
+        max_bytes: maximum size of the body of a request.
+        seconds: maximum time for receiving the body.
     """
 
     def __init__(self, app: Any, max_bytes: int, seconds: float) -> None:
@@ -34,7 +34,7 @@ class Limits:
             return
         try:
             headers = Headers(scope=scope)
-            # a browser names the page that asks; pages of other sites may not use a server of this machine
+            # browsers send the origin of a request; pages of other sites must not use a local server
             if (origin := headers.get("origin")) and urlsplit(origin).netloc != headers.get("host"):
                 raise _RefusedError(403, f"the request comes from the page {origin!r} of another site")
             body = await self._body(headers, receive)
@@ -47,9 +47,9 @@ class Limits:
             await self.app(scope, _replayed(body, receive), send)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Body of a request; None where the client has gone."""
+        """Body of a request; None if the client has disconnected."""
         too_large = _RefusedError(413, f"the request is larger than {self.max_bytes / 1e6:g} MB; scale the images down")
-        if int(headers.get("content-length", 0)) > self.max_bytes:  # the server has checked that it is a number
+        if int(headers.get("content-length", 0)) > self.max_bytes:  # the server has already validated the number
             raise too_large
         body, until = bytearray(), time.monotonic() + self.seconds
         while True:
@@ -73,7 +73,7 @@ class _RefusedError(Exception):
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """``receive`` of an application that gets the body first, and then what the client does."""
+    """``receive`` function that returns the body first, and then further messages of the client."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -83,5 +83,5 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 def error_body(text: str) -> dict[str, Any]:
-    """An error as clients of chat interfaces read it."""
+    """An error in the format of OpenAI's API."""
     return {"error": {"message": text, "type": "invalid_request_error"}}

@@ -1,4 +1,4 @@
-"""Notes to the user of a verb: warnings of this library as one line each."""
+"""Notes on the command line: warnings of this library as one line each."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from lightning_idc.utils.text import printable
 
-MOST = 20
-"""Notes that are printed: thousands of pairs may be of thousands of sizes."""
+MAX_NOTES = 20
+"""Maximum number of printed notes: thousands of pairs may cause thousands of warnings."""
 
 
 @contextmanager
-def noted() -> Iterator[list[str]]:
-    """Print each warning once, as ``note: ...`` on standard error, and keep it in the list."""
+def capture_warnings() -> Iterator[list[str]]:
+    """Print each warning once, as ``note: ...`` on standard error, and collect them in the list."""
     notes: list[str] = []
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if not issubclass(category, UserWarning) or str(message) in notes:
             return
         notes.append(str(message))
-        if len(notes) <= MOST:
+        if len(notes) <= MAX_NOTES:
             print(f"note: {printable(str(message))}", file=sys.stderr)
-        elif len(notes) == MOST + 1:
+        elif len(notes) == MAX_NOTES + 1:
             print("note: further notes are left out", file=sys.stderr)
 
     with warnings.catch_warnings():

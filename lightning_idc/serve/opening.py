@@ -1,6 +1,6 @@
-"""A captioner by whatever names it: one that comes with the library, a checkpoint, a folder or a hub id.
+"""Opening a captioner by name: a shipped one, a checkpoint, a folder or a hub id.
 
-What imports torch is imported when a captioner is opened, since the help of a verb reads this file, too.
+torch is imported when a captioner is opened, since the command-line help also reads this file.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ DEFAULT = "clevr"
 
 
 def shipped() -> dict[str, Path]:
-    """Captioners that come with the library: name and folder; the default first."""
-    found = sorted(
+    """Shipped captioners: folder by name, the default first."""
+    folders = sorted(
         (path.parent for path in MODELS.glob("*/config.json")), key=lambda path: (path.name != DEFAULT, path)
     )
-    return {path.name: path for path in found}
+    return {path.name: path for path in folders}
 
 
 def list_models() -> list[str]:
-    """Names of the captioners that come with the library, for :func:`load`."""
+    """Names of the shipped captioners, for :func:`load`."""
     return list(shipped())
 
 
 def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
-    """Two images that come with the library, before and after, of the kind that a shipped captioner knows.
+    """Paths of two sample images, before and after, of the kind that a shipped captioner was trained on.
 
     Args:
-        name: of the captioner.
+        name: name of the captioner.
 
     Raises:
-        ConfigError: there is none of this name; the nearest one.
+        ConfigError: there is no sample of this name.
     """
-    known = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
-    if name not in known:
-        raise ConfigError(f"there is no pair of images called {name!r}; {nearest(name, known)}")
+    names = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+    if name not in names:
+        raise ConfigError(f"there is no pair of images called {name!r}; {nearest(name, names)}")
     return SAMPLES / name / "before.png", SAMPLES / name / "after.png"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Which captioner answers, and how it reads images.
+    """Options of the captioner and for reading images.
 
     Args:
         model: name of `lightning-idc list models`, .ckpt file, folder of save_pretrained or of a vision-language model,
             or hub id; rules without a network when not given.
-        device: for example cuda:1; auto takes a GPU if there is one.
-        dtype: of the weights of a vision-language model, such as bfloat16; auto takes the files' own on a GPU.
-        prompt: what a vision-language model is asked about the pair.
+        device: device, such as cuda:1; auto takes a GPU if there is one.
+        dtype: dtype of the weights of a vision-language model, such as bfloat16; auto takes that of the files on a GPU.
+        prompt: prompt of a vision-language model about the pair.
         revision: branch, tag or commit of a hub id.
         quantize: bits of the weights of a published model: 4bit, 8bit, int4 or int8.
-        attn: implementation of attention of a published model, such as flash_attention_2.
-        image: how images of more than 8 bits or 3 bands are read, such as value_range=[0,4095] bands=[3,2,1] page=0,
-            where they differ from those of the training.
+        attn: attention implementation of a published model, such as flash_attention_2.
+        image: options for images with more than 8 bits or 3 bands, such as value_range=[0,4095] bands=[3,2,1] page=0,
+            if they differ from those of the training.
     """
 
     model: str | None = None
@@ -78,33 +78,33 @@ class ModelOptions:
     image: Sequence[str] = ()
 
     def files(self) -> list[Path]:
-        """The file of the captioner, or those of its folder; none where it is from elsewhere."""
+        """The file of the captioner, or the files of its folder; empty for a name or hub id."""
         if self.model is None:
             return []
         path = Path(self.model).expanduser()
         return [file for file in (path.iterdir() if path.is_dir() else [path]) if file.is_file()]
 
     def open(self) -> PairCaptioner:
-        """The captioner, ready to describe pairs.
+        """Open the captioner, in eval mode.
 
         Raises:
-            ConfigError: no model is named or there is none of this name, or an option of reading images is unknown.
+            ConfigError: no model is given, its name is unknown, or an image option is unknown.
             CheckpointError: a file or folder cannot be read.
         """
         if self.model is None:
             raise ConfigError(f"expected --model, such as one of {', '.join(shipped())}, a checkpoint or a hub id")
-        named = ("device", "dtype", "prompt", "revision", "quantize", "attn")
-        captioner = open_model(self.model, **{option: getattr(self, option) for option in named})
+        option_names = ("device", "dtype", "prompt", "revision", "quantize", "attn")
+        captioner = open_model(self.model, **{option: getattr(self, option) for option in option_names})
         if self.image:
             spec = captioner.hparams["input_spec"] or {}
             captioner.store_hparams(input_spec={**spec, **_image_options(self.image)})
         return captioner
 
     def open_describer(self) -> PairCaptioner | RulesCaptioner:
-        """The captioner, or rules without a network where none is named.
+        """Open the captioner, or rules without a network if no model is given.
 
         Raises:
-            ConfigError: as of :meth:`open`, or an option of a captioner is given without one.
+            ConfigError: see :meth:`open`, or an option of a captioner is given without a model.
             CheckpointError: a file or folder cannot be read.
         """
         if self.model is not None:
@@ -115,16 +115,16 @@ class ModelOptions:
         return RulesCaptioner(self.image_options())
 
     def image_options(self) -> ImageOptions | None:
-        """Options of ``image``; None where none is given."""
+        """Parsed options of ``image``; None if there are none."""
         from lightning_idc.images.options import ImageOptions
 
         return ImageOptions(**_image_options(self.image)) if self.image else None
 
     def check_rules(self) -> None:
-        """Reject options that rules do not read.
+        """Check that no option of a captioner is given for rules.
 
         Raises:
-            ConfigError: one of them is given.
+            ConfigError: an option of a captioner is given.
         """
         unread = [name for name in ("prompt", "revision", "quantize", "attn") if getattr(self, name) is not None]
         unread += [name for name in ("device", "dtype") if getattr(self, name) != "auto"]
@@ -133,11 +133,11 @@ class ModelOptions:
 
 
 def open_model(name: str, **options: Any) -> PairCaptioner:
-    """Captioner of any origin, ready to describe pairs.
+    """Open a captioner by name, in eval mode.
 
     Args:
-        name: as of :class:`ModelOptions`.
-        options: of :func:`~lightning_idc.models.vlm.opening.open_captioner`.
+        name: see ``model`` of :class:`ModelOptions`.
+        options: arguments of :func:`~lightning_idc.models.vlm.opening.open_captioner`.
 
     Raises:
         ConfigError: there is no model of this name.
@@ -146,8 +146,8 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     from lightning_idc.checkpoints.resolve import is_captioner_folder, is_captioner_on_hub, is_hub_id, resolve
     from lightning_idc.models.vlm.opening import open_captioner
 
-    known = shipped()
-    path = known[name] if name in known else Path(name)
+    by_name = shipped()
+    path = by_name[name] if name in by_name else Path(name)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)
     if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
@@ -157,41 +157,41 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     raise ConfigError(
         f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
         "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
-        f"{nearest(name, known)}"
+        f"{nearest(name, by_name)}"
     )
 
 
 def load(model: str | Path, device: str = "auto", **options: Any) -> PairCaptioner:
-    """Captioner of any origin, ready to describe pairs.
+    """Open a captioner by name, in eval mode.
 
     Args:
-        model: name of one that comes with the library (see ``lightning-idc list models``), ``.ckpt`` file, folder
+        model: name of a shipped captioner (see ``lightning-idc list models``), ``.ckpt`` file, folder
             of ``save_pretrained`` or of a vision-language model, or hub id.
-        device: for example ``cuda:1``; ``auto`` takes a GPU if there is one.
-        options: further ones of :class:`ModelOptions`.
+        device: device, for example ``cuda:1``; ``auto`` takes a GPU if there is one.
+        options: further options of :class:`ModelOptions`.
 
     Raises:
-        ConfigError: nothing of this name is there; the nearest one.
+        ConfigError: there is no model of this name.
         CheckpointError: a file or folder cannot be read.
     """
     return ModelOptions(str(model), device, **options).open()
 
 
-def _image_options(given: Sequence[str]) -> dict[str, Any]:
-    """Options of reading images from ``name=value``."""
+def _image_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Parse ``name=value`` options for reading images."""
     import yaml
 
     from lightning_idc.images.options import ImageOptions
     from lightning_idc.utils.arguments import accepted_arguments
 
-    known = accepted_arguments(ImageOptions) or ()
-    found: dict[str, Any] = {}
-    for text in given:
+    names = accepted_arguments(ImageOptions) or ()
+    options: dict[str, Any] = {}
+    for text in texts:
         name, _, value = text.partition("=")
-        if name not in known:
-            raise ConfigError(f"--image {text!r}: expected NAME=VALUE; {nearest(name, known)}")
+        if name not in names:
+            raise ConfigError(f"--image {text!r}: expected NAME=VALUE; {nearest(name, names)}")
         try:
-            found[name] = yaml.safe_load(value)
+            options[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"--image {text!r} is not readable as YAML: {' '.join(str(error).split())}") from None
-    return ImageOptions(**found).to_dict()
+    return ImageOptions(**options).to_dict()

@@ -1,4 +1,4 @@
-"""Options of answering many pairs; light, since the help of a verb reads them."""
+"""Options for answering many pairs; without heavy imports, since the command-line help reads them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, Positiv
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How many pairs are answered.
+    """Options for answering many pairs.
 
     Args:
-        out: file to write, .jsonl, .csv or .parquet; a run that was stopped goes on from what lies beside it. In .csv a
-            text that a spreadsheet would take for a formula begins with '.
+        out: output file, .jsonl, .csv or .parquet; an interrupted run is resumed from its .part file. In .csv, texts
+            that a spreadsheet would run as formulas are prefixed with '.
         overwrite: replace files that this command did not write.
         batch_size: pairs per batch.
-        workers: processes that read images; 0 reads them in this one.
-        where: also say where each change lies, with boxes in pixels; costs up to 128 further looks at each pair.
-        ignore: what does not count: X1,Y1,X2,Y2 in pixels, an image that is bright there, or a folder of such images
-            by the names of the pairs.
-        engine: ray deals the batches to actors, on this machine or on a cluster.
-        actors: of Ray, each with a captioner of its own.
-        gpus: of each of Ray's actors; a fraction lets several share one.
+        workers: processes for reading images; 0 reads them in the main process.
+        where: locate each change, with boxes in pixels; costs up to 128 further encodings of each pair.
+        ignore: parts to ignore: X1,Y1,X2,Y2 in pixels, a mask image (bright pixels are ignored), or a folder of mask
+            images by the names of the pairs.
+        engine: ray distributes batches to actors, on this machine or on a cluster.
+        actors: number of Ray actors, each with its captioner.
+        gpus: GPUs per Ray actor; with a fraction, several actors share one.
     """
 
     out: Path | None = None

@@ -1,4 +1,4 @@
-"""Pairs of image files: two folders, a folder of pairs, a table or a list, and what does not count in them."""
+"""Pairs of image files from folders, tables or lists, and ignored parts of images."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class FilePair:
     """One pair of image files.
 
     Args:
-        id: its name: the path below the folders, or the id of the table.
-        before: file; None for an image that is new.
-        after: file; None for an image that is gone.
+        id: name of the pair: relative path below the folders, or id in the table.
+        before: first image; None for a new image.
+        after: second image; None for a deleted image.
     """
 
     id: str
@@ -45,38 +45,38 @@ class FilePair:
 
 
 def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
-    """Pairs that one or two paths name, in the order of their names or rows.
+    """Pairs of one or two paths, in the order of names or rows.
 
     Args:
         paths: two folders, a folder with ``before/`` and ``after/``, or a table or list.
 
     Raises:
-        ConfigError: it is none of these.
-        DatasetNotFoundError: nothing is there.
-        DataError: a table cannot be read, names a pair twice, or there are no pairs.
+        ConfigError: the paths are none of these.
+        DatasetNotFoundError: a path does not exist.
+        DataError: a table cannot be read, has a pair twice, or there are no pairs.
     """
-    given = [Path(path).expanduser() for path in paths]
-    missing = [str(path) for path in given if not path.exists()]
+    inputs = [Path(path).expanduser() for path in paths]
+    missing = [str(path) for path in inputs if not path.exists()]
     if missing:
         raise DatasetNotFoundError(f"there is no {missing[0]!r}; {EXPECTED}")
-    if len(given) == 1 and given[0].is_dir():
-        given = sides_of(given[0]) or given
-    if len(given) == 2 and all(path.is_dir() for path in given):
-        found = _of_folders(*given)
-    elif len(given) == 1 and table_ending(given[0]) is not None:
-        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], is_pair_column), None)
-        found = [FilePair(record.id, record.before, record.after) for record in records]
-    elif len(given) == 1 and given[0].suffix.lower() == ".txt":
-        found = _of_list(given[0])
+    if len(inputs) == 1 and inputs[0].is_dir():
+        inputs = sides_of(inputs[0]) or inputs
+    if len(inputs) == 2 and all(path.is_dir() for path in inputs):
+        pairs = _of_folders(*inputs)
+    elif len(inputs) == 1 and table_ending(inputs[0]) is not None:
+        records, _ = pairs_of(Root(inputs[0].parent), read_table(inputs[0], is_pair_column), None)
+        pairs = [FilePair(record.id, record.before, record.after) for record in records]
+    elif len(inputs) == 1 and inputs[0].suffix.lower() == ".txt":
+        pairs = _of_list(inputs[0])
     else:
-        raise ConfigError(f"{' and '.join(map(repr, map(str, given)))}: {EXPECTED}")
-    if not found:
-        raise DataError(f"{' and '.join(map(repr, map(str, given)))}: no pairs of images; {EXPECTED}")
-    return found
+        raise ConfigError(f"{' and '.join(map(repr, map(str, inputs)))}: {EXPECTED}")
+    if not pairs:
+        raise DataError(f"{' and '.join(map(repr, map(str, inputs)))}: no pairs of images; {EXPECTED}")
+    return pairs
 
 
 def sides_of(folder: Path) -> list[Path]:
-    """The folders ``before`` and ``after`` below a folder; empty where one is missing."""
+    """The folders ``before`` and ``after`` in a folder; empty if one is missing."""
     sides = [folder / side for side in SIDES]
     return sides if all(side.is_dir() for side in sides) else []
 
@@ -118,31 +118,31 @@ def _of_list(path: Path) -> list[FilePair]:
 
 
 class Ignored:
-    """Parts of every pair that do not count: there the second image is taken for equal to the first.
+    """Ignored parts of pairs, in which the second image is taken as equal to the first.
 
     Args:
-        given: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half and not transparent;
-            or folders of such images by the name of the pair.
+        parts: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half and not transparent;
+            or folders of mask images by the name of the pair.
 
     Raises:
-        ConfigError: one is none of these, or holds no pixel.
+        ConfigError: a part is none of these, or has no pixel.
     """
 
-    def __init__(self, given: Sequence[str] = ()) -> None:
-        self.given = list(given)
+    def __init__(self, parts: Sequence[str] = ()) -> None:
+        self.parts = list(parts)
         self.boxes: list[list[int]] = []
         self.masks: list[Tensor] = []
         self.folders: list[dict[str, Path]] = []
-        for text in given:
+        for text in parts:
             path = Path(text).expanduser()
-            numbers = text.split(",")
+            coordinates = text.split(",")
             if path.is_dir():
-                found = images_below(Root(path.resolve().parent), path.resolve().name)
-                self.folders.append({stem: path.resolve().parent / file for stem, file in found.items()})
+                mask_files = images_below(Root(path.resolve().parent), path.resolve().name)
+                self.folders.append({stem: path.resolve().parent / file for stem, file in mask_files.items()})
             elif path.is_file():
                 self.masks.append(_mask(path))
-            elif len(numbers) == 4 and all(number.strip().isdecimal() for number in numbers):
-                left, top, right, bottom = map(int, numbers)
+            elif len(coordinates) == 4 and all(coordinate.strip().isdecimal() for coordinate in coordinates):
+                left, top, right, bottom = map(int, coordinates)
                 if right <= left or bottom <= top:
                     raise ConfigError(
                         f"--ignore {text!r} holds no pixel; expected X1,Y1,X2,Y2 with X1 below X2 and Y1 below Y2"
@@ -152,12 +152,12 @@ class Ignored:
                 raise ConfigError(f"--ignore {text!r}: expected X1,Y1,X2,Y2 in pixels, an image, or a folder of images")
 
     def apply(self, id: str, before: Tensor, after: Tensor) -> Tensor:
-        """The second image ``(C, H, W)`` with the first one's pixels where nothing counts."""
+        """The second image ``(C, H, W)`` with the pixels of the first one in ignored parts."""
         mask = self.mask(id, (before.shape[1], before.shape[2]))
         return after if mask is None else torch.where(torch.from_numpy(mask), before, after)
 
     def mask(self, id: str, size: tuple[int, int]) -> np.ndarray | None:
-        """Pixels of a pair that do not count, bool ``(H, W)``; None where all count.
+        """Ignored pixels of a pair, bool ``(H, W)``; None if there are none.
 
         Args:
             id: Name of the pair.
@@ -185,6 +185,6 @@ def _mask(path: Path) -> Tensor:
     raw = decode(path)
     shades = to_uint8([raw], name=repr(str(path)))[0]
     bright = shades.mean(0, dtype="f4") > 127
-    # images lie over white, where a mask on an empty layer would be bright all over and hide every change
+    # images are composited on white, so a mask on a transparent layer would be bright everywhere
     solid = bright if raw.alpha is None else bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
     return torch.from_numpy(solid)

@@ -1,4 +1,4 @@
-"""RulesCaptioner: rules without a network, where a captioner is expected."""
+"""RulesCaptioner: rules without a network, with the interface of a captioner."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_idc.rules import describe_changes
 from lightning_idc.serve.answer import Answer, answer_of_rules
 
 NAME = "rules"
-"""Name of the rules in the place of a captioner's."""
+"""Name of the rules as a captioner."""
 
 
 class RulesCaptioner:
@@ -20,7 +20,7 @@ class RulesCaptioner:
     Reads images at their own size.
 
     Args:
-        options: value range, bands and page; those of plain images when None.
+        options: value range, bands and page; defaults of 8-bit RGB images when None.
     """
 
     takes_prompt = False
@@ -29,11 +29,11 @@ class RulesCaptioner:
         self.input_spec = InputSpec(options=options or ImageOptions())
 
     def answer(self, samples: Sequence[PairSample]) -> list[Answer]:
-        """Answers about pairs, as ``input_spec.read`` prepares them."""
+        """Answers about pairs from ``input_spec.read``."""
         return [
             answer_of_rules(sample.id, describe_changes(sample.before, sample.after, resize=True)) for sample in samples
         ]
 
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> Sequence[PairSample]:
-        """The pairs as they are: rules read no prompt."""
+        """Return the pairs unchanged: rules ignore prompts."""
         return samples

@@ -1,6 +1,6 @@
-"""The application that answers over HTTP: two files, a chat with two images, the page and its samples.
+"""The HTTP application: an endpoint for two files, a chat endpoint, a web page and samples.
 
-No address of a request is ever fetched.
+URLs in requests are never fetched.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POLICY = (
 
 
 def _encodable(text: str) -> str:
-    text.encode()  # a tokenizer fails on half of a character, and with it all requests of the batch
+    text.encode()  # an unpaired surrogate would make the tokenizer fail for the batch
     return text
 
 
@@ -65,16 +65,16 @@ class ChatMessage(BaseModel):
 
 
 class Chat(BaseModel):
-    """A request for the completion of a chat, as OpenAI's clients send it; further fields are ignored."""
+    """A chat completion request in OpenAI's format; further fields are ignored."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     stream: bool = False
 
     def pair(self) -> ImagePair:
-        """Both images of the last message, and the text beside them.
+        """Both images of the last message, and its text.
 
         Raises:
-            HTTPException: there are not two images, or one is not a data URL.
+            HTTPException: the number of images is not two, or one is not a data URL.
         """
         content = self.messages[-1].content
         parts = content if isinstance(content, list) else []
@@ -96,16 +96,16 @@ def make_app(
     answer_timeout: float,
     hosts: Sequence[str],
 ) -> FastAPI:
-    """The application, ready to run.
+    """Create the application.
 
     Args:
         captioner: the captioner.
-        model: its name for clients.
-        batch_size: maximal pairs per batch.
-        max_bytes: maximal size of a request.
-        timeout: seconds in which a request must have arrived.
-        answer_timeout: seconds that an answer may take.
-        hosts: names by which the server may be called; others come from a page that abuses a browser.
+        model: name of the captioner for clients.
+        batch_size: maximum number of pairs per batch.
+        max_bytes: maximum size of a request.
+        timeout: maximum seconds for receiving a request.
+        answer_timeout: maximum seconds for an answer.
+        hosts: accepted host names; others indicate DNS rebinding by a web page.
     """
     batcher = Batcher(captioner, batch_size, answer_timeout)
 
@@ -114,7 +114,7 @@ def make_app(
         async with batcher:
             yield
 
-    # the pages of documentation would load scripts from elsewhere
+    # the documentation pages would load scripts from a CDN
     app = FastAPI(title="lightning_idc", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.add_middleware(Limits, max_bytes=max_bytes, seconds=timeout)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
@@ -130,7 +130,7 @@ def make_app(
 
     @app.post("/describe")
     async def describe(before: UploadFile, after: UploadFile, where: bool = True) -> dict[str, Any]:
-        """Say what changed between two image files, and where."""
+        """Describe and locate the change between two image files."""
         return await batcher.answer(ImagePair(await before.read(), await after.read(), where, None))
 
     @app.post("/v1/chat/completions")
@@ -152,9 +152,9 @@ def make_app(
 
     @app.get("/samples")
     async def samples() -> list[str]:
-        """Names of pairs of images to try."""
+        """Names of sample pairs."""
         names = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
-        # a captioner that comes with the library knows its own kind of images only
+        # a shipped captioner only knows images of its kind
         return [name for name in names if name.partition("-")[0] == model] or names
 
     @app.get("/", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol: coding agents ask what changed between two image files."""
+"""A Model Context Protocol server with a tool that describes the change between two image files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
-from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
+from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import answer_pairs
@@ -18,15 +18,15 @@ from lightning_idc.utils.errors import IDCError
 
 
 class Described(TypedDict):
-    """What the tool returns.
+    """Result of the tool.
 
     Args:
-        caption: what changed, as a sentence.
-        change_score: probability that anything changed; None where the captioner knows no unchanged pairs.
-        changed: whether the pair counts as changed; None where that is not known.
-        regions: where, [x1, y1, x2, y2] in pixels of the first image, the most important one first.
+        caption: description of the change.
+        change_score: probability that anything changed; None if the captioner was trained without unchanged pairs.
+        changed: whether the pair counts as changed; None if unknown.
+        regions: boxes of the change, [x1, y1, x2, y2] in pixels of the first image, the most important one first.
         size: width and height of the first image.
-        notes: what makes the answer doubtful.
+        notes: warnings about the answer.
     """
 
     caption: str
@@ -42,7 +42,7 @@ def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequenc
 
     Args:
         captioner: the captioner.
-        folders: folders below which images are read; no other file is opened.
+        folders: folders with readable images; no other file is opened.
     """
     readable = [folder.resolve() for folder in folders]
     about = (
@@ -53,7 +53,7 @@ def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequenc
     server = MCPServer(
         "lightning_idc", instructions=f"Says what changed between two images. {about}", log_level="ERROR"
     )
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     def describe_change(before: str, after: str) -> Described:
         for image in (before, after):
@@ -61,7 +61,7 @@ def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequenc
             if not any(path.is_relative_to(folder) for folder in readable):
                 raise ToolError(f"{image!r} is not below {', '.join(map(str, readable))}; see --folders")
         try:
-            with turn, warnings.catch_warnings(record=True) as caught:
+            with lock, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
                 answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)])[0]
         except IDCError as error:

@@ -18,7 +18,7 @@ from PIL import Image
 from toy_idc import RECIPE
 
 from lightning_idc.cli import main
-from lightning_idc.cli.recipes.launch import run_here
+from lightning_idc.cli.recipes.launch import run_in_process
 from lightning_idc.cli.recipes.run import DONE, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -270,7 +270,7 @@ def test_only_smoke_sizes_run_in_the_process_of_the_runner(
     launches: list[Any] = []
     monkeypatch.setattr(Run, "go", lambda run: launches.append(run.launch) or 0)
     assert main(["run", "toy.yaml", *arguments]) == 0
-    assert [launch is run_here for launch in launches] == [here]
+    assert [launch is run_in_process for launch in launches] == [here]
 
 
 def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli.recipes import entries
-from lightning_idc.cli.recipes.launch import run_here
+from lightning_idc.cli.recipes.launch import run_in_process
 from lightning_idc.cli.recipes.plan import Plan
 
 
@@ -23,7 +23,7 @@ def stages_here(monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | 
     def launch(plan: Plan, followed: bool) -> int:
         if note is not None:
             note(plan)
-        return run_here(plan, followed)
+        return run_in_process(plan, followed)
 
     def launch_for(*unused: Any) -> Any:
         return launch

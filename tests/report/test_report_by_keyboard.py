@@ -199,7 +199,7 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
 
 
 def test_more_pairs_than_a_page_holds(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_idc.report.html.MOST_PAIRS", 3)
+    monkeypatch.setattr("lightning_idc.report.html.MAX_PAIRS", 3)
     few = [Entry(f"p{n}", "a", ["a"]) for n in range(7)]
     tab = browser.new_page()
     write_report(tmp_path / "r.html", "A report", iter(few))

@@ -210,7 +210,7 @@ def test_the_picture_is_not_written_over_an_image_of_the_pair(
 
 
 @pytest.mark.parametrize(
-    ("save", "said"), [("absent/a.png", "'absent' is no folder"), ("folder.png", "is a folder; name a file in it")]
+    ("save", "said"), [("absent/a.png", "'absent' is not a folder"), ("folder.png", "is a folder; name a file in it")]
 )
 def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     save: str, said: str, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

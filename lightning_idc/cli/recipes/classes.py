@@ -1,4 +1,4 @@
-"""Classes in recipes: ``{class: AdamW, lr: 1.0e-3}``, where LightningCLI has class_path and init_args."""
+"""Classes in recipes: ``{class: AdamW, lr: 1.0e-3}``, in place of LightningCLI's class_path and init_args."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PARTS_OF_TRAINER = ("strategy", "profiler", "logger")
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` merged in; neither is changed.
 
-    Mappings are merged key by key. A mapping that names another class keeps those arguments that this class has, too.
+    Mappings are merged key by key. If the class differs, only arguments that the new class also has are kept.
 
     Args:
-        base: configuration with full names of classes.
-        over: values that win.
+        base: configuration with full class names.
+        over: values that override those of ``base``.
 
     Example:
         >>> merge({"model": {"width": 96, "heads": 4}}, {"model": {"width": 64}})
@@ -37,7 +37,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arguments_for(options: Mapping[str, Any], path: str | None) -> Mapping[str, Any]:
-    """Options of a class that another one has, too; all of them for the same class and for a mapping without one."""
+    """Options that another class also has; all options for the same class and for mappings without a class."""
     if path is None or options.get("class", path) == path:
         return options
     names = arguments_of(path) or frozenset()
@@ -45,16 +45,16 @@ def _arguments_for(options: Mapping[str, Any], path: str | None) -> Mapping[str,
 
 
 def with_classes(value: Any, where: str, key: str = "", parent: str = "") -> Any:
-    """Copy of a configuration in which each class has its full name, also those given as text or as a label.
+    """Copy of a configuration with full class names, including classes given as text or as a label.
 
     Args:
-        value: configuration in the language of recipes, or a part of it.
+        value: configuration in the format of recipes, or a part of it.
         where: beginning of a message, such as the file.
         key: key of the part.
-        parent: ``model``, ``data`` or ``trainer`` for what stands below it.
+        parent: ``model``, ``data`` or ``trainer`` for parts below it.
 
     Raises:
-        ConfigError: an unknown class, or LightningCLI's own form.
+        ConfigError: a class is unknown, or has the format of LightningCLI.
     """
     if isinstance(value, list):
         if (parent, key) == ("trainer", "callbacks"):
@@ -81,14 +81,14 @@ def with_classes(value: Any, where: str, key: str = "", parent: str = "") -> Any
 
 
 def _is_class(text: str, key: str, parent: str) -> bool:
-    """Whether a text names a class without arguments, where ``strategy: auto`` does not."""
+    """Whether a text is the name of a class, unlike ``strategy: auto``."""
     if not parent:
         return key in _PARTS
     return parent == "trainer" and key in _PARTS_OF_TRAINER and (text[:1].isupper() or "." in text)
 
 
 def _labelled(label: str, options: Any, where: str) -> Any:
-    """Options of a callback with its class, which is its label where they name none."""
+    """Options of a callback with its class, by default its label."""
     if options is None:
         return None
     if not isinstance(options, Mapping):
@@ -97,7 +97,7 @@ def _labelled(label: str, options: Any, where: str) -> Any:
 
 
 def as_lightning(value: Any, key: str = "") -> Any:
-    """A configuration as LightningCLI reads it: class_path and init_args, callbacks as a list.
+    """A configuration in the format of LightningCLI: class_path and init_args, callbacks as a list.
 
     Example:
         >>> as_lightning({"model": {"class": "m.Net", "width": 96}})
@@ -117,28 +117,28 @@ def as_lightning(value: Any, key: str = "") -> Any:
 
 
 def set_key(options: dict[str, Any], parts: list[str], value: Any) -> None:
-    """Set a value by its dotted key, which may name an index of a list, and ``init_args`` as LightningCLI does.
+    """Set a value by its dotted key, which may contain indices of lists, and ``init_args`` as in LightningCLI.
 
     Args:
         options: configuration of a stage; changed in place.
         parts: key, split at its dots.
-        value: read from YAML.
+        value: new value.
 
     Raises:
-        ConfigError: a part of the key leads into a value that has no keys.
+        ConfigError: a part of the key refers to a value without keys.
     """
     *path, last = [part for part in parts if part != "init_args"]
-    at: Any = options
+    parent: Any = options
     for name in path:
-        inner = _item(at, name, parts)
+        inner = _item(parent, name, parts)
         if isinstance(inner, str) and inner[:1].isupper():
             inner = {"class": inner}
-            at[name] = inner
+            parent[name] = inner
         elif inner is None:
-            inner = at[name] = {}
-        at = inner
-    _item(at, last, parts)
-    at[int(last) if isinstance(at, list) else last] = value
+            inner = parent[name] = {}
+        parent = inner
+    _item(parent, last, parts)
+    parent[int(last) if isinstance(parent, list) else last] = value
 
 
 def _item(at: Any, name: str, parts: list[str]) -> Any:

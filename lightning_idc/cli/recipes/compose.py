@@ -1,4 +1,4 @@
-"""Composing a recipe: one YAML of stages, each of which becomes a LightningCLI configuration that runs on its own.
+"""Composing a recipe: a YAML file of stages, each of which becomes a separate LightningCLI configuration.
 
     defaults: [cpu, rendered]                        # files of recipes/_base, merged in order; this file wins
     recipe: {title, requirements, expected, minutes, smoke: {dotted key: value}, import: [module]}
@@ -13,14 +13,14 @@
 1. `_read` merges a file over its defaults.
 2. `load` merges the chosen entries of the matrix over it.
 3. `_stage` merges each stage over `base` and over the stage that it is `like`.
-4. `resolve` fills in what earlier stages made.
-5. `as_lightning` writes a stage as LightningCLI reads it.
+4. `resolve` fills in checkpoints of earlier stages.
+5. `as_lightning` converts a stage to the format of LightningCLI.
 
-Mappings are merged key by key. A class is given by its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; another
-class keeps those arguments of the one before that it has, too. ``callbacks`` are options by name of the class, or by a
-label with ``class``; null takes one away, as it does a stage in the matrix. A value may name another one,
-``${base.data.root}``, the checkpoint of an earlier stage, ``${stages.train.best}``, and the folder of the run,
-``${run_dir}``. A stage without ``of`` and ``ckpt_path`` begins without weights.
+Mappings are merged key by key. A class is given by its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; if the
+class is replaced, arguments that the new class also has are kept. ``callbacks`` are options by class name, or by a
+label with ``class``; null removes a callback, or a stage in the matrix. A value may refer to another one,
+``${base.data.root}``, to the checkpoint of an earlier stage, ``${stages.train.best}``, and to the folder of the run,
+``${run_dir}``. A stage without ``of`` and ``ckpt_path`` starts without weights.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Stage:
     """One step of a recipe.
 
     Args:
-        name: unique within the recipe; the name of its folder.
+        name: unique name, also of its folder.
         run: LightningCLI verb.
-        options: configuration in the language of recipes.
-        key: digest of the stage and of those whose results it reads.
+        options: configuration in the format of recipes.
+        key: digest of the stage and of the stages whose results it reads.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Stage:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Configuration as LightningCLI reads it."""
+        """Configuration in the format of LightningCLI."""
         return as_lightning(self.options)
 
 
@@ -76,10 +76,10 @@ class Recipe:
     """A recipe as read from its file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         about: title, requirements, expected, minutes, smoke, import.
-        stages: in order.
-        choice: entry of each axis of the matrix.
+        stages: stages in order.
+        choice: selected entry of each matrix axis.
     """
 
     path: Path
@@ -93,9 +93,9 @@ class _Sections:
     """Sections of a recipe file, merged over those of its defaults.
 
     Args:
-        recipe, base, matrix: as in the file.
-        stages: entry of each stage by name.
-        order: names of the stages that run.
+        recipe, base, matrix: sections of the file.
+        stages: entries of stages by name.
+        order: names of the stages to run, in order.
     """
 
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Sections:
     order: list[str] = field(default_factory=list)
 
     def merged(self, over: Mapping[str, Any]) -> _Sections:
-        """Copy with other sections merged in; a stage that is null there leaves the order."""
+        """Copy with other sections merged in; stages that are null there are removed from the order."""
         stages, order = dict(self.stages), self.order
         for name, entry in (over.get("stages") or {}).items():
             if entry is None:
@@ -125,8 +125,8 @@ def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
     """Read a recipe.
 
     Args:
-        path: of the file.
-        choice: entry of each axis of its matrix; the first one where nothing is given.
+        path: path of the file.
+        choice: selected entries by matrix axis; the first entry for other axes.
 
     Raises:
         ConfigError: the file is missing or is not a recipe.
@@ -167,7 +167,7 @@ def axes(path: Path) -> dict[str, dict[str, Any]]:
     """Axes of the matrix of a recipe, with their entries.
 
     Raises:
-        ConfigError: an axis that has no entries, or an entry that changes something else than a recipe has.
+        ConfigError: an axis has no entries, or an entry has unknown sections or stages.
     """
     sections = _read(path)
     for axis, entries in sections.matrix.items():
@@ -186,14 +186,14 @@ def axes(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def choices(path: Path, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Entries of the matrix of a recipe to run, one of each axis; one empty choice without a matrix.
+    """Combinations of matrix entries, one entry per axis; one empty combination without a matrix.
 
     Args:
-        path: of the recipe.
-        chosen: entry of some axes; the others are run through.
+        path: recipe file.
+        chosen: selected entries by axis; all entries for other axes.
 
     Raises:
-        ConfigError: an axis or an entry that the recipe does not have.
+        ConfigError: the recipe does not have an axis or entry.
     """
     matrix = axes(path)
     for axis, entry in chosen.items():
@@ -212,11 +212,11 @@ def resolve(config: Any, run_dir: Path, best: Mapping[str, str], where: str = "a
     Args:
         config: configuration of a stage.
         run_dir: folder of the run.
-        best: checkpoint of each stage that has trained, by name; empty where it left none.
+        best: best checkpoint of each trained stage, by name; empty if it saved none.
         where: beginning of a message.
 
     Raises:
-        ConfigError: a stage left no checkpoint.
+        ConfigError: a referenced stage has no checkpoint.
     """
     stages = {name: {"best": path.replace("${", r"\${")} for name, path in best.items() if path}
     try:
@@ -239,7 +239,7 @@ def _read(path: Path) -> _Sections:
         default = _read(_default(path, str(name)))
         below = below.merged({**vars(default), "order": None})
     stages = {str(name): _checked_entry(path, str(name), entry) for name, entry in (raw.get("stages") or {}).items()}
-    # YAML reads names such as 16 and off as other things than text
+    # YAML parses names such as 16 and off as numbers and booleans
     matrix = {
         axis: {str(name): with_classes(entry, str(path)) for name, entry in entries.items()}
         if isinstance(entries, dict)
@@ -253,13 +253,13 @@ def _read(path: Path) -> _Sections:
 
 
 def _default(path: Path, name: str) -> Path:
-    """File of ``defaults``: beside the recipe, or in the folder ``_base`` of it, of a parent, or of this library."""
+    """File of a name in ``defaults``: in the folder of the recipe, in a ``_base`` folder there or above, or shipped."""
     folders = [path.parent, path.parent / "_base", path.parent.parent / "_base", shipped_folder() / "_base"]
     for folder in folders:
         if (folder / f"{name}.yaml").is_file():
             return folder / f"{name}.yaml"
-    known = {file.stem for folder in folders[1:] for file in folder.glob("*.yaml")}
-    raise ConfigError(f"{path}: defaults name {name!r}, for which there is no file; {nearest(name, known)}")
+    names = {file.stem for folder in folders[1:] for file in folder.glob("*.yaml")}
+    raise ConfigError(f"{path}: defaults name {name!r}, for which there is no file; {nearest(name, names)}")
 
 
 def _checked_entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _checked_entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
 
 
 def _inherited(where: str, entries: Mapping[str, Any], name: str, heirs: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Entry of a stage over the entry that it is ``like``."""
+    """Entry of a stage merged over the entry of ``like``."""
     entry = entries[name]
     other = entry.get("like")
     if not other:
@@ -296,19 +296,19 @@ def _stage(where: str, sections: _Sections, name: str, earlier: Mapping[str, Sta
         options = merge(options, {"model": model, "ckpt_path": f"${{stages.{of}.best}}"})
     elif "run" not in entry:
         raise ConfigError(f"{where} needs run ({', '.join(VERBS)}), or of and the name of the stage that it tests")
-    own = {key: value for key, value in entry.items() if key not in _STAGE_KEYS}
-    return Stage(name, entry.get("run", "test"), merge(options, own))
+    stage_options = {key: value for key, value in entry.items() if key not in _STAGE_KEYS}
+    return Stage(name, entry.get("run", "test"), merge(options, stage_options))
 
 
 def _filled(config: dict[str, Any], where: str, trained: Iterable[str], base: dict[str, Any]) -> dict[str, Any]:
-    """Configuration with references to values of the recipe filled in, those to the run left as they are."""
+    """Configuration with references to values of the recipe filled in, but not those to the run."""
     stages = {name: {"best": rf"\${{stages.{name}.best}}"} for name in trained}
     try:
         filled: dict[str, Any] = _interpolated(config, {"run_dir": r"\${run_dir}", "stages": stages, "base": base})
         return filled
     except OmegaConfBaseException as error:
-        known = ", ".join(["${run_dir}", *(f"${{stages.{name}.best}}" for name in stages), "${base.KEY}"])
-        raise ConfigError(f"{where}: {_one_line(error)}; here there are {known}") from error
+        references = ", ".join(["${run_dir}", *(f"${{stages.{name}.best}}" for name in stages), "${base.KEY}"])
+        raise ConfigError(f"{where}: {_one_line(error)}; here there are {references}") from error
 
 
 def _interpolated(config: Any, values: dict[str, Any]) -> Any:
@@ -320,7 +320,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _set_keys(stages: list[Stage]) -> None:
-    """Give each stage its digest."""
+    """Set the digest of each stage."""
     for number, stage in enumerate(stages):
         text = json.dumps(stage.options, sort_keys=True, default=str)
         read = [other for other in stages[:number] if _reads(text, other)]
@@ -328,5 +328,5 @@ def _set_keys(stages: list[Stage]) -> None:
 
 
 def _reads(text: str, earlier: Stage) -> bool:
-    """Whether a configuration names what an earlier stage leaves; predictions write files that any stage may read."""
+    """Whether a configuration uses results of an earlier stage; files of `predict` may be read by any stage."""
     return earlier.run == "predict" or f"stages.{earlier.name}.best}}" in text or f"{{run_dir}}/{earlier.name}/" in text

@@ -1,4 +1,4 @@
-"""Runs of a recipe: one for each seed and each entry of its matrix."""
+"""Runs of a recipe: one for each seed and each choice of matrix entries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from lightning_idc.cli import name_modules
 from lightning_idc.cli.preflight import check_models
 from lightning_idc.cli.recipes.compose import Recipe, about, choices, load
-from lightning_idc.cli.recipes.launch import Launch, Processes, run_here
+from lightning_idc.cli.recipes.launch import Launch, Processes, run_in_process
 from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data, with_engine
 from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
 from lightning_idc.cli.recipes.run import RUN, Run, new_folder, read_record
@@ -24,14 +24,14 @@ from lightning_idc.utils.errors import ConfigError, IDCError
 def run_recipe(
     recipe: str, *, smoke: bool, seeds: str | None, out: Path | None, resume: Path | None, keys: dict[str, Any]
 ) -> int:
-    """Run a recipe for several seeds and all entries of its matrix; the arguments are those of the verb `run`.
+    """Run a recipe for several seeds and all matrix entries; the arguments are those of the verb `run`.
 
     Args:
         recipe: YAML file or name.
-        smoke: whether at the size of tests.
-        seeds: numbers separated by commas; None for one run with the seed of the recipe.
+        smoke: whether to run at the size of tests.
+        seeds: seeds separated by commas; None for one run with the seed of the recipe.
         out: folder of the results.
-        resume: folder of a stopped run.
+        resume: folder of an interrupted run.
         keys: further keys of the command line.
     """
     # active waiting is 10 % faster on an idle machine and 3 times slower on a busy one; torch reads it when imported
@@ -44,7 +44,7 @@ def run_recipe(
     all_seeds = _seeds(seeds, keys)
     ranks = ranks_of_job()
     if ranks.several and not (out or resume):
-        raise ConfigError("each of several processes would make a folder of its own; expected --out or --resume")
+        raise ConfigError("each of several processes would create another folder; expected --out or --resume")
     name_modules(about(path).get("import") or [], f"{path}, recipe.import")
     home = (resume or out or new_folder(path)).resolve()
     begun = _begun(path, home) if resume else {}
@@ -68,9 +68,9 @@ class _Entry:
     """One run of a recipe.
 
     Args:
-        folder: of the run.
-        keys: of the command line, with the seed and the entry of the matrix.
-        title: what tells it from the others.
+        folder: folder of the run.
+        keys: keys of the command line, with seed and matrix entries.
+        title: text that distinguishes the run; empty for a single run.
     """
 
     folder: Path
@@ -81,20 +81,20 @@ class _Entry:
 def _entries(
     path: Path, keys: Mapping[str, Any], seeds: Sequence[int], home: Path, begun: Mapping[Path, dict[str, Any]]
 ) -> list[_Entry]:
-    """Runs of all seeds and all entries of the matrix; one that was not begun gets the keys of those that were.
+    """Runs of all seeds and matrix entries; new ones get the keys of existing runs.
 
     Args:
-        path: of the recipe.
-        keys: of the command line.
-        seeds: to run; none for one run with the seed of the recipe.
+        path: recipe file.
+        keys: keys of the command line.
+        seeds: seeds to run; empty for one run with the seed of the recipe.
         home: folder of all runs.
-        begun: folder of each run that was begun, and its keys.
+        begun: keys of existing runs by folder.
     """
-    if home in begun and not seeds:  # which says itself what entry it is of
+    if home in begun and not seeds:  # its keys contain the matrix entries
         return [_Entry(home, {**begun[home], **keys}, "")]
     chosen = {key.removeprefix("matrix."): str(value) for key, value in keys.items() if key.startswith("matrix.")}
     combinations = choices(path, chosen)
-    common = next(iter(begun.values()), {})  # one table compares them all
+    common = next(iter(begun.values()), {})  # all runs share a table, so their keys must agree
     common = {k: v for k, v in common.items() if k != "seed_everything" and not k.startswith("matrix.")}
     entries = []
     every_seed: Sequence[int | None] = seeds or [None]
@@ -140,9 +140,9 @@ def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
 
 
 def launch_for(recipe: Recipe, smoke: bool, watch: Watch | None) -> Launch:
-    """How to run the stages: at smoke size in this process, unless Lightning would start further ones."""
+    """Launcher of the stages: this process at smoke size, unless Lightning starts further processes."""
     if smoke and watch is None and all(_is_small(stage.config.get("trainer") or {}) for stage in recipe.stages):
-        return run_here
+        return run_in_process
     return Processes(early=watch is None, is_lost=watch.is_lost if watch is not None else None)
 
 
@@ -152,10 +152,10 @@ def _is_small(trainer: Mapping[str, Any]) -> bool:
 
 
 def _begun(path: Path, home: Path) -> dict[Path, dict[str, Any]]:
-    """Keys of the runs that were begun in a folder, by their folder.
+    """Keys of existing runs in a folder, by their folder.
 
     Raises:
-        ConfigError: there is none, or it is of another recipe.
+        ConfigError: there are no runs, or they are of another recipe.
     """
     begun = {}
     for file in sorted(file for depth in ("", "*/", "*/*/") for file in home.glob(f"{depth}{RUN}")):
@@ -171,7 +171,7 @@ def _begun(path: Path, home: Path) -> dict[Path, dict[str, Any]]:
 
 
 def _seeds(text: str | None, keys: Mapping[str, Any]) -> list[int]:
-    """Numbers of ``--seeds``; none where it was not given."""
+    """Parse ``--seeds``; empty if it is None."""
     if text is None:
         return []
     seeds = text.strip("[]").replace(",", " ").split()
@@ -183,7 +183,7 @@ def _seeds(text: str | None, keys: Mapping[str, Any]) -> list[int]:
 
 
 def _compare_seeds(folder: Path, seeds: int) -> int:
-    """Show and write what the runs of a folder reached."""
+    """Print and write a leaderboard of the runs of a folder."""
     from lightning_idc.cli.leaderboard import write
     from lightning_idc.report.leaderboard import as_markdown, boards
     from lightning_idc.report.result_rows import read_results
@@ -191,7 +191,7 @@ def _compare_seeds(folder: Path, seeds: int) -> int:
     print(f"\n#### {seeds} seeds\n", flush=True)
     try:
         table = boards(read_results(folder), folder)
-    except IDCError as error:  # a recipe without ShowResults; its runs are finished all the same
+    except IDCError as error:  # a recipe without ShowResults; its runs have succeeded
         print(f"no table: {error}", flush=True)
         return 0
     print(as_markdown(table), flush=True)

@@ -1,4 +1,4 @@
-"""The process of a stage: this one, or one of its own that is stopped in an orderly way and never left behind."""
+"""Launchers of stages: in this process, or in child processes that are stopped cleanly and never orphaned."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lightning_idc.utils.children import end_with_parent
 
 _PARENT = "LIGHTNING_IDC_PARENT"
 SECONDS_TO_FOLLOW = 30
-"""How long a stage may take to end by itself after another process of the run has ended."""
+"""Maximum time for a stage to exit by itself after another process of the run has ended."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 Launch = Callable[[Plan, bool], int]
-"""Runs a stage to its end; the second argument tells whether another one follows. Returns the exit status."""
+"""Runs a stage; the second argument is whether another stage follows. Returns the exit status."""
 
 
-def run_here(plan: Plan, followed: bool) -> int:
-    """Run a stage in this process: at smoke size, importing torch and Lightning would take longer than the stage."""
+def run_in_process(plan: Plan, followed: bool) -> int:
+    """Run a stage in this process, since at smoke size imports in a new process would take longer than the stage."""
     from lightning_idc.cli import guarded, import_named_modules
 
     def run() -> int:
@@ -52,7 +52,7 @@ def run_here(plan: Plan, followed: bool) -> int:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Treat another signal as Ctrl-C."""
+    """Handle another signal like Ctrl-C."""
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         raise KeyboardInterrupt
@@ -60,12 +60,12 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 class Processes:
-    """Runs each stage in a process of its own.
+    """Runs each stage in a child process.
 
     Args:
-        early: whether the process of the next stage is started with this one, so that it imports torch and Lightning
-            meanwhile.
-        is_lost: called once a second; True where another process of the run has ended.
+        early: whether to start the process of the next stage together with the current one, so that its imports
+            overlap.
+        is_lost: function called once a second; True if another process of the run has ended.
     """
 
     def __init__(self, early: bool = True, is_lost: Callable[[], bool] | None = None) -> None:
@@ -73,7 +73,7 @@ class Processes:
         self._next: subprocess.Popen[str] | None = None
 
     def __call__(self, plan: Plan, followed: bool) -> int:
-        """Run a stage; one that was interrupted finishes its step and saves, unless it is interrupted once more."""
+        """Run a stage; an interrupted stage finishes its step and saves, and a second interrupt kills it."""
         interrupts: list[int] = []
 
         def forward(signum: int, frame: FrameType | None) -> None:
@@ -82,11 +82,11 @@ class Processes:
                 _kill(process)
                 return
             print("\nstopping after the current step; once more to stop at once ...", file=sys.stderr, flush=True)
-            # the stage alone, not its workers: they end with it, and without them it could not finish its step
+            # not the data loader workers, which the stage needs for finishing its step
             process.send_signal(signal.SIGINT)
 
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # none may come between the start and its handler
-        process, self._next = self._next or _started(), None
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # no signal may arrive before the handler is installed
+        process, self._next = self._next or _start_process(), None
         with _handled(forward, _SIGNALS):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             try:
@@ -94,7 +94,7 @@ class Processes:
                 with suppress(BrokenPipeError):
                     process.stdin.write(json.dumps(asdict(plan), default=str) + "\n")
                     process.stdin.close()
-                self._next = _started() if followed and self.early else None
+                self._next = _start_process() if followed and self.early else None
                 status = self._wait(process)
             finally:
                 if self._next is not None and (interrupts or process.poll() != 0):
@@ -115,8 +115,8 @@ class Processes:
         return 1
 
 
-def _started() -> subprocess.Popen[str]:
-    """Process that imports what every stage needs, and waits for a plan."""
+def _start_process() -> subprocess.Popen[str]:
+    """Start a process that imports the modules of a stage and waits for a plan."""
     return subprocess.Popen(
         [sys.executable, "-m", "lightning_idc", "stage"],
         env={**os.environ, _PARENT: str(os.getpid())},
@@ -134,18 +134,20 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None], signals: tuple[signal.Signals, ...]) -> Iterator[None]:
-    heard = [name for name in signals if signal.getsignal(name) is not signal.SIG_IGN]  # nohup ignores some
-    before = {name: signal.signal(name, handler) for name in heard}
+    handled = [
+        name for name in signals if signal.getsignal(name) is not signal.SIG_IGN
+    ]  # keep signals ignored, for nohup
+    previous = {name: signal.signal(name, handler) for name in handled}
     try:
         yield
     finally:
-        for name, old in before.items():
-            signal.signal(name, old)
+        for name, previous_handler in previous.items():
+            signal.signal(name, previous_handler)
 
 
 def run() -> int:
-    """Run the stage of a recipe whose plan comes through the standard input."""
-    end_with_parent(int(os.environ.pop(_PARENT)))  # it would train on unseen, beside the run that resumes it
+    """Run the stage of a recipe with a plan from standard input."""
+    end_with_parent(int(os.environ.pop(_PARENT)))  # an orphan would keep training next to a resumed run
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from lightning_idc.cli.stage import run_stage

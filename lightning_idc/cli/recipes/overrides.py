@@ -1,4 +1,4 @@
-"""Keys of the command line over a recipe: ``--KEY VALUE``, ``--data NAME`` and ``--engine NAME``."""
+"""Command-line overrides of a recipe: ``--KEY VALUE``, ``--data NAME`` and ``--engine NAME``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _OF_ONE_DATA_SET = ("root", "annotations")
 def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
     """Set dotted keys in all stages that have them, or in one with ``stages.NAME.``.
 
-    A key of the model or the data goes to the stages whose class has such an argument, or hands on the pairs of other
-    data that has it.
+    A key of the model or the data applies to stages whose class, or the wrapped data of its class, has the argument.
 
     Args:
-        recipe: changed in place.
-        keys: dotted key -> value.
+        recipe: recipe, changed in place.
+        keys: values by dotted key.
 
     Raises:
-        ConfigError: no stage has such a key; the nearest one that exists.
+        ConfigError: no stage has the key.
     """
     for key, value in keys.items():
         stages, parts = _target(recipe, key)
@@ -43,7 +42,7 @@ def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
 
 
 def _target(recipe: Recipe, key: str) -> tuple[list[Stage], list[str]]:
-    """Stages that a key is for, and its parts behind their name."""
+    """Stages that a key applies to, and its parts without ``stages.NAME``."""
     parts = key.split(".")
     if parts[0] != "stages":
         return recipe.stages, parts
@@ -60,10 +59,10 @@ def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: An
     valid: set[str] = set()
     is_set = False
     for stage in stages:
-        for part in _handed_on(stage.options.get(parts[0])):
-            known = arguments_of(part["class"])
-            valid |= known or set()
-            if known is None or name in known or name == "class":
+        for part in _wrapped_data(stage.options.get(parts[0])):
+            argument_names = arguments_of(part["class"])
+            valid |= argument_names or set()
+            if argument_names is None or name in argument_names or name == "class":
                 set_key(part, parts[1:], value)
                 is_set = True
                 break
@@ -71,32 +70,32 @@ def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: An
         raise ConfigError(f"--{key}: {parts[0]} has no argument {name!r}; {nearest(name, valid)}")
 
 
-def _handed_on(part: Any) -> Iterator[dict[str, Any]]:
-    """A class with its arguments, and behind it the data whose pairs it hands on, as `EveryPair` does."""
+def _wrapped_data(part: Any) -> Iterator[dict[str, Any]]:
+    """A class with its arguments, and the data that it wraps, as in `EveryPair`."""
     while isinstance(part, dict) and "class" in part:
         yield part
         part = part.get("data")
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Refuse unknown keys and classes in any stage.
+    """Check that all keys and classes of all stages exist.
 
     Raises:
-        ConfigError: the stage, the key, and the nearest one that exists.
+        ConfigError: a key or class does not exist.
     """
     for stage in recipe.stages:
         check_config(stage.config, f"{recipe.path.name}, stage {stage.name}")
 
 
 def use_data(recipe: Recipe, name: str) -> None:
-    """Let all stages that take the pairs of the last stage take others.
+    """Replace the data of the last stage, in all stages with the same data.
 
-    Arguments that the other data has, too, are kept, but for the folder; images come in the size that was rendered
-    before. A stage that learns from what only a renderer or boxes can tell keeps its data.
+    Arguments that the new data also has are kept, except for folders; the image size is the previous render size.
+    Stages with other data, such as those that need a renderer or boxes, keep theirs.
 
     Args:
-        recipe: changed in place; keys of its smoke size that only the former data have are dropped.
-        name: as ``lightning-idc list data`` lists them, or a class.
+        recipe: recipe, changed in place; smoke keys that the new data lacks are dropped.
+        name: name in ``lightning-idc list data``, or a class.
 
     Raises:
         ConfigError: there is no such data.
@@ -104,12 +103,12 @@ def use_data(recipe: Recipe, name: str) -> None:
     if name not in MODULES and "." not in name and not is_public(name):
         raise ConfigError(f"--data {name}: there is no data of this name; {nearest(name, MODULES)}")
     path = full_name(MODULES.get(name, name))
-    known = arguments_of(path)
+    argument_names = arguments_of(path)
     tested = (recipe.stages[-1].options.get("data") or {}).get("class")
     for part in _all_data(recipe.stages):
         if part["class"] == tested != path:
-            shared = {key: value for key, value in part.items() if known is None or key in known}
-            if known is not None and "image_size" in known and "render_size" in part:
+            shared = {key: value for key, value in part.items() if argument_names is None or key in argument_names}
+            if argument_names is not None and "image_size" in argument_names and "render_size" in part:
                 shared.setdefault("image_size", part["render_size"])
             part.clear()
             part.update({"class": path} | {k: v for k, v in shared.items() if k not in _OF_ONE_DATA_SET})
@@ -118,21 +117,21 @@ def use_data(recipe: Recipe, name: str) -> None:
 
 
 def _fits(recipe: Recipe, key: str) -> bool:
-    """Whether a key of the smoke size is not an argument of data, or of some that a stage takes."""
+    """Whether a smoke key is not an argument of data, or one that the data of a stage has."""
     stages, parts = _target(recipe, key)
     arguments = [part for part in parts[1:] if part not in ("init_args", "data")]
     if parts[0] != "data" or not arguments:
         return True
-    known = [arguments_of(part["class"]) for part in _all_data(stages)]
-    return any(names is None or arguments[0] in names for names in known)
+    names_by_part = [arguments_of(part["class"]) for part in _all_data(stages)]
+    return any(names is None or arguments[0] in names for names in names_by_part)
 
 
 def _all_data(stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    return [part for stage in stages for part in _handed_on(stage.options.get("data"))]
+    return [part for stage in stages for part in _wrapped_data(stage.options.get("data"))]
 
 
 def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
-    """Keys with ``--engine`` as the launcher that the data modules of data making take.
+    """Keys with ``--engine`` converted to the launcher of data modules for synthesis.
 
     Raises:
         ConfigError: there is no such engine.

@@ -1,4 +1,4 @@
-"""What the process of a stage is told, and the exit statuses that it answers with."""
+"""Plan: input of the process of a stage, and its exit statuses."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 STAGE = "LIGHTNING_IDC_STAGE"
-"""Environment variable with the record of the stage that a process, or one that Lightning starts from it, runs."""
+"""Environment variable with the record file of the stage, for its process and those that Lightning starts."""
 INTERRUPTED, REFUSED = 130, 3
-"""Exit status of a stage that a signal ended, and of one whose configuration, or a later one, is wrong."""
+"""Exit status of a stage that a signal ended, and of one with an invalid configuration of itself or a later stage."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a process needs to know to run a stage.
+    """Input of the process of a stage.
 
     Args:
         verb: verb of LightningCLI.
         file: configuration file.
-        record: file to write when the stage is finished.
-        key: digest of the stage, for the record.
+        record: record file, written when the stage is finished.
+        key: digest of the stage for the record.
         environment: further environment variables.
         later: name, verb and configuration of the stages to check before this one runs.
     """

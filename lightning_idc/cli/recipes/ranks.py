@@ -1,6 +1,6 @@
-"""One run in several processes that a scheduler starts with the same command: SLURM's srun, torchrun, Kubernetes.
+"""Runs in several processes that a scheduler starts with the same command: SLURM's srun, torchrun, Kubernetes.
 
-All of them compose the same stages and run them in step: a stage's processes meet when Lightning joins them.
+All processes compose the same stages and run them in the same order; Lightning connects the processes of a stage.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _DEFAULT_PORT = 12910
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among those of its run.
+    """Rank of this process in a run.
 
     Args:
-        rank: 0 for the one that makes the folder and speaks.
-        port: first port to meet at; None where this process is alone.
+        rank: rank; 0 creates the folder and prints.
+        port: first rendezvous port; None for a single process.
     """
 
     rank: int = 0
@@ -34,10 +34,10 @@ class Ranks:
         return self.port is not None
 
     def environment(self, stage: int) -> dict[str, str]:
-        """Variables of a stage: its processes meet at a port of their own, since that of the last one may be in use.
+        """Environment variables of a stage, with a separate port, since that of the previous stage may be in use.
 
         Args:
-            stage: its number in the recipe.
+            stage: index of the stage in the recipe.
         """
         if self.port is None:
             return {}
@@ -45,23 +45,23 @@ class Ranks:
 
 
 def ranks_of_job() -> Ranks:
-    """Place of this process among those that a scheduler started.
+    """Rank of this process among those of a scheduler.
 
     Raises:
-        ConfigError: SLURM has several tasks, and this process is none of them.
+        ConfigError: SLURM has several tasks, but the process was not started by srun.
     """
     env = os.environ
     port = int(env.get("MASTER_PORT", _DEFAULT_PORT))
     if ("TORCHELASTIC_RUN_ID" in env or "KUBERNETES_PORT" in env) and int(env.get("WORLD_SIZE", "1")) > 1:
         return Ranks(int(env["RANK"]), port)
-    # Lightning leaves interactive jobs alone, and so do we
+    # like Lightning, ignore interactive jobs
     if int(env.get("SLURM_NTASKS", "1")) > 1 and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         if "SLURM_STEP_ID" not in env:
             raise ConfigError(
                 f"SLURM gave this job {env['SLURM_NTASKS']} tasks, but the command was started once; begin it with "
                 "srun, or ask for one task"
             )
-        # of two jobs on a node each has ports of its own, as in Lightning
+        # as in Lightning, jobs on one node get different ports
         from_job = 15000 + int(env["SLURM_JOB_ID"][-4:])
         return Ranks(int(env["SLURM_PROCID"]), port if "MASTER_PORT" in env else from_job)
     if "NODE_RANK" in env and "MASTER_ADDR" in env and "LOCAL_RANK" not in env:
@@ -70,14 +70,14 @@ def ranks_of_job() -> Ranks:
 
 
 class Watch:
-    """Tells whether another process of a run has ended, however it ended.
+    """Detects whether another process of a run has ended.
 
-    Each holds a lock that the system gives back when it ends. Without it the others would wait until the time limit
-    of the backend, half an hour, for a process that was killed before they met.
+    Each process holds a lock that the system releases when it ends. Without it, other processes would wait for a killed
+    process until the timeout of the backend, half an hour.
 
     Args:
-        folder: of the run, which all processes see.
-        rank: of this process.
+        folder: folder of the run, shared by all processes.
+        rank: rank of this process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -92,7 +92,7 @@ class Watch:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def is_lost(self) -> bool:
-        """Whether a process that was there before is gone."""
+        """Whether a process that was running before has ended."""
         with suppress(ImportError, OSError):
             import fcntl
 

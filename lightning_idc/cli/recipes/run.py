@@ -1,4 +1,4 @@
-"""Running the stages of a recipe in a folder that a stopped run goes on from."""
+"""Run: runs the stages of a recipe in a folder, which can be resumed."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Run:
     """One run of a recipe.
 
     Args:
-        recipe: with all keys of the command line.
-        folder: one sub-folder per stage, and ``run.json``; an absolute path.
-        keys: of the command line, also those that the run was started with.
-        launch: runs a stage.
-        ranks: place of this process among those of the run.
+        recipe: recipe with all keys of the command line.
+        folder: absolute path of the run folder, with a subfolder per stage and ``run.json``.
+        keys: keys of the command line, including those of a resumed run.
+        launch: launcher of stages.
+        ranks: rank of this process.
     """
 
     recipe: Recipe
@@ -55,15 +55,15 @@ class Run:
             The exit status.
 
         Raises:
-            ConfigError: another run goes on in the folder, or it cannot be written to.
-            DataError: something in it is damaged.
+            ConfigError: the folder is in use by another run, or not writable.
+            DataError: a file of the folder is damaged.
         """
         if self.ranks.rank:
             return self._run_stages()
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder):
-            # runs of one name are seeds of one recipe only where the recipe was the same
+            # the digest shows whether runs are seeds of the same recipe
             recipe = digest(*(stage.key for stage in self.recipe.stages))
             about = {"recipe": self.recipe.path.name, "digest": recipe, "overrides": self.keys}
             atomic_write(self.folder / RUN, json.dumps(about, indent=2, default=str))
@@ -71,7 +71,7 @@ class Run:
         if status == REFUSED:
             if self.folder in new:
                 shutil.rmtree(self.folder)
-            with suppress(OSError):  # a folder above may hold another run by now
+            with suppress(OSError):  # a parent folder may contain another run by now
                 for parent in new:
                     if parent.exists():
                         parent.rmdir()
@@ -82,7 +82,7 @@ class Run:
         self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._shown()}")
         began = time.monotonic()
         best: dict[str, str] = {}
-        later: Sequence[Stage] = self.recipe.stages[1:]  # the first process checks them all
+        later: Sequence[Stage] = self.recipe.stages[1:]  # the process of the first stage checks all of them
         for number, stage in enumerate(self.recipe.stages):
             record = self._record(stage)
             if record is not None and record["key"] == stage.key:
@@ -97,7 +97,7 @@ class Run:
                     self._say_how_to_go_on(stage, status)
                     return status
                 record, later = self._record(stage), ()
-                if record is None:  # the share of one task of an array
+                if record is None:  # this task of an array has finished its shards
                     self._say(
                         f"the other tasks are still at work; when they have ended, go on with\n  {self._resume()}"
                     )
@@ -109,13 +109,13 @@ class Run:
         return 0
 
     def _plan(self, number: int, best: dict[str, str], changed: bool, later: Sequence[Stage]) -> Plan:
-        """Write the configuration of a stage, and say what its process does.
+        """Write the configuration of a stage, and return the plan of its process.
 
         Args:
-            number: of the stage.
-            best: checkpoint of each stage that has trained.
-            changed: whether the stage was finished before the recipe was changed.
-            later: stages to check.
+            number: index of the stage.
+            best: best checkpoint of each trained stage.
+            changed: whether the recipe changed after the stage was finished.
+            later: later stages to check.
         """
         stage, rank = self.recipe.stages[number], self.ranks.rank
         home = self.folder / stage.name
@@ -129,7 +129,7 @@ class Run:
             self._say(f"weights: {os.path.relpath(weights) if weights else 'as built'}")
         elif not changed and (newest := self._newest_checkpoint(home)):
             config["ckpt_path"] = str(newest)
-        # only the first process writes into the folder of a stage, which it may have to rename
+        # only rank 0 writes into the folder of a stage, since it may rename the folder
         file = home / "stage.yaml" if rank == 0 else self.folder / ".ranks" / f"{stage.name}.{rank}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(file, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
@@ -153,19 +153,19 @@ class Run:
         return newest
 
     def _record(self, stage: Stage) -> dict[str, Any] | None:
-        """What a stage left when it was finished."""
+        """Record of a finished stage; None if it is not finished."""
         path = self.folder / stage.name / DONE
         return read_record(path, ("key", "best", "metrics")) if path.is_file() else None
 
     def _is_finished(self, stage: Stage) -> bool:
-        """Whether a stage was finished as the recipe, and what it takes from others, say now."""
+        """Whether a stage was finished with the current recipe and inputs."""
         record = self._record(stage)
         return record is not None and record["key"] == stage.key
 
     def _best(self, stage: Stage, record: dict[str, Any]) -> str:
         if not record["best"]:
             return ""
-        best = self.folder / record["best"]  # relative, so that a run may be moved
+        best = self.folder / record["best"]  # relative, so that the run folder can be moved
         if not best.exists():
             raise DataError(
                 f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; put it back, or remove "
@@ -193,8 +193,8 @@ def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Content of ``run.json`` or ``stage.json``.
 
     Args:
-        path: of the record.
-        names: of the keys that it must have.
+        path: path of the record.
+        names: required keys.
 
     Raises:
         DataError: the file is damaged.
@@ -210,7 +210,7 @@ def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def new_folder(recipe: Path) -> Path:
-    """Folder for a run that was given none; it is not made."""
+    """Default folder of a new run; it is not created."""
     first = Path("runs") / recipe.stem / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     numbered = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))
     return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
@@ -218,12 +218,12 @@ def new_folder(recipe: Path) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the folder of a run; the system gives it back when this process ends, however it ends."""
+    """Lock the folder of a run; the system releases the lock when this process ends."""
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        if not os.access(folder, os.W_OK):  # a lock that cannot be made is waited for, too
+        if not os.access(folder, os.W_OK):  # a lock file that cannot be created also times out
             raise ConfigError(f"{str(folder)!r} cannot be written to; a run needs its folder") from None
         raise ConfigError(
             f"{str(folder)!r} is in use by a run that is going on; wait for it, stop it, or name another folder"
@@ -237,7 +237,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _set_aside(home: Path) -> Path:
-    """Rename the folder of a stage, so that nothing in it is lost."""
+    """Rename the folder of a stage to keep its files."""
     names = (home.with_name(f"{home.name}.{number}") for number in itertools.count(1))
     return home.rename(next(path for path in names if not path.exists()))
 

@@ -1,4 +1,4 @@
-"""Where the recipes of this library lie."""
+"""Paths of the shipped recipes."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from lightning_idc.utils.names import nearest
 
 
 def shipped_folder() -> Path:
-    """Folder of the recipes of this library: inside the package when installed, beside it in a checkout."""
+    """Folder of the shipped recipes: in the package when installed, next to it in a checkout."""
     package = Path(__file__).resolve().parents[2]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 
 
 def shipped() -> dict[str, Path]:
-    """Recipes that come with the library, by name."""
+    """Files of the shipped recipes, by name."""
     folder = shipped_folder()
     paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*.yaml"))}
     return {name.with_suffix("").as_posix(): path for name, path in paths.items() if name.parts[0] != "_base"}
 
 
 def named(name: str) -> Path:
-    """File of a recipe that comes with the library.
+    """File of a shipped recipe.
 
     Raises:
-        ConfigError: there is none of this name; the nearest one.
+        ConfigError: there is no recipe of this name.
     """
-    known = shipped()
+    recipes = shipped()
     short = name.removesuffix(".yaml").removeprefix("recipes/")
-    if short not in known:
-        raise ConfigError(f"no shipped recipe is called {name!r}; {nearest(short, known)}")
-    return known[short]
+    if short not in recipes:
+        raise ConfigError(f"no shipped recipe is called {name!r}; {nearest(short, recipes)}")
+    return recipes[short]
 
 
 def file_of(name: str) -> Path:
-    """File of a recipe: a path, or the name of one that comes with the library.
+    """File of a recipe by path or by the name of a shipped recipe.
 
     Raises:
-        ConfigError: there is neither; the nearest name.
+        ConfigError: there is neither a file nor a recipe of this name.
     """
     if Path(name).is_file():
         return Path(name)

@@ -1,4 +1,4 @@
-"""FinetunedCaptioner: a captioner whose checkpoints leave the frozen weights to the published model."""
+"""FinetunedCaptioner: a captioner whose checkpoints omit the frozen weights of the published model."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.utils.errors import CheckpointError
 
 SAVED_WEIGHTS = "weights"
-"""Key of a checkpoint: names of the weights that it holds, where the published model brings the others."""
+"""Checkpoint key: names of the saved weights; the other weights come from the published model."""
 
 
 class FinetunedCaptioner(PairCaptioner):
     """A captioner that starts from the weights of a published model, the base weights.
 
-    Checkpoints leave out those that are frozen; with them, one of a 7B model would be ten times as large.
+    Checkpoints omit frozen base weights, which would make the checkpoint of a 7B model ten times as large.
 
     Args:
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        options: arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.base_weights: set[str] = set()
-        """Names of the parameters that have the values of the published model, or did before they were trained."""
+        """Names of the parameters that were initialized from the published model."""
         self._saves_all = False
         self.register_load_state_dict_pre_hook(load_base_weights)
         self.register_state_dict_post_hook(drop_base_weights)
@@ -49,7 +49,7 @@ class FinetunedCaptioner(PairCaptioner):
         super().on_load_checkpoint(checkpoint)
         saved = checkpoint.get(SAVED_WEIGHTS)
         if self.device_mesh is None or not self.base_weights or saved is None:
-            return  # load_state_dict checks and fills in
+            return  # load_state_dict checks the names and fills in base weights
         self.base_weights -= {base_weight_name(name) for name in saved}
         missing = sorted(self.state_dict().keys() - set(saved))
         if missing:
@@ -60,7 +60,7 @@ class FinetunedCaptioner(PairCaptioner):
 
     @property
     def strict_loading(self) -> bool:
-        # Lightning reads sharded models weight by weight, past the hook that fills in those of `model`;
+        # Lightning loads sharded models weight by weight and bypasses the hook that fills in base weights;
         # on_load_checkpoint checks the names instead
         return super().strict_loading and not (self.device_mesh is not None and self.base_weights)
 
@@ -91,7 +91,7 @@ def drop_base_weights(captioner: FinetunedCaptioner, state_dict: dict[str, Any],
 def load_base_weights(captioner: FinetunedCaptioner, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
     """Fill in the base weights that a checkpoint left out: a ``load_state_dict`` pre-hook.
 
-    Weights that the checkpoint brings are no base weights from then on, and everything else stays strict.
+    Weights in the checkpoint stop being base weights; all other keys are checked strictly.
     """
     captioner.base_weights -= {base_weight_name(key.removeprefix(prefix)) for key in state_dict}
     if not captioner.base_weights:
@@ -102,11 +102,11 @@ def load_base_weights(captioner: FinetunedCaptioner, state_dict: dict[str, Any],
 
 
 def base_weight_name(name: str) -> str:
-    """Path that a parameter had before peft put its layer into another one."""
+    """Path of a parameter before PEFT wrapped its layer."""
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
 
 
 def is_quantization_state(name: str, weights: set[str]) -> bool:
-    """Whether an entry of a state dict has the scales of one of some quantized weights, beside it or below it."""
+    """Whether a state-dict entry is quantization state, such as scales, of one of the ``weights``."""
     parents = [name[:index] for index, letter in enumerate(name) if letter == "."]
     return any(parent in weights for parent in parents) or f"{parents[-1]}.weight" in weights

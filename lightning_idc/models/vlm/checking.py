@@ -16,11 +16,11 @@ from lightning_idc.models.vlm.vision_language import VisionLanguageModel
 from lightning_idc.utils.errors import ConfigError
 
 SIDE = 64
-"""Height and width of the made-up images."""
+"""Height and width of the random images."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""Differences in log-probability that are rounding, by the coarsest precision among the weights."""
+"""Tolerated differences in log-probability due to rounding, by the lowest precision among the weights."""
 ROUNDING_FACTOR, MAX_TOLERANCE = 4.0, 1.0
-"""Multiple of the stock model's own rounding that is tolerated, and the largest tolerance."""
+"""Tolerance as a multiple of the stock model's own rounding error, and its upper bound."""
 
 
 def stock_log_probs(net: VisionLanguageModel, question: str, pair: Tensor, answers: Sequence[Sequence[int]]) -> Tensor:
@@ -28,7 +28,7 @@ def stock_log_probs(net: VisionLanguageModel, question: str, pair: Tensor, answe
 
     Args:
         net: the model.
-        question: about the pair.
+        question: question about the pair.
         pair: uint8 ``(2, 3, H, W)``.
         answers: K times T token ids.
     """
@@ -56,12 +56,12 @@ def stock_log_probs(net: VisionLanguageModel, question: str, pair: Tensor, answe
 def scoring_errors(net: VisionLanguageModel, methods: Sequence[str] = tuple(SCORING_METHODS)) -> dict[str, float]:
     """Largest difference in log-probability to the stock model on a random pair with three answers, by scoring method.
 
-    A method that the model cannot run has the difference infinity. The contract of a family of your own: each method
-    that it is used with stays below 1e-4 in float32.
+    A method that the model cannot run has the difference infinity. A new family must stay below 1e-4 in float32 with
+    each method in use.
 
     Args:
         net: the model.
-        methods: of :data:`~lightning_idc.models.vlm.scoring.SCORING_METHODS`.
+        methods: names in :data:`~lightning_idc.models.vlm.scoring.SCORING_METHODS`.
     """
     device = next(net.model.parameters()).device
     pair, answers = _random_pair(net)
@@ -92,16 +92,16 @@ def _random_pair(net: VisionLanguageModel) -> tuple[Tensor, list[list[int]]]:
 def stock_rounding(net: VisionLanguageModel) -> float:
     """Largest difference between the stock model's log-probabilities of answers one by one and as a batch.
 
-    Products of 16 bits depend on how they are cut up, the more the deeper the model: 36 layers of random weights in
-    bfloat16 on a GPU differ by 0.2 nats from themselves.
+    Products in 16 bits depend on their tiling, and the error grows with depth: with 36 layers of random weights in
+    bfloat16 on a GPU it is 0.2 nats.
     """
     pair, answers = _random_pair(net)
     was_training = net.training
     net.eval()
     try:
         with net.stock_features():
-            alone = [stock_log_probs(net, "What changed?", pair, [answer]) for answer in answers]
-            return float((torch.cat(alone) - stock_log_probs(net, "What changed?", pair, answers)).abs().max())
+            one_by_one = [stock_log_probs(net, "What changed?", pair, [answer]) for answer in answers]
+            return float((torch.cat(one_by_one) - stock_log_probs(net, "What changed?", pair, answers)).abs().max())
     finally:
         net.train(was_training)
 
@@ -112,16 +112,16 @@ def _difference(
     try:
         logits = net.lm_logits(SCORING_METHODS[method](net, features, tokens[..., :-1], None, None))
     except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
-        return float("inf")  # a model may refuse a mask or a cache in any of these words
+        return float("inf")  # models reject masks or caches with any of these exceptions
     log_probs = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]
     return float((log_probs - expected).abs().max())
 
 
 def pick_scoring(net: VisionLanguageModel) -> str:
-    """The fastest exact scoring method, with a warning if it is not the first one.
+    """Choose the fastest exact scoring method, with a warning if it is not the first one.
 
     Raises:
-        ConfigError: none of them gives what the stock model gives.
+        ConfigError: no method agrees with the stock model.
     """
     low = torch.is_autocast_enabled(next(net.model.parameters()).device.type) or net.autocast_dtype is not None
     # products with quantized weights are rounded, too
@@ -130,7 +130,7 @@ def pick_scoring(net: VisionLanguageModel) -> str:
     tolerance = max((TOLERANCE[dtype] for dtype in dtypes), default=TOLERANCE[torch.bfloat16])
     if tolerance > TOLERANCE[torch.float32]:
         tolerance = max(tolerance, min(MAX_TOLERANCE, ROUNDING_FACTOR * stock_rounding(net)))
-    # activation checkpointing turns off the cache that answers would share
+    # activation checkpointing disables the shared cache
     methods = [method for method in SCORING_METHODS if method != "cached" or not net.model.is_activation_checkpointing]
     errors: dict[str, float] = {}
     for method in methods:

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens without the logits of the vocabulary: a chunk of them is in memory at a time."""
+"""Log-probabilities of tokens, with the logits of only one chunk of tokens in memory at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ except ImportError:
     LinearCrossEntropyOptions = None  # type: ignore[assignment,misc]
 
 ROWS = 256
-"""Tokens whose logits are made at once where torch has no fused head."""
+"""Number of tokens per chunk, if torch has no fused head."""
 SMALL = 1 << 24
-"""Up to this number logits are made at once, which on a processor is five to twenty-six times as fast."""
+"""Maximum number of logits computed without chunks; on a CPU this is 5 to 26 times as fast."""
 
 
 def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
@@ -23,7 +23,7 @@ def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tenso
 
     Args:
         states: ``(N, D)``.
-        head: to the vocabulary.
+        head: layer from hidden states to logits of the vocabulary.
         targets: ``(N,)``.
 
     Example:
@@ -31,28 +31,31 @@ def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tenso
         >>> chunked_log_probs(torch.randn(3, 4), head, torch.tensor([1, 2, 3])).shape
         torch.Size([3])
     """
-    kind = states.dtype
+    dtype = states.dtype
     if torch.is_autocast_enabled(states.device.type):
-        kind = torch.get_autocast_dtype(states.device.type)
-    states, weight = states.to(kind), head.weight.to(kind)
-    bias = None if head.bias is None else head.bias.to(kind)
+        dtype = torch.get_autocast_dtype(states.device.type)
+    states, weight = states.to(dtype), head.weight.to(dtype)
+    bias = None if head.bias is None else head.bias.to(dtype)
     if states.shape[0] * weight.shape[0] <= SMALL:
         return log_probs_of_rows(states, weight, bias, targets)
     if LinearCrossEntropyOptions is not None:
         options = LinearCrossEntropyOptions()
-        found = F.linear_cross_entropy(states, weight, targets, linear_bias=bias, reduction="none", options=options)
-        return -found.float()
+        losses = F.linear_cross_entropy(states, weight, targets, linear_bias=bias, reduction="none", options=options)
+        return -losses.float()
     return log_probs_by_chunks(states, weight, bias, targets)
 
 
 def log_probs_by_chunks(states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Log-probabilities by chunks of :data:`ROWS` tokens, whose logits are computed again in the backward pass."""
+    """Log-probabilities by chunks of :data:`ROWS` tokens; the backward pass recomputes their logits."""
     chunks = zip(states.split(ROWS), targets.split(ROWS), strict=True)
     return torch.cat(
-        [checkpoint(log_probs_of_rows, part, weight, bias, goal, use_reentrant=False) for part, goal in chunks]
+        [
+            checkpoint(log_probs_of_rows, part, weight, bias, chunk_targets, use_reentrant=False)
+            for part, chunk_targets in chunks
+        ]
     )
 
 
 def log_probs_of_rows(states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Log-probabilities from all logits at once."""
+    """Log-probabilities from all logits together."""
     return -F.cross_entropy(F.linear(states, weight, bias).float(), targets, reduction="none")

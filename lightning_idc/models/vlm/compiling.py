@@ -8,20 +8,20 @@ from lightning_idc.models.vlm.vision_language import VisionLanguageModel
 
 
 def compile_layers(net: VisionLanguageModel) -> None:
-    """Compile each decoder layer and each block of the tower where it stands; all layers of a kind share their graphs.
+    """Compile each decoder layer and each block of the tower in place; layers of one class share their graphs.
 
-    Call it when adapters and precisions are set, and before weights are sharded. Lengths are dynamic, so that
-    captions of all lengths and numbers share a graph. Decoding with a cache stays as it is.
+    Call it after adapters are installed and precisions are set, and before weights are sharded. Shapes are dynamic,
+    so that batches of all caption lengths share a graph. Decoding with a cache is not compiled.
 
     Args:
         net: the model.
     """
     if net.is_compiled:
         return
-    # the first layer is then like the others, whose inputs have gradients
+    # the inputs of the first layer then require gradients like those of the others, so that it shares their graph
     net.model.get_input_embeddings().register_forward_hook(_require_gradient)
     for layer in net.units():
-        # hooks, such as MDP's on the tower, would become part of the graph with all that they remember
+        # hooks, such as MDP's on the tower, would be traced together with their state
         if not layer._forward_hooks and not layer._forward_pre_hooks:
             layer.compile(fullgraph=True, dynamic=True)
     net.is_compiled = True

@@ -1,4 +1,4 @@
-"""What a family of vision-language models must keep, as a check for a test of your own."""
+"""check_family: contract of a family of vision-language models, for use in a test."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.utils.errors import ConfigError
 
 ANSWER = 6
-"""Tokens that are generated."""
+"""Number of generated tokens."""
 SIZES = ((64, 64), (96, 64), (64, 96))
 
 
 def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]:
     """Check a model with the family that :func:`~lightning_idc.models.vlm.families.register_family` gave its type.
 
-    Captions are scored as the stock model scores them, batches of pairs in several sizes give what each pair gives by
-    itself, and greedy decoding says what the model's own ``generate`` says.
+    Scores must equal those of the stock model, batches of pairs of several sizes must equal single pairs, and greedy
+    decoding must equal ``generate`` of transformers.
 
     Args:
-        model: folder or hub id; a tiny random one of the type will do.
+        model: folder or hub id, for example of a tiny random model of the type.
         tolerance: largest difference in log-probability, in float32.
 
     Returns:
-        largest difference to the stock model by way of scoring; infinity for one that the model cannot run.
+        Largest difference to the stock model by scoring method; infinity for a method that the model cannot run.
 
     Raises:
-        ConfigError: one of these does not hold.
+        ConfigError: one of these conditions does not hold.
     """
     captioner = VLMCaptioner(model=str(model), dtype="float32", max_length=ANSWER)
     captioner.build()
@@ -40,7 +40,7 @@ def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]
     errors = scoring_errors(net)
     if errors["plain"] > tolerance:
         raise _broken(net, f"log-probabilities of `plain` are off from the stock model's by {errors['plain']:.2g} nats")
-    net.scoring = next(way for way, error in errors.items() if error <= tolerance)
+    net.scoring = next(method for method, error in errors.items() if error <= tolerance)
     pairs = _pairs()
     with torch.no_grad():
         together = _scores(captioner, pairs)
@@ -49,27 +49,27 @@ def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]
             raise _broken(
                 net, f"pairs of several sizes in one batch score {together.tolist()}, one by one {alone.tolist()}"
             )
-        said = [caption.text for caption in captioner.generate(captioner.encode(captioner.collate(pairs)))]
+        captions = [caption.text for caption in captioner.generate(captioner.encode(captioner.collate(pairs)))]
         expected = [_generated(captioner, pair) for pair in pairs]
-    if said != expected:
-        raise _broken(net, f"greedy decoding says {said}, the model's generate {expected}")
+    if captions != expected:
+        raise _broken(net, f"greedy decoding says {captions}, the model's generate {expected}")
     return errors
 
 
-def _broken(net: VLMNet, what: str) -> ConfigError:
+def _broken(net: VLMNet, problem: str) -> ConfigError:
     return ConfigError(
-        f"{type(net.family).__name__} does not fit {net.model.config.model_type}: {what}; families/base.py says what a "
-        "family may override"
+        f"{type(net.family).__name__} does not fit {net.model.config.model_type}: {problem}; families/base.py "
+        "documents what a family may override"
     )
 
 
 def _pairs() -> list[PairSample]:
     generator = torch.Generator().manual_seed(0)
-    found = []
+    pairs = []
     for height, width in SIZES:
         images = torch.randint(0, 256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
-        found.append(PairSample(f"{height}x{width}", images[0], images[1], ["one is gone"]))
-    return found
+        pairs.append(PairSample(f"{height}x{width}", images[0], images[1], ["one is gone"]))
+    return pairs
 
 
 def _scores(captioner: VLMCaptioner, pairs: list[PairSample]) -> Tensor:
@@ -78,7 +78,7 @@ def _scores(captioner: VLMCaptioner, pairs: list[PairSample]) -> Tensor:
 
 
 def _generated(captioner: VLMCaptioner, pair: PairSample) -> str:
-    """What transformers' ``generate`` says of one pair."""
+    """Caption of one pair by ``generate`` of transformers."""
     net, vocabulary = captioner.built_net, captioner.built_vocabulary
     images = torch.stack([pair.before, pair.after])
     inputs = net.family.inputs(net.processor, [captioner.hparams["prompt"]], [images])

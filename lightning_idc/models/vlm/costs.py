@@ -1,4 +1,4 @@
-"""What one pair takes in a training step: tokens, floating-point operations, bytes of activations."""
+"""Cost of one pair in a training step: tokens, floating-point operations and bytes of activations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_idc.models.vlm.families.base import image_token
 from lightning_idc.models.vlm.net import VLMNet
 
 BLOCK = 1.5
-"""Bytes that a transformer layer keeps, by those of what goes into and comes out of its linear layers."""
+"""Activation bytes of a transformer layer, as a multiple of the inputs and outputs of its linear layers."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class PairCost:
     """Tokens, operations and activations of one pair.
 
     Args:
-        places: of the tower, both images together.
-        features: that stand for the images in the prompt.
-        prompt: its tokens, features included.
-        answers: tokens of all captions together.
-        flops: of a forward pass by part.
-        step: operations of forward and backward pass.
-        activations: bytes that the backward pass needs.
-        logits: bytes of logits that are in memory at once, whatever the batch.
+        places: number of patches in the vision tower, of both images together.
+        features: number of image features in the prompt.
+        prompt: number of prompt tokens, image features included.
+        answers: number of tokens of all captions together.
+        flops: operations of a forward pass, by part of the model.
+        step: operations of the forward and the backward pass.
+        activations: bytes of activations for the backward pass.
+        logits: bytes of the logits in memory at one time, independent of the batch size.
     """
 
     places: int
@@ -51,79 +51,81 @@ def cost_of_pair(
     low: bool,
     recomputes: bool,
 ) -> PairCost:
-    """Cost of a pair for a network that has no memory of its own (``meta``), its adapters installed.
+    """Cost of a pair for a network on the ``meta`` device, with its adapters installed.
 
     Args:
         net: the network.
-        adapters: on it.
+        adapters: adapters of the network.
         size: height and width of both images.
-        prompt: question about them.
-        answers: tokens of all captions of the pair.
-        low: whether products have 16 bits.
-        recomputes: whether layers are computed twice instead of being kept.
+        prompt: question about the images.
+        answers: number of tokens of all captions of the pair.
+        low: whether matrix products are computed in 16 bits.
+        recomputes: whether activation checkpointing is on.
     """
     images = torch.zeros(1, 2, 3, *size, dtype=torch.uint8)
     inputs = net.family.inputs(net.processor, [prompt], list(images))
     ids = inputs["input_ids"][0]
     features = int((ids == image_token(net.model.config)).sum())
-    places = _places(net, images)
-    tokens = {"tower": places, "projector": features, "language": len(ids) + answers, "head": answers}
+    num_patches = _num_patches(net, images)
+    tokens = {"tower": num_patches, "projector": features, "language": len(ids) + answers, "head": answers}
     width = 2 if low else 4
     parts = _linear_parts(net)
     flops = {name: sum(2.0 * w.numel() for w in weights) * tokens[name] for name, weights in parts.items()}
-    flops["tower"] += _tower_attention(net, places)
+    flops["tower"] += _tower_attention(net, num_patches)
     config = net.model.config.get_text_config()
     flops["language"] += 4.0 * config.num_hidden_layers * tokens["language"] ** 2 * config.hidden_size
-    adapter_costs = [adapter.forward_cost(places, width) for adapter in adapters]
+    adapter_costs = [adapter.forward_cost(num_patches, width) for adapter in adapters]
     if adapter_flops := sum(operations for operations, _ in adapter_costs):
         flops["adapters"] = adapter_flops
     adapter_bytes = sum(size for _, size in adapter_costs)
-    trained = {name: _trained_share(weights) for name, weights in parts.items()} | {"adapters": 1.0}
-    step, below = 0.0, False
+    trained = {name: _trained_fraction(weights) for name, weights in parts.items()} | {"adapters": 1.0}
+    step, is_backward = 0.0, False
     for name in ("tower", "adapters", "projector", "language", "head"):
         if name in flops:
-            own = trained[name]
-            below = below or own > 0
-            # forward; gradients of what goes in, where anything before learns; gradients of weights; again
-            again = recomputes and below and name in ("tower", "language", "adapters")
-            step += flops[name] * (1 + below + own + again)
-    layers, largest = 0, adapter_bytes
-    tower = trained["tower"] > 0
+            trained_fraction = trained[name]
+            is_backward = is_backward or trained_fraction > 0
+            # forward; input gradients, if an earlier part trains; weight gradients; recomputation
+            is_recomputed = recomputes and is_backward and name in ("tower", "language", "adapters")
+            step += flops[name] * (1 + is_backward + trained_fraction + is_recomputed)
+    stored_bytes, largest_layer = 0, adapter_bytes
+    trains_tower = trained["tower"] > 0
     for path, unit in net.model.named_modules():
         if type(unit).__name__ in (net.model._no_split_modules or ()):
-            seen = path.startswith(net.family.vision)
+            in_tower = path.startswith(net.family.vision)
             linear = [part for part in unit.modules() if isinstance(part, nn.Linear)]
-            if not linear or (seen and not tower):
+            if not linear or (in_tower and not trains_tower):
                 continue
-            count = tokens["tower" if seen else "language"]
-            whole = int(BLOCK * count * width * sum(part.in_features + part.out_features for part in linear) / 2)
-            layers += count * width * linear[0].in_features if recomputes else whole
-            largest = max(largest, whole)
-    # what is computed again is in memory one at a time
-    kept = layers + (largest if recomputes else adapter_bytes)
+            num_tokens = tokens["tower" if in_tower else "language"]
+            layer_bytes = int(
+                BLOCK * num_tokens * width * sum(part.in_features + part.out_features for part in linear) / 2
+            )
+            stored_bytes += num_tokens * width * linear[0].in_features if recomputes else layer_bytes
+            largest_layer = max(largest_layer, layer_bytes)
+    # with activation checkpointing, only one layer is expanded in memory at a time
+    activations = stored_bytes + (largest_layer if recomputes else adapter_bytes)
     vocabulary = net.lm_head.weight.shape[0]
     logits = 2 * 4 * vocabulary * min(answers, ROWS)
-    return PairCost(places, features, len(ids), answers, flops, step, kept, logits)
+    return PairCost(num_patches, features, len(ids), answers, flops, step, activations, logits)
 
 
-def _trained_share(weights: list[nn.Parameter]) -> float:
-    """Share of the operations of products with ``weights`` that those which train have."""
+def _trained_fraction(weights: list[nn.Parameter]) -> float:
+    """Fraction of the elements of ``weights`` that are trainable."""
     return sum(w.numel() for w in weights if w.requires_grad) / max(1, sum(w.numel() for w in weights))
 
 
-def _places(net: VLMNet, images: Tensor) -> int:
+def _num_patches(net: VLMNet, images: Tensor) -> int:
     pixels = net.family.pixels(net.model, net.processor, list(images))
-    found = net.family.places(pixels)
-    if found is not None:
-        return found[0]
+    patches_per_pair = net.family.places(pixels)
+    if patches_per_pair is not None:
+        return patches_per_pair[0]
     patch = net.model.config.vision_config.patch_size
     patch = patch if isinstance(patch, int) else patch[0]
     return pixels["pixel_values"].numel() // (3 * patch**2)
 
 
 def _linear_parts(net: VLMNet) -> dict[str, list[nn.Parameter]]:
-    """Weights of products with every token, by the part whose tokens they meet."""
-    found: dict[str, list[nn.Parameter]] = {"tower": [], "projector": [], "language": [], "head": []}
+    """Weights of linear and convolution layers, by part of the model."""
+    weights: dict[str, list[nn.Parameter]] = {"tower": [], "projector": [], "language": [], "head": []}
     for path, part in net.model.named_modules():
         if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
             continue
@@ -135,17 +137,19 @@ def _linear_parts(net: VLMNet) -> dict[str, list[nn.Parameter]]:
             name = "tower"
         else:
             name = "projector"
-        found[name].append(part.weight)
-    return found
+        weights[name].append(part.weight)
+    return weights
 
 
-def _tower_attention(net: VLMNet, places: int) -> float:
+def _tower_attention(net: VLMNet, num_patches: int) -> float:
     config = net.model.config.vision_config.to_dict()
     depth = config.get("num_hidden_layers") or config.get("depth") or 0
     width = config.get("embed_dim") or config["hidden_size"]
-    image = places // net.family.images_per_pair
-    whole = config.get("fullatt_block_indexes")
-    if whole is None:
-        return 4.0 * depth * places * image * width
+    patches_per_image = num_patches // net.family.images_per_pair
+    full_attention_layers = config.get("fullatt_block_indexes")
+    if full_attention_layers is None:
+        return 4.0 * depth * num_patches * patches_per_image * width
     window = (config["window_size"] // config["patch_size"]) ** 2
-    return 4.0 * places * width * (len(whole) * image + (depth - len(whole)) * min(window, image))
+    num_full = len(full_attention_layers)
+    keys = num_full * patches_per_image + (depth - num_full) * min(window, patches_per_image)
+    return 4.0 * num_patches * width * keys

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_idc.utils.errors import ConfigError
 
 FeatureRewrite = Callable[[list[Tensor]], Tensor]
-"""Features ``(B, 2, L, D)`` of every depth, the deepest last, to those that go on, ``(B, 2, L, D)``."""
+"""Maps the features ``(B, 2, L, D)`` of every depth, the deepest last, to the new output, ``(B, 2, L, D)``."""
 
 
 class FeatureRewriter:
@@ -24,10 +24,10 @@ class FeatureRewriter:
 
     Args:
         blocks: layers of the tower.
-        gate: module that the tower's features pass on their way to the language model, such as a projector.
+        gate: module between the tower and the language model, such as a projector.
         gate_is_output: whether the features are the output of ``gate``; otherwise they are its input.
-        layers: depths that ``rewrite`` gets, from 1 and rising; the last one is the tower's own output.
-        rewrite: features that go on.
+        layers: depths passed to ``rewrite``, from 1, in increasing order; the last one is the output of the tower.
+        rewrite: function that computes the new output of the tower.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FeatureRewriter:
 
     @contextmanager
     def encoding(self, positions_per_pair: Sequence[int]) -> Iterator[None]:
-        """Within, the tower encodes pairs.
+        """Context in which the tower encodes pairs.
 
         Args:
             positions_per_pair: positions of the tower for each pair, in any common unit.
@@ -67,7 +67,7 @@ class FeatureRewriter:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within, the tower's own features go on."""
+        """Context in which the output of the tower is not replaced."""
         self.enabled = False
         try:
             yield
@@ -98,7 +98,7 @@ class FeatureRewriter:
         return self._rewrite_rows(rows, sizes).reshape(last.shape)
 
     def _rewrite_rows(self, rows: list[Tensor], sizes: list[int]) -> Tensor:
-        """Rewrite the rows ``(N, D)`` of every depth, of which each pair has ``sizes``; pairs of one size together."""
+        """Rewrite the rows ``(N, D)`` of every depth, ``sizes[i]`` of them per pair; equal sizes form one batch."""
         if len(set(sizes)) == 1:
             return self.rewrite([depth.unflatten(0, (len(sizes), 2, -1)) for depth in rows]).flatten(0, 2)
         by_pair = [depth.split(sizes) for depth in rows]

@@ -1,4 +1,4 @@
-"""LoRA that is part of the weights while captions are written, which takes less than half of a token's operators."""
+"""LoRA folded into the weights during decoding, which runs fewer than half the operators per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_idc.nn.decoding.decoding import Decoded
 
 
 class VLMDecoder(CaptionDecoder):
-    """Writes captions with a vision-language model whose active LoRA is folded into its weights meanwhile."""
+    """Decodes with a vision-language model whose active LoRA is temporarily folded into its weights."""
 
     def search(self, *arguments: Any, **options: Any) -> Decoded:
         with folded(self.net):
@@ -35,13 +35,13 @@ def _folded_weight(layer: Any, name: str) -> Tensor:
 
 @contextmanager
 def folded(net: nn.Module) -> Iterator[None]:
-    """Within, layers with one active LoRA are plain layers of equal products; their own weights come back unchanged.
+    """Context in which layers with one active LoRA run as plain layers; the original weights are restored exactly.
 
-    The folded weights take the memory of the layers a second time. Left as they are: layers whose weights are
-    quantized, sharded or tied to others, DoRA, and dropout while it is active.
+    The folded weights double the memory of these layers. Not folded: layers with quantized, sharded or tied weights,
+    DoRA, and layers with active dropout.
 
     Args:
-        net: with or without a LoRA.
+        net: network with or without a LoRA.
     """
     owners = Counter(id(p) for part in net.modules() for p in part.parameters(recurse=False))
     layers = [
@@ -62,7 +62,7 @@ def folded(net: nn.Module) -> Iterator[None]:
 
 
 def _foldable(layer: Any) -> str | None:
-    """Name of the one active adapter of a LoRA layer that can be folded."""
+    """Name of the single active adapter of a layer, if it can be folded; None otherwise."""
     try:
         from peft.tuners.lora import Linear
     except ImportError:

@@ -1,4 +1,4 @@
-"""Random vision-language models of a configuration, their tokenizers, and language models that they start from."""
+"""Random vision-language models from a configuration, their tokenizers, and pretrained language models for them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def train_tokenizer(texts: Iterable[str], size: int, special_tokens: Iterable[st
 
     Args:
         texts: sentences.
-        size: most tokens.
-        special_tokens: tokens that are never split, after padding and end.
+        size: maximum vocabulary size.
+        special_tokens: further tokens that are never split.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -45,8 +45,8 @@ def configured(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     """Configuration, processor and family of a random model.
 
     Args:
-        architecture: what ``AutoConfig`` takes, ``model_type`` included; the tokenizer's ids and size are filled in.
-        tokenizer_json: tokenizer as :func:`train_tokenizer` or :func:`load_language_model` gives it.
+        architecture: arguments of ``AutoConfig``, including ``model_type``; token ids and vocabulary size are set here.
+        tokenizer_json: tokenizer from :func:`train_tokenizer` or :func:`load_language_model`.
 
     Raises:
         ConfigError: the model type is missing or unknown.
@@ -56,19 +56,19 @@ def configured(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
 
     options = dict(architecture)
     family = family_of(options.pop("model_type", "of no model_type"))
-    known = Tokenizer.from_str(tokenizer_json)
-    learned = known.token_to_id(END) is not None
-    asked = architecture.get("text_config", {})
+    backend = Tokenizer.from_str(tokenizer_json)
+    is_learned = backend.token_to_id(END) is not None
+    text_options = architecture.get("text_config", {})
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=known,
-        pad_token=PAD if learned else known.id_to_token(asked["pad_token_id"]),
-        eos_token=END if learned else known.id_to_token(asked["eos_token_id"]),
-        # given here and not set afterwards, since only these are kept when a tokenizer is saved
+        tokenizer_object=backend,
+        pad_token=PAD if is_learned else backend.id_to_token(text_options["pad_token_id"]),
+        eos_token=END if is_learned else backend.id_to_token(text_options["eos_token_id"]),
+        # an argument, since tokens that are set later are not saved with the tokenizer
         extra_special_tokens=family.special_tokens,
     )
     config = AutoConfig.for_model(architecture["model_type"], **options)
-    # a larger number that was asked for stands, as models pad their vocabularies
-    config.text_config.vocab_size = max(len(tokenizer), asked.get("vocab_size", 0))
+    # keep a larger configured size, since models pad their vocabularies
+    config.text_config.vocab_size = max(len(tokenizer), text_options.get("vocab_size", 0))
     config.text_config.pad_token_id = tokenizer.pad_token_id
     config.text_config.eos_token_id = tokenizer.eos_token_id
     processor = family.processor(config, tokenizer)
@@ -79,8 +79,8 @@ def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     """Random model of a transformers configuration, with a processor for it.
 
     Args:
-        architecture: of :func:`configured`.
-        tokenizer_json: of :func:`configured`.
+        architecture: see :func:`configured`.
+        tokenizer_json: see :func:`configured`.
     """
     from transformers import AutoModelForImageTextToText
 
@@ -88,7 +88,7 @@ def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     return AutoModelForImageTextToText.from_config(config), processor, family
 
 
-# ---- a language model that has read before ---------------------------------------------------------------
+# ---- pretrained language models --------------------------------------------------------------------------
 
 
 def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, str]:
@@ -99,7 +99,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         special_tokens: tokens that are never split.
 
     Raises:
-        ConfigError: it is not there, or has no end token.
+        ConfigError: the model does not exist or has no end token.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -114,10 +114,10 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if tokenizer.eos_token_id is None:
-        raise ConfigError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
+        raise ConfigError(f"the tokenizer of {name!r} has no end token, so captions would never end")
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
     if len(tokenizer) > model.config.vocab_size:
-        # the new tokens stand where features of the images go, so what they start from is never read
+        # the new tokens are image placeholders, whose embeddings are never used
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.config.eos_token_id = tokenizer.eos_token_id
     if model.config.pad_token_id is None:
@@ -131,7 +131,7 @@ def _gguf(name: str) -> Path:
     if Path(name).is_file():
         return Path(name).resolve()
     package, _, inside = name.partition("/")
-    # found, not imported: the file is wanted, and not what the package does
+    # find_spec does not import the package, of which only a file is needed
     spec = find_spec(package) if package.isidentifier() else None
     for folder in (spec and spec.submodule_search_locations) or []:
         if (Path(folder) / inside).is_file():
@@ -143,12 +143,12 @@ def _gguf(name: str) -> Path:
 
 
 def put_language_model(model: Any, family: Family, language: Any) -> None:
-    """Copy the weights of a language model into the one of a vision-language model that was made for it."""
+    """Copy the weights of a language model into the language part of a vision-language model."""
     model.get_submodule(family.language[0]).load_state_dict(language.model.state_dict())
     model.get_output_embeddings().load_state_dict(language.get_output_embeddings().state_dict())
 
 
 def text_config_of(language: Any) -> dict[str, Any]:
     """Configuration of a language model as a ``text_config``, in plain values."""
-    # through JSON, since a checkpoint holds plain values only
+    # through JSON, since checkpoints only contain plain values
     return json.loads(language.config.to_json_string(use_diff=False))

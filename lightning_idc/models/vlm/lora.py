@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2022) by PEFT, put into the layers of a network whose class stays the same."""
+"""LoRA (Hu et al. 2022): PEFT layers injected into a network in place."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
 NAME = "default"
-"""Of the adapter within PEFT, whose files say it nowhere."""
+"""Name of the adapter within PEFT; its files do not contain it."""
 COPY = "reference"
-"""Of the copy that a reference policy keeps of it."""
+"""Name of the adapter's copy for a reference policy."""
 
 
 @runtime_checkable
 class HasLanguageModel(Protocol):
     """A network with a language model inside, as its submodule ``model``.
 
-    The submodule is not a member: from Python 3.12 on, ``isinstance`` does not see what ``nn.Module`` keeps aside.
+    The submodule is not a protocol member: from Python 3.12, ``isinstance`` does not find submodules of ``nn.Module``.
     """
 
     base_name: str | None
@@ -48,13 +48,13 @@ class LoraOptions:
 
     Args:
         rank: rank of the updates (M3Diff, table 10: 128).
-        alpha: their scale is ``alpha / rank`` (M3Diff: 256).
-        dropout: dropout of their input.
-        targets: ``all-linear``, or a regular expression of the paths of layers; read within ``freeze``.
-        freeze: paths of the parts that get the updates and are frozen; the language model when None. What lies
-            outside keeps training, as the paper trains all but the language model fully.
-        modules_to_save: paths of parts that are trained as copies, so that switching off gives the original back.
-        use_dora: train magnitudes and directions apart (DoRA, Liu et al. 2024).
+        alpha: numerator of the scale ``alpha / rank`` of the updates (M3Diff: 256).
+        dropout: dropout of the input of the updates.
+        targets: ``all-linear``, or a regular expression of layer paths within ``freeze``.
+        freeze: paths of modules with updates, which are frozen; the language model when None. Modules outside stay
+            trainable, as M3Diff fully trains all but the language model.
+        modules_to_save: paths of modules that are trained as copies; disabling the adapter restores the originals.
+        use_dora: train magnitudes and directions separately (DoRA, Liu et al. 2024).
         use_rslora: scale by ``alpha / sqrt(rank)`` (rsLoRA, Kalajdzievski 2023).
 
     Raises:
@@ -78,11 +78,11 @@ class LoraAdapter(Adapter):
     """Low-rank updates of linear layers; everything else in ``freeze`` is frozen.
 
     Args:
-        options: of :class:`LoraOptions`.
+        options: arguments of :class:`LoraOptions`.
 
     Raises:
-        ConfigError: an option is out of range; on installation, if a path is missing, nothing is targeted or the
-            network has a LoRA already.
+        ConfigError: an option is out of range; on installation, a path does not exist, no layer is targeted or the
+            network already has a LoRA.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -97,7 +97,7 @@ class LoraAdapter(Adapter):
             "use_dora": settings.use_dora,
             "use_rslora": settings.use_rslora,
         }
-        # kept out of the registered modules: the layers belong to the network, which holds and saves them
+        # a tuple hides the model from nn.Module: its layers belong to the network, which saves them
         self._model: tuple[Any, ...] = ()
         self._base_name: str | None = None
 
@@ -122,23 +122,23 @@ class LoraAdapter(Adapter):
             **self.options,
         )
         flags = {name: p.requires_grad for name, p in model.named_parameters()}
-        hooks = _take_hooks(model, self.modules_to_save)
+        hooks = _remove_hooks(model, self.modules_to_save)
         try:
-            # float32 updates whatever the precision of the frozen weights, in which small steps round away
+            # updates are float32, since small steps would round to nothing in the precision of the frozen weights
             inject_adapter_in_model(config, model, NAME)
         except ValueError as error:
             raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {error}") from error
         finally:
-            _give_hooks(model, hooks)
+            _restore_hooks(model, hooks)
         self._model = (model,)
-        net.register_load_state_dict_pre_hook(_without_copy)
+        net.register_load_state_dict_pre_hook(_drop_copy)
         for parameter in self.trained(model):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
         saved = tuple(f"{path}.original_module." for path in self.modules_to_save)
         frozen = tuple(f"{path}." for path in freeze)
         for name, parameter in model.named_parameters():
-            # peft freezes the model; only the parts that were asked for shall be
+            # PEFT freezes the entire model; restore the parts outside of `freeze`
             if name in flags and not name.startswith((*saved, *frozen)):
                 parameter.requires_grad_(flags[name])
 
@@ -155,18 +155,18 @@ class LoraAdapter(Adapter):
                 ) from error
             return pattern
         inside = tuple(f"{path}." for path in freeze)
-        found = [
+        names = [
             name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name.startswith(inside)
         ]
-        if not found:
+        if not names:
             raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {list(freeze)} hold no linear layers")
-        return found
+        return names
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
         (model,) = self._model
         layers = list(_layers(model))
-        # switching freezes the weights, too, which a graph that is already built must not notice
+        # PEFT's switch also changes requires_grad, which must stay as it was for an existing autograd graph
         flags = [(p, p.requires_grad) for p in self.trained(model)]
         for layer in layers:
             layer.enable_adapters(False)
@@ -184,18 +184,18 @@ class LoraAdapter(Adapter):
         (model,) = self._model
         flags = {name: p.requires_grad for name, p in model.named_parameters()}
         active = [(layer, layer._active_adapter) for layer in _layers(model)]
-        hooks = _take_hooks(model, self.modules_to_save)
+        hooks = _remove_hooks(model, self.modules_to_save)
         try:
             inject_adapter_in_model(copy.deepcopy(model.peft_config[NAME]), model, COPY)
         finally:
-            _give_hooks(model, hooks)
-        for layer, before in active:  # PEFT makes the newest one active
+            _restore_hooks(model, hooks)
+        for layer, before in active:  # PEFT activates the newest adapter
             layer._active_adapter = before
         weights = dict(model.named_parameters())
         for name, parameter in weights.items():
             if name not in flags:
-                kept = weights[name.replace(f".{COPY}", f".{NAME}")]
-                parameter.data = kept.detach().clone()
+                original = weights[name.replace(f".{COPY}", f".{NAME}")]
+                parameter.data = original.detach().clone()
             parameter.requires_grad_(flags.get(name, False))
 
     @contextmanager
@@ -204,7 +204,7 @@ class LoraAdapter(Adapter):
         layers = list(_layers(model))
         active = [layer._active_adapter for layer in layers]
         for layer in layers:
-            # its own setter also switches what is trained, which a graph that is already built must not notice
+            # PEFT's setter also changes requires_grad, which must stay as it was for an existing autograd graph
             layer._active_adapter = [COPY]
         try:
             yield
@@ -223,7 +223,7 @@ class LoraAdapter(Adapter):
 
         (model,) = self._model
         flags = {id(p): p.requires_grad for p in model.parameters()}
-        hooks = _take_hooks(model, self.modules_to_save)
+        hooks = _remove_hooks(model, self.modules_to_save)
         for path, layer in [(name, part) for name, part in model.named_modules() if _is_layer(part)]:
             if isinstance(layer, BaseTunerLayer):
                 untie(layer.get_base_layer(), model)
@@ -231,7 +231,7 @@ class LoraAdapter(Adapter):
                 model.set_submodule(path, layer.get_base_layer())
             else:
                 model.set_submodule(path, layer.modules_to_save[NAME])
-        _give_hooks(model, hooks)
+        _restore_hooks(model, hooks)
         del model.peft_config
         for parameter in model.parameters():
             parameter.requires_grad_(flags.get(id(parameter), False))
@@ -267,21 +267,21 @@ class LoraAdapter(Adapter):
             raise CheckpointError(
                 f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"
             )
-        # what a file does not bring would stay as it was drawn
-        lost = [key for key in result.missing_keys if NAME in key.split(".")]
-        if lost:
+        # weights missing from the file would stay random
+        missing = [key for key in result.missing_keys if NAME in key.split(".")]
+        if missing:
             raise CheckpointError(
-                f"{str(folder)!r} lacks {len(lost)} of the {len(lost) + len(state)} weights of the LoRA that its "
-                f"records describe: {', '.join(lost[:3])}; use another copy of it, or save the adapters again"
+                f"{str(folder)!r} lacks {len(missing)} of the {len(missing) + len(state)} weights of the LoRA that its "
+                f"records describe: {', '.join(missing[:3])}; use another copy of it, or save the adapters again"
             )
 
 
 class LoRA(AdapterCallback):
-    """Puts low-rank updates into the language model and freezes the rest of it; untrained, they change nothing.
+    """Adds low-rank updates to the language model and freezes its other weights; untrained updates are zero.
 
     Args:
-        name: of the adapter in checkpoints.
-        options: of :class:`LoraOptions`.
+        name: name of the adapter in checkpoints.
+        options: arguments of :class:`LoraOptions`.
     """
 
     options_class = LoraOptions
@@ -299,14 +299,16 @@ def _is_layer(part: nn.Module) -> bool:
 
 
 def _layers(model: nn.Module) -> Iterator[Any]:
-    """Layers that PEFT has put into a model."""
+    """PEFT layers of a model."""
     return (part for part in model.modules() if _is_layer(part))
 
 
-def _without_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Drop the copy of a reference policy from a checkpoint where none is kept: a ``load_state_dict`` pre-hook."""
-    own = {prefix + name for name, _ in net.named_parameters()}
-    for key in [key for key in state_dict if key.startswith(prefix) and COPY in key.split(".") and key not in own]:
+def _drop_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Drop the adapter copy from a checkpoint if the network has none: a ``load_state_dict`` pre-hook."""
+    parameter_names = {prefix + name for name, _ in net.named_parameters()}
+    for key in [
+        key for key in state_dict if key.startswith(prefix) and COPY in key.split(".") and key not in parameter_names
+    ]:
         del state_dict[key]
 
 
@@ -322,18 +324,18 @@ def _check_paths(model: nn.Module, paths: Sequence[str]) -> None:
 Hooks = dict[str, tuple[Any, Any]]
 
 
-def _take_hooks(model: nn.Module, paths: Sequence[str]) -> Hooks:
-    """Take forward hooks off modules that are about to be wrapped: a copy of them would copy whom they call."""
-    taken = {}
+def _remove_hooks(model: nn.Module, paths: Sequence[str]) -> Hooks:
+    """Remove the forward hooks of modules before PEFT copies them: a deep copy would also copy the hooks' owners."""
+    hooks = {}
     for path in paths:
         module = model.get_submodule(path)
-        taken[path] = (dict(module._forward_pre_hooks), dict(module._forward_hooks))
+        hooks[path] = (dict(module._forward_pre_hooks), dict(module._forward_hooks))
         module._forward_pre_hooks.clear()
         module._forward_hooks.clear()
-    return taken
+    return hooks
 
 
-def _give_hooks(model: nn.Module, hooks: Hooks) -> None:
+def _restore_hooks(model: nn.Module, hooks: Hooks) -> None:
     for path, (before, after) in hooks.items():
         module = model.get_submodule(path)
         module._forward_pre_hooks.update(before)

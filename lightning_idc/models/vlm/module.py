@@ -1,4 +1,4 @@
-"""VLMCaptioner: a vision-language model that says what changed."""
+"""VLMCaptioner: a vision-language model that describes the change between two images."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lightning_idc.models.vlm.loading import (
     train_tokenizer,
 )
 from lightning_idc.models.vlm.net import CaptionSizes, VLMNet
-from lightning_idc.models.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
-from lightning_idc.models.vlm.prompting import PROMPT, padded_prompts, prompt_tokens, with_question
+from lightning_idc.models.vlm.precision import autocast_of, check_trainable_precision, dtype_named, set_precision
+from lightning_idc.models.vlm.prompting import PROMPT, pad_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
     SKELETON,
     Source,
@@ -36,16 +36,16 @@ from lightning_idc.models.vlm.published import (
     save_skeleton,
 )
 from lightning_idc.models.vlm.scoring import up_to_last
-from lightning_idc.models.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
-from lightning_idc.models.vlm.sizes import SIZES, fitted, padded
+from lightning_idc.models.vlm.sharding import broadcast_dtypes, broadcast_weights, shard_net
+from lightning_idc.models.vlm.sizes import SIZES, pad_to_largest, scale_to_pixels
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
 from lightning_idc.models.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
-MOST_PROMPTS = 512  # that are kept as tokens
-LONGEST = 128  # tokens of a generated caption where nothing says how long they are
+MAX_CACHED_PROMPTS = 512  # tokenized prompts
+LONGEST = 128  # default of max_length without training captions
 
 
 class VLMCaptioner(FinetunedCaptioner):
@@ -54,31 +54,31 @@ class VLMCaptioner(FinetunedCaptioner):
     Args:
         model: folder or hub id of the model; None to make one from ``architecture``.
         architecture: transformers configuration of a random model, ``model_type`` included.
-        prompt: what is asked after the two images; ``{question}`` in it stands for the pair's own ``meta["question"]``.
-        prompts: what is asked about pairs of the parts of a mixture, by ``meta["part"]``.
+        prompt: instruction after the two images; ``{question}`` is replaced by the pair's ``meta["question"]``.
+        prompts: instructions for the parts of a mixture of data sets, by ``meta["part"]``.
         scoring: how several answers are scored: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto`` takes
-            the first of them that gives what the stock model gives, found by a check when it is first needed.
-        activation_checkpointing: compute activations twice instead of keeping them.
+            the first one that agrees with the stock model, by a check before the first use.
+        activation_checkpointing: recompute activations in the backward pass instead of storing them.
         compile: ``layers`` to compile the layers of the language model and of the tower with torch.compile when
             training begins; worth it for long trainings on a GPU.
-        dtype: of the frozen weights of ``model``, for example ``bfloat16``; those that train are float32. ``auto``
-            takes that of the Trainer's mixed precision, that of the files on a GPU, float32 otherwise.
+        dtype: dtype of the frozen weights of ``model``, for example ``bfloat16``; trainable weights are float32.
+            ``auto`` takes that of the Trainer's mixed precision, that of the files on a GPU, float32 otherwise.
         revision: branch, tag or commit of ``model`` on the hub.
-        device: where ``model`` is put without a Trainer, which has its own; ``auto`` takes a GPU if there is one.
+        device: device of ``model`` if there is no Trainer; ``auto`` takes a GPU if there is one.
         quantize: bits of the frozen weights of ``model``: ``4bit`` or ``8bit`` of bitsandbytes, ``int4`` or ``int8`` of
-            torchao. Nothing of the model trains then; train adapters on it, but not on ``int4``, which has no gradient.
-        attn: implementation of attention of ``model``, as transformers calls it, for example ``flash_attention_2``.
-        min_pixels: of an image; smaller ones are scaled up, with their aspect kept.
-        max_pixels: of an image; larger ones are scaled down, with their aspect kept. Each pair is then shown in its
-            own size, by the model's own processor.
-        tokenizer: of a random model, as JSON text; learned from the training captions when None.
-        tokenizer_size: most tokens of a learned tokenizer.
-        language_model: weights and tokenizer that the language part of ``architecture`` takes, in place of its
+            torchao. All weights of the model are then frozen; adapters can be trained, except on ``int4``.
+        attn: attention implementation of ``model``, by its name in transformers, for example ``flash_attention_2``.
+        min_pixels: minimum number of pixels of an image; smaller images are scaled up with their aspect ratio.
+        max_pixels: maximum number of pixels of an image; larger images are scaled down with their aspect ratio. The
+            images of each pair are then prepared at that pair's size by the processor of the model.
+        tokenizer: tokenizer of a random model, as JSON text; learned from the training captions when None.
+        tokenizer_size: maximum vocabulary size of a learned tokenizer.
+        language_model: pretrained weights and tokenizer of the language part of ``architecture``, in place of its
             ``text_config``: folder, hub id, ``.gguf`` file, or ``PACKAGE/FILE.gguf`` within an installed package.
-        text_config: configuration of that language part; read from ``language_model`` when None.
-        tower_weights: checkpoint of :class:`~lightning_idc.models.vlm.tower.TowerNaming` that the vision tower of
-            ``architecture`` starts from.
-        options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
+        text_config: configuration of the language part; read from ``language_model`` when None.
+        tower_weights: checkpoint of :class:`~lightning_idc.models.vlm.tower.TowerNaming` with the initial weights of
+            the vision tower of ``architecture``.
+        options: arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
 
     Raises:
         ConfigError: neither or both of ``model`` and ``architecture`` are given, or ``cached`` scoring meets
@@ -125,10 +125,10 @@ class VLMCaptioner(FinetunedCaptioner):
         dtype_named(dtype)
         self._start = (language_model, tower_weights)
         self._folder: Path | None = None
-        self._dealt = False
+        self._is_broadcast = False
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
 
-    # ---- making it --------------------------------------------------------------------------------------
+    # ---- construction -----------------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
         options = self.hparams
@@ -142,16 +142,16 @@ class VLMCaptioner(FinetunedCaptioner):
             model, processor, family = load_skeleton(self._folder)
         elif options["model"] is not None:
             source = self._source()
-            # sharded weights are dealt out by the first process, so that the host holds them once
-            self._dealt = self.device_mesh is not None and source.quantize is None
-            load = load_empty if self._dealt and not is_rank_zero() else load_model
+            # sharded weights are broadcast from rank 0, so that host memory holds them once
+            self._is_broadcast = self.device_mesh is not None and source.quantize is None
+            load = load_empty if self._is_broadcast and not is_rank_zero() else load_model
             model, processor, family = load(source)
             self.base_weights = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
-            made = self._make_random(data)
-            if made is None:
+            random_model = self._make_random(data)
+            if random_model is None:
                 return None  # a checkpoint may still bring the tokenizer
-            model, processor, family = made
+            model, processor, family = random_model
         if options["activation_checkpointing"]:
             model.activation_checkpointing_enable()
         for path in [""] if options["quantize"] else family.unused(model):
@@ -170,18 +170,18 @@ class VLMCaptioner(FinetunedCaptioner):
     def _make_random(self, data: Any) -> tuple[Any, Any, Family] | None:
         options, (name, tower) = self.hparams, self._start
         family = family_of(options["architecture"].get("model_type"))
-        special = family.special_tokens.values()
+        special_tokens = family.special_tokens.values()
         language = None
         if options["tokenizer"] is None and name is not None:
-            language, tokenizer = load_language_model(name, special)
+            language, tokenizer = load_language_model(name, special_tokens)
             self.store_hparams(tokenizer=tokenizer, text_config=text_config_of(language))
         elif options["tokenizer"] is None:
             if not isinstance(data, ProvidesCaptions):
                 return None
             texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
-            self.store_hparams(tokenizer=train_tokenizer(texts, options["tokenizer_size"], special))
-        told = {"text_config": options["text_config"]} if options["text_config"] is not None else {}
-        model, processor, family = make_model({**options["architecture"], **told}, options["tokenizer"])
+            self.store_hparams(tokenizer=train_tokenizer(texts, options["tokenizer_size"], special_tokens))
+        overrides = {"text_config": options["text_config"]} if options["text_config"] is not None else {}
+        model, processor, family = make_model({**options["architecture"], **overrides}, options["tokenizer"])
         if language is not None:
             put_language_model(model, family, language)
         if tower is not None:
@@ -199,44 +199,50 @@ class VLMCaptioner(FinetunedCaptioner):
                 "4bit, 8bit or int8"
             )
         if self._trainer is not None and options["quantize"]:
-            # packed where they are used: not every format can be moved
+            # quantize on the target device: not every format can be moved afterwards
             device = str(self.trainer.strategy.root_device)
         dtype = dtype_named(options["dtype"])
         if options["dtype"] == "auto" and options["quantize"] != "int4":
-            # files' own precision where a mixed one follows, since what trains is raised from it without a loss
+            # mixed precision loads the dtype of the files: casting trainable weights to float32 later loses nothing
             low = self._low_precision() is not None or (device is not None and device.startswith("cuda"))
             dtype = None if low else torch.float32
         return Source(options["model"], options["revision"], dtype, options["quantize"], options["attn"], device)
 
     def _low_precision(self) -> torch.dtype | None:
         """Precision of the frozen weights where it is below float32."""
-        given = dtype_named(self.hparams["dtype"])
+        requested = dtype_named(self.hparams["dtype"])
         mixed = None if self._trainer is None else autocast_of(str(self._trainer.precision))
-        low = mixed or given
+        low = mixed or requested
         return None if low in (None, torch.float32) else low
 
     def configure_model(self) -> None:
         self.build()
-        dealt, self._dealt = self._dealt, False
-        if dealt:
-            take_precision_of_first(self.built_net)
+        is_broadcast, self._is_broadcast = self._is_broadcast, False
+        if is_broadcast:
+            broadcast_dtypes(self.built_net)
         if self.net is not None and self.hparams["model"] is not None:
             set_precision(self.built_net, self._low_precision())
         if self.hparams["compile"] and self.net is not None and self.trainer.training:
             compile_layers(self.built_net)
         if self.device_mesh is not None and self.net is not None:
-            whole = {name: p.detach() for name, p in self.net.state_dict().items()} if dealt and is_rank_zero() else {}
+            full_weights = (
+                {name: p.detach() for name, p in self.net.state_dict().items()}
+                if is_broadcast and is_rank_zero()
+                else {}
+            )
             shard_net(self.built_net, self.device_mesh, autocast_of(str(self.trainer.precision)))
-            if dealt:
-                fill_from_first(self.net, whole)
+            if is_broadcast:
+                broadcast_weights(self.net, full_weights)
         super().configure_model()
 
     def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
-        refuse_low_precision(self, found["optimizer"] if isinstance(found, dict) else found)
-        return found
+        configuration = super().configure_optimizers()
+        check_trainable_precision(
+            self, configuration["optimizer"] if isinstance(configuration, dict) else configuration
+        )
+        return configuration
 
-    # ---- seeing and saying ------------------------------------------------------------------------------
+    # ---- encoding and prompts ---------------------------------------------------------------------------
 
     @property
     def decoder(self) -> VLMDecoder:
@@ -267,86 +273,88 @@ class VLMCaptioner(FinetunedCaptioner):
         return list(zip(shown, self._questions(batch), strict=True))
 
     def _questions(self, batch: PairBatch) -> list[str]:
-        """Question about each pair: its own, else that of its part of a mixture, else the usual one."""
-        by_part, usual = self.hparams["prompts"] or {}, self.hparams["prompt"]
+        """Prompt of each pair: of the pair, of its part of a mixture, or the default, in this order."""
+        by_part, default = self.hparams["prompts"] or {}, self.hparams["prompt"]
         prompts = [
-            prompt or by_part.get(meta.get("part", ""), usual)
+            prompt or by_part.get(meta.get("part", ""), default)
             for prompt, meta in zip(batch.prompts, batch.meta, strict=True)
         ]
-        return [with_question(*known) for known in zip(prompts, batch.ids, batch.meta, strict=True)]
+        return [with_question(*arguments) for arguments in zip(prompts, batch.ids, batch.meta, strict=True)]
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         net = self.built_net
         if tokens.shape[1] > 1 and net.scoring == "auto":
-            with gathered(net):  # the stock model that is compared with runs past the methods that gather weights
+            with gathered(net):  # the stock model does not go through the methods that gather weights
                 net.scoring = net.scoring_method
         return nn.functional.pad(net.log_probs(features, tokens, mask), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        """Make a batch; pairs may differ in size, each is shown in its own; runs in the data loader's workers.
+        """Make a batch in a worker of the data loader; pairs may differ in size.
 
-        The model's own processor scales and cuts the images here.
+        The processor of the model prepares the images here.
 
         Raises:
-            ConfigError: a prompt and its images are longer than the model's context, or a pair has no question of its
-                own where the prompt asks it.
-            DataError: a caption holds the placeholder of an image.
+            ConfigError: a prompt and its images exceed the context length of the model, or a pair has no
+                ``meta["question"]`` for the prompt.
+            DataError: a caption contains the image placeholder.
         """
-        shown = [self.fit(sample) for sample in samples]
-        sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
-        batch = super().collate(padded(shown))
-        # a template may end a turn with one of them
-        shows = self.built_net.media_tokens - set(self.built_vocabulary.special.ends)
-        held = torch.isin(batch.tokens, torch.tensor(sorted(shows), dtype=torch.long)).flatten(1).any(1)
-        if held.any():
+        scaled = [self.fit(sample) for sample in samples]
+        sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in scaled]
+        batch = super().collate(pad_to_largest(scaled))
+        # a chat template may end a turn with a media token
+        placeholders = self.built_net.media_tokens - set(self.built_vocabulary.special.ends)
+        has_placeholder = (
+            torch.isin(batch.tokens, torch.tensor(sorted(placeholders), dtype=torch.long)).flatten(1).any(1)
+        )
+        if has_placeholder.any():
+            id = batch.ids[int(has_placeholder.int().argmax())]
             raise DataError(
-                f"a caption of pair {batch.ids[int(held.int().argmax())]!r} holds what stands for an image in this "
-                "model's prompts; take it out of the captions"
+                f"a caption of pair {id!r} contains the image placeholder of this model; remove it from the captions"
             )
         batch.model_inputs = self.prompt_inputs(self._questions(batch), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)
-            images = [torch.stack([sample.before, sample.after]) for sample in shown]
+            images = [torch.stack([sample.before, sample.after]) for sample in scaled]
         net = self.built_net
         pixels = net.family.pixels(net.model, net.processor, images)
-        moved, stays = net.family.tower_arguments(net.model, pixels)
-        batch.pixels, batch.pixels_of = {**pixels, **moved}, batch.images
+        to_device, on_cpu = net.family.tower_arguments(net.model, pixels)
+        batch.pixels, batch.pixels_of = {**pixels, **to_device}, batch.images
         prompt_ids = batch.model_inputs["prompt_ids"]
         batch.sizes = {
             "features": int((prompt_ids[0] == image_token(net.model.config)).sum()),
             "is_padded": not bool(batch.model_inputs["prompt_mask"].all()),
             "captions": int(up_to_last(batch.caption_mask[..., 1:]).flatten(1).sum(-1).max()),
-            "tower": stays,
+            "tower": on_cpu,
         }
         return batch
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:
-        # the model takes any size, so what it is asked about is never stretched to that of its training
+        # the model takes any size, so images are never resized to the training size
         return None
 
     def fit(self, sample: PairSample) -> PairSample:
-        """The pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` per image."""
-        return fitted(sample, self.hparams["min_pixels"], self.hparams["max_pixels"])
+        """Scale a pair with its aspect ratio to between ``min_pixels`` and ``max_pixels`` pixels per image."""
+        return scale_to_pixels(sample, self.hparams["min_pixels"], self.hparams["max_pixels"])
 
     def prompt_inputs(self, prompts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
-        """Inputs of :meth:`VLMNet.encode` for prompts about pairs of sizes.
+        """Prompt inputs of :meth:`VLMNet.encode`.
 
         Args:
             prompts: one per pair.
-            sizes: height and width of the images of each.
+            sizes: height and width of the images of each pair.
         """
-        asked = [self._prompt(prompt, *size) for prompt, size in zip(prompts, sizes, strict=True)]
-        return padded_prompts(asked, self.built_vocabulary.special.pad)
+        tokenized = [self._prompt(prompt, *size) for prompt, size in zip(prompts, sizes, strict=True)]
+        return pad_prompts(tokenized, self.built_vocabulary.special.pad)
 
     def prompt_ids(self, prompt: str, height: int, width: int) -> list[int]:
-        """Token ids of a prompt about two images of a size, with a placeholder per feature of theirs."""
+        """Token ids of a prompt about two images of one size, with a placeholder per image feature."""
         return self._prompt(prompt, height, width)["input_ids"].tolist()
 
     def _prompt(self, prompt: str, height: int, width: int) -> dict[str, Tensor]:
         key = (prompt, height, width)
         if key not in self._prompts:
-            if len(self._prompts) >= MOST_PROMPTS:  # questions may be as many as pairs
+            if len(self._prompts) >= MAX_CACHED_PROMPTS:  # each pair may have a different question
                 self._prompts.clear()
             self._prompts[key] = prompt_tokens(self.built_net, prompt, (height, width), self.hparams["max_length"])
         return self._prompts[key]
@@ -355,21 +363,21 @@ class VLMCaptioner(FinetunedCaptioner):
         super().merge_adapters()
         set_tie_config(self.built_net.model)
 
-    # ---- giving it away ---------------------------------------------------------------------------------
+    # ---- saving -----------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
 
-        What the model itself is made from lies beside them, so that the folder is read without ``model``.
+        The configuration and processor of the model are saved as well, so that loading does not need ``model``.
         """
         written = super().save_pretrained(folder)
         if is_rank_zero():
             save_skeleton(self.built_net, written / SKELETON)
-        all_gather_object(None)  # no process goes on to read what is not written yet
+        all_gather_object(None)  # barrier: other ranks may read the folder next
         return written
 
     def build_from(self, folder: Path) -> None:
-        """Make the network of a folder of :meth:`save_pretrained`, which brings all weights."""
+        """Build the network from a folder of :meth:`save_pretrained`, without the published model."""
         skeleton = folder / SKELETON
         self._folder = skeleton if skeleton.is_dir() else None
         try:
@@ -381,12 +389,12 @@ class VLMCaptioner(FinetunedCaptioner):
         """Write model and processor in the layout of transformers, for ``model:`` or for other programs.
 
         Args:
-            folder: to write.
-            merge: first make the adapters part of the network, as :meth:`merge_adapters` does, for good.
-            dtype: of the written weights; as they are when None.
+            folder: output folder.
+            merge: whether to merge the adapters into the network first, permanently, by :meth:`merge_adapters`.
+            dtype: dtype of the saved weights; unchanged when None.
 
         Raises:
-            ConfigError: an adapter is on the network, which that layout cannot hold.
+            ConfigError: the network has an adapter, which that layout cannot represent.
         """
         if merge:
             self.merge_adapters()
@@ -401,7 +409,7 @@ class VLMCaptioner(FinetunedCaptioner):
             written = {k: v.to(kind) if kind and v.is_floating_point() else v for k, v in state.items()}
             net.model.save_pretrained(folder, state_dict=written)
             if kind is not None:
-                # by which transformers opens them, and which it took from the model
+                # save_pretrained wrote the dtype of the loaded model, which transformers would load with
                 config = copy.deepcopy(net.model.config)
                 config.dtype = kind
                 config.save_pretrained(folder)

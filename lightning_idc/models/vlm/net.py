@@ -3,7 +3,7 @@
 The images of a pair are encoded once (:meth:`VLMNet.encode`); prompts, answers and decoding then read these features:
 
 1. :meth:`VLMNet.encode` runs the vision tower over B pairs,
-2. :meth:`VLMNet.log_probs` scores K answers per pair, teacher-forced (``scoring.py`` has three exact ways), and
+2. :meth:`VLMNet.log_probs` scores K answers per pair, teacher-forced (``scoring.py`` has three exact methods), and
 3. :meth:`VLMNet.start` and :meth:`VLMNet.step` decode token by token with a key-value cache.
 
 Shapes: B pairs, K answers per pair, P prompt tokens, T answer tokens, D channels, V vocabulary.
@@ -28,12 +28,12 @@ from lightning_idc.models.vlm.vision_language import VisionLanguageModel, prompt
 
 @dataclass(frozen=True)
 class CaptionSizes:
-    """How long the captions of a batch are, known without reading their mask from the device.
+    """Caption lengths of a batch, available without reading the mask from the device.
 
     Args:
-        tokens: of the batch, ``(B, K, T)``.
-        mask: of the batch.
-        longest: most tokens that the captions of a pair have together, up to the last token of each.
+        tokens: tokens of the batch, ``(B, K, T)``.
+        mask: caption mask of the batch, bool ``(B, K, T)``.
+        longest: maximum number of tokens of all captions of a pair together.
     """
 
     tokens: Tensor
@@ -73,8 +73,8 @@ class VLMNet(VisionLanguageModel):
         model: the transformers model.
         processor: its processor.
         family: how it takes two images.
-        scoring: how K answers are scored after one prompt: ``packed``, ``cached``, ``plain``, or ``auto``, which asks
-            :func:`~lightning_idc.models.vlm.checking.pick_scoring` when it is first needed.
+        scoring: how K answers are scored after one prompt: ``packed``, ``cached``, ``plain``, or ``auto``, which
+            calls :func:`~lightning_idc.models.vlm.checking.pick_scoring` before the first use.
     """
 
     def __init__(self, model: Any, processor: Any, family: Family, scoring: str = "auto") -> None:
@@ -88,9 +88,9 @@ class VLMNet(VisionLanguageModel):
 
         Args:
             features: B pairs.
-            tokens: K answers each.
-            mask: bool ``(B, K, T)``, tokens that are asked for. What follows the last of them in an answer is padding,
-                which costs nothing and gets 0. All of them when None.
+            tokens: K answers per pair.
+            mask: bool ``(B, K, T)``. Tokens after the last True of an answer are padding: they are not computed and
+                get 0. None for no padding.
         """
         targets = tokens[..., 1:]
         if mask is None or tokens.shape[1] == 1:
@@ -108,7 +108,7 @@ class VLMNet(VisionLanguageModel):
 
     @staticmethod
     def _longest(features: PairFeatures, tokens: Tensor, mask: Tensor, valid: Tensor) -> int:
-        """Most tokens that the answers of a pair have together, or more where only the device knows."""
+        """Upper bound of the number of tokens of all answers of a pair together, if possible without a sync."""
         captions: CaptionSizes | None = features.sizes.get("captions")
         if captions is None:
             # at least one, as other processes may wait for sharded weights
@@ -127,19 +127,19 @@ class VLMNet(VisionLanguageModel):
 
         Args:
             features: B pairs.
-            tokens: K answers each, or fewer, the rest of which is padding.
+            tokens: K answers per pair; pairs with fewer answers are padded.
             valid: bool ``(B, K, T)``, a prefix of each answer; the states of other tokens are 0. All when None.
-            longest: most tokens that the answers of a pair have together, or more; K * T when None.
+            longest: upper bound of the tokens of all answers of a pair together; K * T when None.
         """
-        # one answer shares nothing with others, and its two-dimensional mask leaves the choice of attention free
+        # a single answer has nothing to share, and its two-dimensional mask works with any attention implementation
         score = plain if tokens.shape[1] == 1 else SCORING_METHODS[self.scoring_method]
         return score(self, features, tokens, valid, longest)
 
     @property
     def scoring_method(self) -> str:
-        """How several answers are scored; decides ``auto``."""
+        """Name of the scoring method of several answers; resolves ``auto``."""
         if self.scoring == "auto":
-            # the stock model runs with a cache, and once
+            # the check runs the stock model with a cache, and only once
             with torch.compiler.set_stance("force_eager") if self.is_compiled else nullcontext():
                 self.scoring = pick_scoring(self)
         return self.scoring
@@ -153,14 +153,14 @@ class VLMNet(VisionLanguageModel):
     # ---- decoding ---------------------------------------------------------------------------------------
 
     def start(self, features: PairFeatures) -> PromptState:
-        """State behind the prompt."""
+        """State after the prompt."""
         cache, states = self.prefill(features)
         return PromptState(
             cache, prompt_mask_of(features), features.extras["positions"][..., -1:], self.lm_logits(states)[:, -1]
         )
 
     def step(self, state: PromptState, tokens: Tensor) -> Tensor:
-        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state. The first tokens stand for the prompt."""
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state. The first call takes begin tokens."""
         num_generated, state.num_generated = state.num_generated, state.num_generated + 1
         if num_generated == 0:
             return state.first_logits

@@ -1,4 +1,4 @@
-"""A captioner by the name of a published model, or from a checkpoint, where the machine computes fastest."""
+"""open_captioner: a captioner from a published model or a checkpoint, on the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -25,52 +25,52 @@ def open_captioner(
     prompt: str | None = None,
     max_pixels: int | None = None,
 ) -> PairCaptioner:
-    """Captioner that is ready to describe pairs: a published model as it is, or one of a checkpoint.
+    """Open a published model or a checkpoint as a captioner, in eval mode and on its device.
 
     Args:
         model: folder or hub id of a vision-language model.
         checkpoint: ``.ckpt`` file or folder of ``save_pretrained``, in place of ``model``.
         revision: branch, tag or commit of ``model``.
-        dtype: of the weights; ``auto`` takes those of the files on a GPU and float32 otherwise.
-        device: for example ``cuda:1``; ``auto`` takes a GPU if there is one.
-        quantize: bits of the weights of ``model``, as of :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
-        attn: implementation of attention of ``model``.
-        prompt: what is asked about the pair; the library's, or that of the checkpoint, when None.
-        max_pixels: of an image; larger ones are scaled down.
+        dtype: dtype of the weights; ``auto`` takes that of the files on a GPU and float32 otherwise.
+        device: device, for example ``cuda:1``; ``auto`` takes a GPU if there is one.
+        quantize: bits of the weights of ``model``; see :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
+        attn: attention implementation of ``model``.
+        prompt: instruction about the pair; the default of the library, or that of the checkpoint, when None.
+        max_pixels: maximum number of pixels of an image; larger images are scaled down.
 
     Raises:
-        ConfigError: not exactly one of ``model`` and ``checkpoint`` is given, there is no such device, or an option
-            goes with a model only.
+        ConfigError: not exactly one of ``model`` and ``checkpoint`` is given, the device does not exist, or an option
+            applies to a model only.
     """
     if (model is None) == (checkpoint is None):
         raise ConfigError("give either a model, by folder or hub id, or a checkpoint; not both")
-    where = _device(device)
+    torch_device = _device(device)
     if model is not None:
         captioner: PairCaptioner = VLMCaptioner(
             model=model,
             revision=revision,
             dtype=dtype,
-            device=str(where),
+            device=str(torch_device),
             quantize=quantize,
             attn=attn,
             prompt=prompt or PROMPT,
             max_pixels=max_pixels,
         )
         captioner.build()
-        # quantized weights are where they were loaded and cannot be moved in every format
-        return (captioner if quantize else captioner.to(where)).eval()
-    given = {"revision": revision, "quantize": quantize, "attn": attn}
-    if wrong := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"{', '.join(wrong)} belong to a published model; a checkpoint holds its own weights")
+        # quantized weights are on their device already, and not every format can be moved
+        return (captioner if quantize else captioner.to(torch_device)).eval()
+    model_options = {"revision": revision, "quantize": quantize, "attn": attn}
+    if invalid := [name for name, value in model_options.items() if value is not None]:
+        raise ConfigError(f"{', '.join(invalid)} belong to a published model; a checkpoint holds its own weights")
     captioner = load_captioner(checkpoint)  # type: ignore[arg-type]
-    asked = {name: value for name, value in (("prompt", prompt), ("max_pixels", max_pixels)) if value is not None}
-    if asked and not isinstance(captioner, VLMCaptioner):
-        raise ConfigError(f"{', '.join(asked)}: a {type(captioner).__name__} is not asked in words; leave it out")
-    captioner.store_hparams(**asked)
-    low = dtype in ("bfloat16", "float16") or (dtype == "auto" and where.type == "cuda")
+    overrides = {name: value for name, value in (("prompt", prompt), ("max_pixels", max_pixels)) if value is not None}
+    if overrides and not isinstance(captioner, VLMCaptioner):
+        raise ConfigError(f"{', '.join(overrides)}: a {type(captioner).__name__} is not asked in words; leave it out")
+    captioner.store_hparams(**overrides)
+    low = dtype in ("bfloat16", "float16") or (dtype == "auto" and torch_device.type == "cuda")
     if low and isinstance(captioner, VLMCaptioner):
         captioner.to(torch.float16 if dtype == "float16" else torch.bfloat16)
-    return captioner.to(where).eval()
+    return captioner.to(torch_device).eval()
 
 
 def _device(name: str) -> torch.device:

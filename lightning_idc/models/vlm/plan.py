@@ -1,4 +1,4 @@
-"""What training a published model takes, computed from its configuration alone: memory and operations."""
+"""Memory and operations of training a published model, computed from its configuration alone."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from lightning_idc.utils.names import class_of
 GIB = 2**30
 SHARDING = ("ShardedStrategy", "ModelParallelStrategy")
 PACKED_BITS = {"4bit": 4.127, "int4": 5.0, "8bit": 8.0, "int8": 8.0}
-"""Of a quantized weight, with the scales of its block: 64 weights of bitsandbytes' NF4 with scales that are quantized
-themselves, 32 of torchao's int4; those of a row count for nothing."""
+"""Bits per quantized weight, scales included: blocks of 64 weights with double quantization in bitsandbytes' NF4,
+blocks of 32 in torchao's int4; scales per row in 8 bits are negligible."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """What one step is shown.
+    """Images and captions of one training step.
 
     Args:
         size: height and width of both images of a pair.
-        prompt: question about them.
-        captions: per pair.
-        longest: tokens of a caption.
-        batch: pairs per device.
-        recomputes: whether layers are computed twice instead of being kept.
+        prompt: question about the images.
+        captions: number of captions per pair.
+        longest: number of tokens of a caption.
+        batch: number of pairs per device.
+        recomputes: whether activation checkpointing is on.
     """
 
     size: tuple[int, int]
@@ -50,19 +50,19 @@ class Images:
 
 @dataclass(frozen=True)
 class Plan:
-    """Parameters by part, and the bytes that they take while they train.
+    """Parameters by part, and their memory during training.
 
     Args:
         trained: trainable parameters by group: ``vision``, ``language`` (the projector included), adapters by name.
-        frozen: parameters that are not.
-        bits: of a frozen weight that is not quantized; those that train have 32.
-        packed: how many of the frozen ones are quantized: weights of linear layers, without those of the head.
-        packed_bits: of one of them.
-        moments: numbers that the optimizer keeps per trained weight; 2 for Adam.
-        processes: that sharded weights are dealt to; 1 where every process holds all.
-        loaders: processes of one machine that load the weights; of sharded ones the first alone does.
-        cost: of one pair; None where the images are not known.
-        batch: pairs per device and step.
+        frozen: number of frozen parameters.
+        bits: bits of a frozen weight that is not quantized; trainable weights have 32.
+        packed: number of quantized frozen parameters: weights of linear layers except the head.
+        packed_bits: bits of a quantized parameter.
+        moments: optimizer states per trainable weight; 2 for Adam.
+        processes: number of processes that weights are sharded over; 1 without sharding.
+        loaders: number of processes per machine that load the weights; only the first one with sharding.
+        cost: cost of one pair; None without images.
+        batch: number of pairs per device and step.
     """
 
     trained: dict[str, int]
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes on one device by what they are for; activations and logits come on top."""
+        """Bytes per device by purpose, without activations and logits."""
         trained = sum(self.trained.values())
         return {
             "frozen weights": self._frozen_bits // 8 // self.processes,
@@ -93,21 +93,21 @@ class Plan:
 
     @property
     def states(self) -> int:
-        """Bytes on one device without activations."""
+        """Bytes per device without activations."""
         return sum(self.parts.values())
 
     @property
     def host(self) -> int:
-        """Bytes of weights that processes of one machine load on the host."""
+        """Bytes of host memory per machine while the weights are loaded."""
         return (self.frozen * self.bits // 8 + 4 * sum(self.trained.values())) * self.loaders
 
     @property
     def activations(self) -> int:
-        """Bytes on one device that a step needs beside the states, estimated."""
+        """Estimated bytes per device of activations and logits."""
         return 0 if self.cost is None else self.batch * self.cost.activations + self.cost.logits
 
     def table(self) -> str:
-        """Lines for the terminal."""
+        """Table for the terminal."""
         lines = [f"{name:<24}{count:>16,} parameters, trained" for name, count in self.trained.items()]
         lines += [f"{'frozen':<24}{self.frozen - self.packed:>16,} parameters, {self.bits} bits"]
         if self.packed:
@@ -136,21 +136,21 @@ def plan_of(
     images: Images | None = None,
     loaders: int = 1,
 ) -> Plan:
-    """Plan of a published model; its weights are not read, and no memory is taken for them.
+    """Plan for a published model; its weights are neither read nor allocated.
 
     Args:
         model: folder or hub id.
-        adapters: by name, not yet installed.
-        precision: of the Trainer.
-        quantize: of :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
-        moments: numbers that the optimizer keeps per trained weight.
-        processes: that FSDP2 deals weights to.
+        adapters: adapters by name, not yet installed.
+        precision: precision of the Trainer.
+        quantize: see :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
+        moments: optimizer states per trainable weight.
+        processes: number of processes that FSDP2 shards weights over.
         revision: branch, tag or commit of ``model``.
-        images: what one step is shown; activations and operations are not computed without.
-        loaders: processes of one machine that load the weights.
+        images: images of one step; None leaves out activations and operations.
+        loaders: number of processes per machine that load the weights.
 
     Raises:
-        ConfigError: the model is not there or not a vision-language model.
+        ConfigError: the model does not exist or is not a vision-language model.
     """
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -170,8 +170,10 @@ def plan_of(
     frozen = 0
     vision = tuple(f"model.{path}." for path in family.vision_parts(inner))
     lora = {id(p): name for name, adapter in adapters.items() for p in adapter.trained(net)}
-    own = [(f"adapters.{name}.{path}", p) for name, a in adapters.items() for path, p in a.named_parameters()]
-    for path, parameter in [*net.named_parameters(), *own]:
+    adapter_parameters = [
+        (f"adapters.{name}.{path}", p) for name, a in adapters.items() for path, p in a.named_parameters()
+    ]
+    for path, parameter in [*net.named_parameters(), *adapter_parameters]:
         if not parameter.requires_grad:
             frozen += parameter.numel()
         elif id(parameter) in lora:
@@ -202,17 +204,17 @@ def plan_of(
 
 
 def plan_of_stage(config: Mapping[str, Any]) -> Plan:
-    """Plan of a stage of a recipe.
+    """Plan for a training stage of a recipe.
 
     Args:
-        config: ``trainer`` and ``model`` as a configuration file has them.
+        config: configuration with ``trainer`` and ``model``.
 
     Raises:
         ConfigError: the stage does not train a published vision-language model.
     """
-    given, trainer = config.get("model") or {}, config.get("trainer") or {}
-    options = given.get("init_args") or {}
-    if not str(given.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
+    model_config, trainer = config.get("model") or {}, config.get("trainer") or {}
+    options = model_config.get("init_args") or {}
+    if not str(model_config.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
         raise ConfigError("plan reads stages that train a VLMCaptioner of a published `model`; this one does not")
     adapters: dict[str, Adapter] = {}
     for entry in trainer.get("callbacks") or []:
@@ -241,7 +243,7 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
 
 
 def _images(options: Mapping[str, Any], data: Mapping[str, Any]) -> Images:
-    """What a stage shows: images of the size that its data has, or that ``max_pixels`` allows; 448 otherwise."""
+    """Images of a stage: of the data's ``image_size``, else within ``max_pixels``, else 448 pixels wide and high."""
     side = int(math.sqrt(options["max_pixels"])) if options.get("max_pixels") else 448
     size = data.get("image_size") or side
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))

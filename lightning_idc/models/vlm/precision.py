@@ -1,4 +1,4 @@
-"""Precision of weights: frozen ones low, those that train float32."""
+"""Precision of weights: 16 bits for frozen weights, float32 for trainable ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def dtype_named(name: str) -> torch.dtype | None:
-    """Precision of a name; None for ``auto``.
+    """Torch dtype by name; None for ``auto``.
 
     Raises:
         ConfigError: the name is unknown.
@@ -24,51 +24,51 @@ def dtype_named(name: str) -> torch.dtype | None:
 
 
 def is_quantized(parameter: nn.Parameter) -> bool:
-    """Whether a weight is stored in fewer bits than it stands for: integers of bitsandbytes, tensors of torchao."""
+    """Whether a weight is quantized, by bitsandbytes or torchao."""
     return not parameter.is_floating_point() or type(parameter.data).__module__.startswith("torchao.")
 
 
 def autocast_of(precision: str) -> torch.dtype | None:
-    """Precision of the products under a Trainer's mixed ``precision``; None for any other."""
+    """Autocast dtype of a Trainer's mixed ``precision``; None for any other."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
 
 
 @torch.no_grad()
 def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
-    """Store weights that train in float32 and frozen ones in ``low``, once, so that autocast never casts them again.
+    """Store trainable weights in float32 and frozen ones in ``low``, so that autocast need not cast frozen weights.
 
     Args:
-        net: of a loaded model, with its adapters.
-        low: None to leave all weights as they are.
+        net: loaded model with its adapters.
+        low: dtype of frozen weights; None leaves all weights unchanged.
     """
     if low is None:
         return
     language = tuple(f"model.{path}." for path in net.language_modules)
-    trains = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
+    trainable_parts = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
     for name, parameter in net.named_parameters():
         if not parameter.is_floating_point() or parameter.dtype not in (*LOW, torch.float32):
             continue
-        # a frozen layer between those of a tower that trains keeps their precision, as norms of one kind meet the other
-        frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trains)
-        parameter.data = parameter.data.to(low if frozen else torch.float32)
+        # a frozen layer in a trainable tower stays float32, since layer norms need inputs and weights of one dtype
+        is_frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trainable_parts)
+        parameter.data = parameter.data.to(low if is_frozen else torch.float32)
     net.autocast_dtype = low
     for part in net.modules():
-        # PEFT would write a float32 copy of each input of a LoRA, of which autocast makes one of 16 bits again
+        # PEFT would copy each LoRA input to float32, only for autocast to cast it back to 16 bits
         if hasattr(part, "_cast_input_dtype"):
             part.cast_input_dtype_enabled = False  # type: ignore[assignment]
 
 
 def _part(name: str) -> str:
-    """Tower, projector or language model that a weight belongs to."""
+    """Path of the tower, the projector or the language model that contains a weight."""
     return ".".join(name.split(".")[:3])
 
 
-def refuse_low_precision(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise where an optimizer of torch would train weights of 16 bits, whose steps round away.
+def check_trainable_precision(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Check that no optimizer of torch trains 16-bit weights, in which small updates round to nothing.
 
     Args:
-        module: that trains.
-        optimizer: of its parameters; one of another package may keep float32 copies or round at random.
+        module: module in training.
+        optimizer: its optimizer; other packages may keep float32 copies or use stochastic rounding.
 
     Raises:
         ConfigError: at least one trainable weight has 16 bits.

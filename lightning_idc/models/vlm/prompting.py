@@ -1,4 +1,4 @@
-"""Prompts about two images as a model takes them: their tokens, with a placeholder per feature of the images."""
+"""Tokenized prompts about two images, with a placeholder per image feature."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ QUESTION = "{question}"
 
 
 def with_question(prompt: str, id: str, meta: dict[str, Any]) -> str:
-    """The prompt with the question of the pair where it asks it.
+    """Replace ``{question}`` in a prompt by the question of a pair.
 
     Raises:
-        ConfigError: the pair has none.
+        ConfigError: the pair has no question.
     """
     if QUESTION not in prompt:
         return prompt
@@ -38,78 +38,78 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
     """Inputs of the model for one prompt about two images.
 
     Args:
-        net: of the captioner.
-        prompt: what is asked.
+        net: network of the captioner.
+        prompt: instruction about the images.
         size: height and width of the images.
-        answer: tokens that an answer may have.
+        answer: maximum number of tokens of an answer.
 
     Raises:
-        ConfigError: the prompt shows no two images or others, or is longer than the model's context.
+        ConfigError: the prompt contains placeholders, the model does not take two images, or the context is too short.
     """
-    refuse_placeholders(net, prompt)
+    check_placeholders(net, prompt)
     height, width = size
     images = list(torch.zeros(1, 2, 3, height, width, dtype=torch.uint8))
     try:
-        found = net.family.inputs(net.processor, [prompt], images)
+        processed = net.family.inputs(net.processor, [prompt], images)
     except (ValueError, TemplateError) as error:
         raise ConfigError(
             f"the processor cannot put two images into the prompt {prompt!r}: {error}; choose a model that takes "
             "several images"
         ) from error
-    if not (found["input_ids"] == image_token(net.model.config)).any():
+    if not (processed["input_ids"] == image_token(net.model.config)).any():
         raise ConfigError(
             f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "
             "model's processor a template that shows them, or none"
         )
-    length = found["input_ids"].shape[1]
-    room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
-    if room is not None and length + answer > room:
+    length = processed["input_ids"].shape[1]
+    context_length = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
+    if context_length is not None and length + answer > context_length:
         raise ConfigError(
             f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of {answer} that "
-            f"is more than the {room} of the model. Set `max_pixels`, or a smaller max_length"
+            f"is more than the {context_length} of the model. Set `max_pixels`, or a smaller max_length"
         )
-    inputs = {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
-    ids, grid = found["input_ids"], found.get("image_grid_thw")
+    inputs = {name: processed[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in processed}
+    ids, grid = processed["input_ids"], processed.get("image_grid_thw")
     extras = {} if grid is None else {"grid": grid[None]}
     positions = net.family.positions(net.model, ids, torch.ones_like(ids, dtype=torch.bool), extras)
-    # tokens first, as they are padded
+    # the token dimension first, for pad_sequence
     return {**inputs, "positions": positions[0].movedim(-1, 0)}
 
 
-def refuse_placeholders(net: VLMNet, prompt: str) -> None:
-    """Raise where a prompt holds what stands for an image, as those of instruction data do.
+def check_placeholders(net: VLMNet, prompt: str) -> None:
+    """Check that a prompt does not contain image placeholders, as prompts of instruction data do.
 
     Args:
-        net: of the captioner.
-        prompt: what is asked, without its images.
+        net: network of the captioner.
+        prompt: instruction without images.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the prompt contains a placeholder.
     """
     names = net.processor.tokenizer.convert_ids_to_tokens(sorted(net.media_tokens))
-    found = [name for name in names if name in prompt]
-    if found:
+    placeholders = [name for name in names if name in prompt]
+    if placeholders:
         raise ConfigError(
-            f"the prompt {prompt!r} holds {found[0]}, which stands for an image; leave it out: the images are put in "
-            "front of what is asked"
+            f"the prompt {prompt!r} holds {placeholders[0]}, which stands for an image; leave it out: the images are "
+            "inserted before the prompt"
         )
 
 
-def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[str, Tensor]:
-    """Prompts of a batch, padded to one length.
+def pad_prompts(prompts: Sequence[Mapping[str, Tensor]], padding: int) -> dict[str, Tensor]:
+    """Pad the prompts of a batch to one length.
 
     Args:
-        asked: of each pair, as of :func:`prompt_tokens`.
-        padding: id of it.
+        prompts: result of :func:`prompt_tokens` for each pair.
+        padding: id of the padding token.
     """
-    lengths = torch.tensor([len(row["input_ids"]) for row in asked])
+    lengths = torch.tensor([len(row["input_ids"]) for row in prompts])
     # padded on the left, so that every answer starts right behind its prompt
-    found = {
+    batch = {
         ("prompt_ids" if name == "input_ids" else name): nn.utils.rnn.pad_sequence(
-            [row[name] for row in asked], True, padding if name == "input_ids" else 0, "left"
+            [row[name] for row in prompts], True, padding if name == "input_ids" else 0, "left"
         )
-        for name in asked[0]
+        for name in prompts[0]
     }
     longest = int(lengths.max())
-    found["positions"] = found["positions"].movedim(1, -1)
-    return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}
+    batch["positions"] = batch["positions"].movedim(1, -1)
+    return {**batch, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}

@@ -1,4 +1,4 @@
-"""Published vision-language models: found in a folder, the Hugging Face cache or on the hub, and loaded."""
+"""Loading of published vision-language models from a folder, the Hugging Face cache or the hub."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from lightning_idc.models.vlm.families.base import Family
 from lightning_idc.utils.errors import ConfigError, loading_model
 
 QUANTIZED = {"4bit": "bitsandbytes", "8bit": "bitsandbytes", "int4": "torchao", "int8": "torchao"}
-"""Ways of storing frozen weights in fewer bits, and the package that each needs."""
-
+"""Quantization methods of frozen weights, and the package that each needs."""
 
 SKELETON = "base"
-"""Folder of what a model is made from, within one of ``save_pretrained``."""
+"""Subfolder of ``save_pretrained`` with the configuration and the processor of a model."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a published model is and how it is loaded.
+    """Location and loading options of a published model.
 
     Args:
         name: folder or hub id.
         revision: branch, tag or commit on the hub.
-        dtype: of the weights; that of the files when None.
+        dtype: dtype of the weights; that of the files when None.
         quantize: one of :data:`QUANTIZED`, or None.
-        attn: implementation of attention, as transformers calls it (``sdpa``, ``eager``, ``flash_attention_2``,
+        attn: attention implementation, by its name in transformers (``sdpa``, ``eager``, ``flash_attention_2``,
             ``flex_attention``).
-        device: where the weights are put at once; the host when None.
+        device: device that the weights are loaded to; the CPU when None.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Source:
     device: str | None = None
 
     def options(self) -> dict[str, Any]:
-        """What transformers is given with the name, whatever it loads; without the second it asks on a terminal."""
+        """Arguments of ``from_pretrained``; transformers asks interactively if ``trust_remote_code`` is None."""
         return {**({"revision": self.revision} if self.revision else {}), "trust_remote_code": False}
 
 
@@ -54,7 +53,8 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     """Model, processor and family of a folder or hub id.
 
     Raises:
-        ConfigError: it is not there, lacks weights, needs code of its own or a package, or cannot take two images.
+        ConfigError: the model does not exist, lacks weights, needs custom code or a missing package, or does not
+            take two images.
     """
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -70,7 +70,7 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
         options["quantization_config"] = quantization(source.quantize, source.dtype, device)
     dtype = source.dtype
     if source.quantize == "int4":
-        dtype = dtype or torch.bfloat16  # of the products that its kernels know
+        dtype = dtype or torch.bfloat16  # the dtype that its kernels support
     if source.device is not None:
         options["device_map"] = source.device
     with loading_model(source.name):
@@ -79,7 +79,7 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
                 source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
             )
         except (ValueError, ImportError, RuntimeError) as error:
-            raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+            raise ConfigError(f"{source.name!r} cannot be loaded with these options: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
@@ -93,18 +93,18 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
 
 
 def _keep_gradients(model: nn.Module) -> None:
-    """Leave weights of 4 bits as they are on a CPU: what bitsandbytes packs them into there has no gradients."""
+    """Keep bitsandbytes from repacking 4-bit weights on a CPU: the packed format has no gradients."""
     from bitsandbytes.nn import Linear4bit
 
     for part in model.modules():
         if isinstance(part, Linear4bit):
-            part.support_avx512bf16_for_cpu = False  # else the first evaluation packs them
+            part.support_avx512bf16_for_cpu = False  # otherwise the first evaluation packs them
 
 
 def load_empty(source: Source) -> tuple[Any, Any, Family]:
-    """Model whose weights take no memory (device ``meta``), for a process that gets them from another one.
+    """Model with weights on ``meta``, for a process that receives the weights from rank 0.
 
-    Buffers are made as the model makes them, since checkpoints do not hold all of them.
+    Buffers are real, since checkpoints do not contain all of them.
     """
     from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
@@ -117,22 +117,22 @@ def load_empty(source: Source) -> tuple[Any, Any, Family]:
         options["attn_implementation"] = source.attn
     with weights_on_meta():
         model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
-    with suppress(OSError):  # a model need not have one
+    with suppress(OSError):  # the file is optional
         model.generation_config = GenerationConfig.from_pretrained(source.name, revision=source.revision or "main")
     return model, processor, family_for(model, processor)
 
 
 @contextmanager
 def weights_on_meta() -> Iterator[None]:
-    """Within, parameters of modules are moved to ``meta`` as soon as they are registered; buffers are not."""
+    """Context in which module parameters, but not buffers, are moved to ``meta`` at registration."""
     register = nn.Module.register_parameter
 
-    def moved(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and not param.is_meta:  # tied weights stay one
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # keep tied weights tied
             param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
         register(module, name, param)
 
-    nn.Module.register_parameter = moved  # type: ignore[method-assign, assignment]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -140,14 +140,14 @@ def weights_on_meta() -> Iterator[None]:
 
 
 def save_skeleton(net: Any, folder: Path) -> None:
-    """Write what a model is made from, without its weights: configurations, processor, tokenizer."""
+    """Write the configurations, the processor and the tokenizer of a model, without weights."""
     net.model.config.save_pretrained(folder)
     net.model.generation_config.save_pretrained(folder)
     net.processor.save_pretrained(folder)
 
 
 def load_skeleton(folder: Path) -> tuple[Any, Any, Family]:
-    """Model of a configuration, its weights yet to come, with processor and family."""
+    """Model with random weights from :func:`save_skeleton`, with its processor and family."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
     with loading_model(folder):
@@ -162,7 +162,7 @@ def read_config(source: Source) -> Any:
     """Configuration of a published model.
 
     Raises:
-        ConfigError: transformers does not know the type, or knows it as something else than a vision-language model.
+        ConfigError: the model type is unknown to transformers or not a vision-language model.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -181,12 +181,12 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
     """Quantization configuration of transformers.
 
     Args:
-        kind: of :data:`QUANTIZED`.
-        compute: precision of the products; bfloat16 when None.
-        device: where the weights go.
+        kind: one of :data:`QUANTIZED`.
+        compute: dtype of the matrix products; bfloat16 when None.
+        device: device of the weights.
 
     Raises:
-        ConfigError: it is unknown, its package is not installed, or it does not go with the device or the precision.
+        ConfigError: the kind is unknown, its package is not installed, or it does not support the device or dtype.
     """
     from transformers import BitsAndBytesConfig, TorchAoConfig
 
@@ -213,12 +213,16 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
         raise ConfigError(
             f"torchao computes with int4 in bfloat16 alone, not in {compute}; leave dtype out, or use 4bit"
         )
-    # the layout that torchao's own kernels take; others need a further package
+    # the layout of torchao's own kernels; other layouts need a further package
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d"))
 
 
 def find_model(name: str, revision: str | None = None) -> None:
-    """Fail at once where a model is neither a folder nor in the cache nor on the hub."""
+    """Check that a model is a folder, in the cache or on the hub.
+
+    Raises:
+        ConfigError: the model is in none of these.
+    """
     if Path(name).is_dir():
         if not Path(name, "config.json").is_file():
             raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
@@ -231,7 +235,7 @@ def find_model(name: str, revision: str | None = None) -> None:
     except Exception:
         pass
     try:
-        # one short question: transformers itself would try every file again and again
+        # one request with a short timeout: transformers itself would retry every file
         HfApi().model_info(name, revision=revision, timeout=5)
     except Exception as error:
         raise ConfigError(

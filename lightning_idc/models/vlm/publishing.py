@@ -1,4 +1,4 @@
-"""A captioner as a repository of the Hugging Face hub, with a card that says what it is and how it is used."""
+"""Publish a captioner as a repository on the Hugging Face hub, with a model card."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def write_repository(
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> Output:
-    """Write all files of a repository and its card, and return what was written.
+    """Write all files of a repository and its model card, and return them.
 
     Args:
-        captioner: to write.
-        folder: to write to.
+        captioner: captioner to write.
+        folder: output folder.
         repo: ``OWNER/NAME`` on the hub.
-        layout: ``captioner`` for the folder of ``save_pretrained``, which needs nothing else; ``model`` for one that
-            plain transformers and vLLM read, LoRA merged for good; ``adapters`` for LoRA as PEFT has it, and MDP. A
-            small captioner has the first one only.
-        scores: for the card; those of the last evaluation when None.
-        overwrite: whether files of others in the folder may be replaced.
-        inputs: files and folders that the captioner is read from.
+        layout: ``captioner`` for the self-contained folder of ``save_pretrained``; ``model`` for the format of
+            transformers and vLLM, with LoRA merged permanently; ``adapters`` for LoRA in PEFT's format, and MDP.
+            Captioners other than vision-language models only have the layout ``captioner``.
+        scores: scores on the card; those of the last evaluation when None.
+        overwrite: whether existing files in the folder may be replaced.
+        inputs: files and folders that the captioner was loaded from.
 
     Raises:
-        ConfigError: the layout is unknown, adapters alone would leave out what trains, a plain model would need MDP, or
-            a file of others is in the way.
+        ConfigError: the layout is unknown, other weights than the adapters are trainable, a plain model would need
+            MDP, or a file exists already.
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
@@ -82,7 +82,7 @@ def write_repository(
 
 
 def repository(folder: str | Path, overwrite: bool = False, inputs: Sequence[str | Path] = ()) -> Output:
-    """The files of a repository in a folder; arguments as of :func:`write_repository`."""
+    """Output files of a repository in a folder; arguments as in :func:`write_repository`."""
     return Output(folder, "repository of a captioner", overwrite, inputs)
 
 
@@ -105,62 +105,62 @@ def push_to_hub(
     private: bool = True,
     message: str = "Upload an image difference captioner",
 ) -> str:
-    """Create a repository on the hub where there is none, upload a captioner with its card, and return the address.
+    """Upload a captioner with its model card to the hub, and return the URL; creates the repository if needed.
 
     Args:
-        captioner: to upload.
+        captioner: captioner to upload.
         repo: ``OWNER/NAME``.
-        layout: of :func:`write_repository`.
-        scores: of :func:`write_repository`.
-        private: whether a new repository is.
-        message: of the commit.
+        layout: see :func:`write_repository`.
+        scores: see :func:`write_repository`.
+        private: whether a new repository is private.
+        message: commit message.
 
     Raises:
-        ConfigError: as :func:`write_repository`, before anything is sent.
+        ConfigError: see :func:`write_repository`; raised before the upload.
     """
-    with tempfile.TemporaryDirectory() as place:
-        return upload(write_repository(captioner, place, repo, layout, scores), repo, message, private)
+    with tempfile.TemporaryDirectory() as folder:
+        return upload(write_repository(captioner, folder, repo, layout, scores), repo, message, private)
 
 
 def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:
-    """Text of the card: metadata that the hub reads, use, what was trained on what, scores.
+    """Text of the model card: metadata of the hub, usage, training and scores.
 
     Args:
-        captioner: that it is of.
+        captioner: captioner to describe.
         repo: ``OWNER/NAME``.
-        layout: of :func:`write_repository`.
-        scores: those of the last evaluation when None.
+        layout: see :func:`write_repository`.
+        scores: scores by metric; those of the last evaluation when None.
     """
     from huggingface_hub import ModelCardData
 
-    options, large = captioner.hparams, isinstance(captioner, VLMCaptioner)
-    base = captioner.built_net.base_name if large else None
-    prompt = options["prompt"] if large else None
+    options, is_vlm = captioner.hparams, isinstance(captioner, VLMCaptioner)
+    base = captioner.built_net.base_name if is_vlm else None
+    prompt = options["prompt"] if is_vlm else None
     if scores is None and captioner.scores is not None:
         scores = captioner.scores.as_dict()
-    # a folder of this machine is nobody else's business
-    public = base if base is not None and not Path(base).exists() else None
-    about: dict[str, Any] = {
+    # the path of a local folder is private
+    public_base = base if base is not None and not Path(base).exists() else None
+    metadata_fields: dict[str, Any] = {
         "library_name": {"captioner": "lightning-idc", "model": "transformers", "adapters": "peft"}[layout],
-        "pipeline_tag": "image-text-to-text" if large else "image-to-text",
+        "pipeline_tag": "image-text-to-text" if is_vlm else "image-to-text",
         "tags": ["image-difference-captioning", "lightning-idc", *captioner.adapters],
-        "base_model": public,
+        "base_model": public_base,
     }
-    metadata = ModelCardData(**{name: value for name, value in about.items() if value is not None}).to_yaml()
-    use = _USES[layout].format(repo=repo, prompt=prompt, base=public or "the base model")
+    metadata = ModelCardData(**{name: value for name, value in metadata_fields.items() if value is not None}).to_yaml()
+    usage = _USES[layout].format(repo=repo, prompt=prompt, base=public_base or "the base model")
     records = options["adapters"] or {}
-    if large:
-        rows = [f"| base model | {public or 'not public'} |", f"| prompt | {prompt} |"]
+    if is_vlm:
+        rows = [f"| base model | {public_base or 'not public'} |", f"| prompt | {prompt} |"]
     else:
         spec = captioner.input_spec
         size = "their own" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
         rows = [f"| network | {type(captioner).__name__} |", f"| images | {size} |", f"| trained on | {spec.domain} |"]
-    rows += [f"| {name} | {_told(records[name])} |" for name in captioner.adapters if name in records]
+    rows += [f"| {name} | {_options_text(records[name])} |" for name in captioner.adapters if name in records]
     text = [
         f"---\n{metadata}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
         "Says what changed from a first image to a second one.\n",
-        f"```python\n{use}\n```\n",
+        f"```python\n{usage}\n```\n",
         "| | |\n|---|---|\n" + "\n".join(rows) + "\n",
     ]
     if scores:
@@ -171,6 +171,6 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[st
     return "\n".join(text)
 
 
-def _told(record: Mapping[str, Any]) -> str:
+def _options_text(record: Mapping[str, Any]) -> str:
     options = {name: value for name, value in record["init_args"].items() if value not in (None, [], False)}
-    return ", ".join(f"{name} {value}" for name, value in options.items()) or "as the paper has it"
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "default options"

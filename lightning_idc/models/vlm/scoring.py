@@ -1,7 +1,7 @@
-"""K answers after one prompt: three exact ways to score them with the images computed once.
+"""Three exact methods that score K answers after one prompt and encode the images once.
 
-All give what K separate passes give; ``checking.py`` finds out which of them a model allows, and
-``benchmarks/vlm_scoring.py`` measures what they save.
+All agree with K separate passes; ``checking.py`` tests which of them a model supports, and
+``benchmarks/vlm_scoring.py`` measures their speed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.vision_language import VisionLanguageModel, prompt_mask_of
 
 Scoring = Callable[[VisionLanguageModel, PairFeatures, Tensor, Tensor | None, int | None], Tensor]
-"""Network, features, tokens ``(B, K, T)``, which of them are valid ``(B, K, T)``, most valid tokens of a pair -> hidden
-states ``(B, K, T, D)``."""
+"""Maps network, features, tokens ``(B, K, T)``, their mask ``(B, K, T)`` and the maximum number of valid tokens of a
+pair to hidden states ``(B, K, T, D)``."""
 
 
 def up_to_last(mask: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def valid_first(valid: Tensor, longest: int) -> Tensor:
 
     Args:
         valid: bool ``(B, K, T)``.
-        longest: number of the indices, at least that of the valid tokens of a pair.
+        longest: number of indices, at least the number of valid tokens of any pair.
     """
     return valid.flatten(1).int().argsort(dim=-1, descending=True, stable=True)[:, :longest]
 
@@ -46,7 +46,7 @@ def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
 
     Args:
         prompt_mask: bool ``(B, P)``, False at padding.
-        owner: number of the answer that each of the N tokens belongs to, from 1, ``(B, N)``.
+        owner: index of the answer of each of the N tokens, from 1, ``(B, N)``.
     """
     pairs, prompt = prompt_mask.shape
     total = prompt + owner.shape[1]
@@ -55,19 +55,19 @@ def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
     owner = torch.nn.functional.pad(owner, (prompt, 0))
     same_answer = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
     not_padding = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
-    # a padding token sees itself, as a softmax over nothing is not a number
+    # a padding token attends to itself, since a softmax over nothing is nan
     itself = torch.eye(total, dtype=torch.bool, device=index.device)
     causal = index[:, None] >= index
     return ((causal & same_answer & not_padding[:, None]) | itself).view(pairs, 1, total, total)
 
 
 def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tensor:
-    """Positions of an answer, the first of which is ``start`` behind the prompt's last token: ``(B, [3,] T)``.
+    """Positions ``(B, [3,] T)`` of an answer that begins ``start`` positions after the prompt's last token.
 
     Args:
         prompt_positions: ``(B, P)`` or ``(B, 3, P)``.
         length: T.
-        start: 1 for what follows the prompt's last token.
+        start: offset to the prompt's last token; 1 for the token after it.
     """
     return prompt_positions[..., -1:] + torch.arange(start, start + length, device=prompt_positions.device)
 
@@ -79,20 +79,20 @@ def plain(
     valid: Tensor | None = None,
     longest: int | None = None,
 ) -> Tensor:
-    """States ``(B, K, T, D)`` from one sequence per answer, of prompt and answer; only the images are shared.
+    """States ``(B, K, T, D)`` from one sequence of prompt and answer per answer; only the images are shared.
 
-    Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
-    checkpointing. What K = 1 always takes.
+    Exact for every model, with any attention or recurrence, and compatible with activation checkpointing. Always used
+    for K = 1.
 
     Args:
         net: the model.
         features: B pairs.
-        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        tokens: ``(B, K, T)``; the begin token takes the position of the prompt's last token.
         valid: bool ``(B, K, T)``; answers without a valid token are left out.
-        longest: not read.
+        longest: unused.
     """
     present = None if valid is None else valid[..., 0]
-    # where all are absent they are computed, since other processes may wait for sharded weights
+    # if all are absent they are still computed, since other processes may wait for sharded weights
     if present is not None and bool(present.any()) and not bool(present.all()):
         rows = present.nonzero()[:, 0]
         states = plain(net, _rows_of(features, rows), tokens[present][:, None])
@@ -122,16 +122,16 @@ def packed(
 ) -> Tensor:
     """States ``(B, K, T, D)`` from one sequence: the prompt, then all answers end to end, under :func:`packed_mask`.
 
-    The sequence is as long as the answers of a pair together, however many and long those of others are. Goes with
-    activation checkpointing; needs causal attention throughout, in an implementation that takes a mask (sdpa, eager,
-    flex).
+    The sequence length is that of all answers of a pair together, without padding to the longest answer. Compatible
+    with activation checkpointing; needs causal attention in all layers and an attention implementation with masks
+    (sdpa, eager, flex).
 
     Args:
         net: the model.
         features: B pairs.
-        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        tokens: ``(B, K, T)``; the begin token takes the position of the prompt's last token.
         valid: bool ``(B, K, T)``, a prefix of each answer; the other tokens are left out.
-        longest: most valid tokens of a pair, or more, which are then padding; K * T when None.
+        longest: upper bound of the valid tokens of a pair; K * T when None.
     """
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
@@ -144,13 +144,13 @@ def packed(
     owner, step = indices // length + 1, indices % length
     # padding at the end of a row belongs to no answer
     owner = owner.masked_fill(torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
-    of_answers = positions[..., -1:] + (step if positions.ndim == 2 else step[:, None])
+    positions_of_answers = positions[..., -1:] + (step if positions.ndim == 2 else step[:, None])
     mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], owner))
     types = net.token_types(features, max_tokens - 1)
     states = net.hidden_states(
         torch.cat([prompt_ids[:, :-1], ids.gather(1, indices)], 1),
         mask,
-        torch.cat([positions[..., :-1], of_answers], -1),
+        torch.cat([positions[..., :-1], positions_of_answers], -1),
         features,
         logits_to_keep=max_tokens,
         token_types=types,
@@ -167,16 +167,16 @@ def cached(
     valid: Tensor | None = None,
     longest: int | None = None,
 ) -> Tensor:
-    """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values all answers then share.
+    """States ``(B, K, T, D)`` from two passes: the prompt, then all answers with its keys and values.
 
-    Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
+    Faster than :func:`packed` after long prompts and usable with any attention, but not with activation checkpointing.
 
     Args:
         net: the model.
         features: B pairs.
-        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        tokens: ``(B, K, T)``; the begin token takes the position of the prompt's last token.
         valid: bool ``(B, K, T)``; answers without a valid token are left out.
-        longest: not read.
+        longest: unused.
     """
     prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
     length = tokens.shape[-1]
@@ -189,8 +189,8 @@ def cached(
         cache.reorder_cache(rows)
         mask = torch.cat([prompt_mask[rows], torch.ones_like(answers, dtype=torch.bool)], 1)
         positions = answer_positions(positions, length - 1, 1)[rows]
-        of_answers = net.hidden_states(answers, mask, positions, cache=cache, logits_to_keep=length - 1)
-        states = torch.cat([states, of_answers], 1)
+        answer_states = net.hidden_states(answers, mask, positions, cache=cache, logits_to_keep=length - 1)
+        states = torch.cat([states, answer_states], 1)
     return _scatter(states, present)
 
 

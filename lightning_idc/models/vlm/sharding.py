@@ -1,4 +1,4 @@
-"""FSDP2 over weights of several precisions: frozen layers low, what trains float32."""
+"""FSDP2 for weights of mixed precision: frozen layers in 16 bits, trainable weights in float32."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from lightning_idc.models.distributed import all_gather_object, is_rank_zero
 from lightning_idc.models.vlm.net import VLMNet
 
 NET_METHODS = ("encode", "logits", "log_probs")
-"""Methods that gather the weights that belong to no layer."""
+"""Methods that gather the weights outside of sharded layers."""
 
 
 def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
-    """Shard a network layer by layer, once; what a layer gathers has one precision, as FSDP2 asks.
+    """Shard a network layer by layer; FSDP2 requires one dtype per sharded group. Sharded networks are left alone.
 
     Args:
-        net: with its adapters.
-        mesh: of the run, whose dimension ``data_parallel`` is sharded over.
-        low: precision in which weights are gathered; that in which they are stored when None. Gradients are summed in
-            float32.
+        net: network with its adapters installed.
+        mesh: device mesh of the run; weights are sharded over its dimension ``data_parallel``.
+        low: dtype of gathered weights; the stored dtype when None. Gradients are reduced in float32.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     if isinstance(net, FSDPModule):
         return
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
-    over = mesh["data_parallel"]
+    data_parallel = mesh["data_parallel"]
 
-    def divide(parts: nn.Module | list[nn.Module]) -> None:
-        fully_shard(parts, mesh=over, mp_policy=policy)  # type: ignore[arg-type]
+    def shard(parts: nn.Module | list[nn.Module]) -> None:
+        fully_shard(parts, mesh=data_parallel, mp_policy=policy)  # type: ignore[arg-type]
 
     for unit in net.units():
-        _separate(unit, divide)
-        divide(unit)
+        _shard_other_dtypes(unit, shard)
+        shard(unit)
     # the head stays with the root, whose methods gather it: log-probabilities read its weight without calling it
-    _separate(net, divide, main=net.lm_head.weight.dtype)
-    divide(net)
+    _shard_other_dtypes(net, shard, main=net.lm_head.weight.dtype)
+    shard(net)
     for method in NET_METHODS:
         register_fsdp_forward_method(net, method)
     inner: nn.Module = net.model.model
@@ -49,68 +48,75 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
         register_fsdp_forward_method(inner, "get_image_features")
 
 
-def fill_from_first(net: nn.Module, whole: dict[str, Any]) -> None:
-    """Give all processes their shares of the first one's weights; all must call this, after sharding.
+def broadcast_weights(net: nn.Module, full_weights: dict[str, Any]) -> None:
+    """Broadcast the weights of rank 0 to the shards of all ranks; a collective call, after sharding.
 
     Args:
-        net: sharded; its weights may be on ``meta`` on all processes but the first.
-        whole: unsharded weights by name; read on the first process only.
+        net: sharded network; its weights may be on ``meta`` on all ranks but the first.
+        full_weights: unsharded weights by name; only read on rank 0.
     """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-    set_model_state_dict(net, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    set_model_state_dict(net, full_weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
 
 
-def take_precision_of_first(net: nn.Module) -> None:
-    """Let all weights have the precision that they have on the first process; all must call this, before sharding."""
-    kinds = all_gather_object({name: p.dtype for name, p in net.named_parameters()} if is_rank_zero() else {})[0]
+def broadcast_dtypes(net: nn.Module) -> None:
+    """Give all weights the dtype that they have on rank 0; a collective call, before sharding."""
+    dtypes = all_gather_object({name: p.dtype for name, p in net.named_parameters()} if is_rank_zero() else {})[0]
     for name, parameter in net.named_parameters():
-        parameter.data = parameter.data.to(kinds[name])
+        parameter.data = parameter.data.to(dtypes[name])
 
 
-Divide = Callable[[nn.Module | list[nn.Module]], None]
+Shard = Callable[[nn.Module | list[nn.Module]], None]
 
 
-def _separate(root: nn.Module, divide: Divide, main: torch.dtype | None = None) -> None:
-    """Give what is left of ``root`` in another precision than ``main``, or than most of it, groups of its own."""
-    owners = list(_leftover(root))
+def _shard_other_dtypes(root: nn.Module, shard: Shard, main: torch.dtype | None = None) -> None:
+    """Shard the remaining parameters of ``root`` whose dtype differs from ``main`` as separate groups.
+
+    ``main`` is the most frequent dtype when None.
+    """
+    owners = list(_unsharded_modules(root))
     sizes: Counter[torch.dtype] = Counter()
     for _, parameters in owners:
         sizes.update({p.dtype: p.numel() for p in parameters})
     if len(sizes) < 2:
         return
-    main = main or max(sizes, key=lambda kind: sizes[kind])
-    # single weights that no layer owns, such as a newline of images: the part that owns them becomes a group
+    main = main or max(sizes, key=lambda dtype: sizes[dtype])
+    # single weights outside of layers, such as LLaVA's image_newline: their module becomes a group
     for part, parameters in reversed(owners):
         if part is not root and next(part.children(), None) is not None and any(p.dtype != main for p in parameters):
-            _divide_leaves(part, divide, set(sizes))
-            _cast_loose(part, torch.float32)
-            divide(part)
-    _divide_leaves(root, divide, set(sizes) - {main})
-    _cast_loose(root, main)
+            _shard_leaves(part, shard, set(sizes))
+            _cast_remaining(part, torch.float32)
+            shard(part)
+    _shard_leaves(root, shard, set(sizes) - {main})
+    _cast_remaining(root, main)
 
 
-def _divide_leaves(root: nn.Module, divide: Divide, kinds: set[torch.dtype]) -> None:
-    leaves = [(part, own) for part, own in _leftover(root) if part is not root and next(part.children(), None) is None]
-    for kind in kinds:
-        group = [part for part, own in leaves if all(p.dtype == kind for p in own)]
+def _shard_leaves(root: nn.Module, shard: Shard, dtypes: set[torch.dtype]) -> None:
+    leaves = [
+        (part, parameters)
+        for part, parameters in _unsharded_modules(root)
+        if part is not root and next(part.children(), None) is None
+    ]
+    for dtype in dtypes:
+        group = [part for part, parameters in leaves if all(p.dtype == dtype for p in parameters)]
         if group:
-            divide(group)
+            shard(group)
 
 
-def _cast_loose(root: nn.Module, kind: torch.dtype) -> None:
-    for _, parameters in _leftover(root):
+def _cast_remaining(root: nn.Module, dtype: torch.dtype) -> None:
+    for _, parameters in _unsharded_modules(root):
         for parameter in parameters:
-            parameter.data = parameter.data.to(kind)
+            parameter.data = parameter.data.to(dtype)
 
 
-def _leftover(root: nn.Module) -> Iterable[tuple[nn.Module, list[nn.Parameter]]]:
-    """Modules below ``root`` that own weights which no sharded part below it owns."""
+def _unsharded_modules(root: nn.Module) -> Iterable[tuple[nn.Module, list[nn.Parameter]]]:
+    """Modules below ``root`` with parameters that do not belong to a sharded module yet."""
     from torch.distributed.fsdp import FSDPModule
 
-    own = list(root.parameters(recurse=False))
-    if own:
-        yield root, own
+    parameters = list(root.parameters(recurse=False))
+    if parameters:
+        yield root, parameters
     for child in root.children():
         if not isinstance(child, FSDPModule):
-            yield from _leftover(child)
+            yield from _unsharded_modules(child)

@@ -1,4 +1,4 @@
-"""Pairs in sizes of their own: scaled between a least and a most number of pixels, padded to go into one tensor."""
+"""Pairs of different sizes: scaled to a range of pixel counts, and padded to fit into one tensor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 
 SIZES = "sizes"
-"""Heights and widths of pairs that were padded to one size, among the inputs of a batch."""
+"""Key of the model inputs of a batch: height and width of each pair before padding."""
 
 
-def fitted(sample: PairSample, min_pixels: int | None, max_pixels: int | None) -> PairSample:
-    """Pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` pixels per image."""
+def scale_to_pixels(sample: PairSample, min_pixels: int | None, max_pixels: int | None) -> PairSample:
+    """Scale a pair with its aspect ratio to between ``min_pixels`` and ``max_pixels`` pixels per image."""
     _, height, width = sample.before.shape
     size = fitting_size(height, width, min_pixels, max_pixels)
     if size == (height, width):
@@ -26,7 +26,7 @@ def fitted(sample: PairSample, min_pixels: int | None, max_pixels: int | None) -
 
 
 def fitting_size(height: int, width: int, min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
-    """Height and width of one aspect with at least ``min_pixels`` and at most ``max_pixels`` pixels.
+    """Height and width with the same aspect ratio and between ``min_pixels`` and ``max_pixels`` pixels.
 
     Example:
         >>> fitting_size(600, 800, None, 120_000)
@@ -43,8 +43,8 @@ def fitting_size(height: int, width: int, min_pixels: int | None, max_pixels: in
     return max(1, towards(height * scale)), max(1, towards(width * scale))
 
 
-def padded(samples: Sequence[PairSample]) -> list[PairSample]:
-    """Pairs of one size, those that are smaller padded with black at the right and the bottom."""
+def pad_to_largest(samples: Sequence[PairSample]) -> list[PairSample]:
+    """Pad pairs with black at the right and the bottom to the largest height and width among them."""
     height, width = (max(sample.before.shape[axis] for sample in samples) for axis in (1, 2))
 
     def pad(image: Tensor) -> Tensor:

@@ -16,50 +16,50 @@ def stop_tokens(processor: Any, generation_config: Any = None) -> list[int]:
 
     Args:
         processor: the model's processor.
-        generation_config: of the model.
+        generation_config: generation configuration of the model.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are no such ids.
     """
     tokenizer = processor.tokenizer
-    given = None if generation_config is None else generation_config.eos_token_id
-    given = [] if given is None else [given] if isinstance(given, int) else list(given)
-    found = [*_turn_end(processor), tokenizer.eos_token_id, *given]
-    known = [i for i in dict.fromkeys(found) if i is not None and 0 <= i < len(tokenizer)]
-    if not known:
-        raise ConfigError("the tokenizer of the model has no end token, without which no caption would ever end")
-    return known
+    eos = None if generation_config is None else generation_config.eos_token_id
+    eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    candidates = [*_turn_end(processor), tokenizer.eos_token_id, *eos]
+    stops = [i for i in dict.fromkeys(candidates) if i is not None and 0 <= i < len(tokenizer)]
+    if not stops:
+        raise ConfigError("the tokenizer of the model has no end token, so captions would never end")
+    return stops
 
 
 def _turn_end(processor: Any) -> list[int]:
-    """The special token by which the chat template ends what the assistant says, where it does."""
+    """Id of the special token with which the chat template ends a turn of the assistant, if there is one."""
     if not processor.chat_template:
         return []
-    mark = "ANSWER"
-    texts = {"user": "?", "assistant": mark}
-    talk = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts.items()]
+    answer = "ANSWER"
+    texts = {"user": "?", "assistant": answer}
+    messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts.items()]
     try:
-        said = processor.apply_chat_template(talk, tokenize=False)
+        chat = processor.apply_chat_template(messages, tokenize=False)
     except (TemplateError, TypeError) as error:
         raise ConfigError(
             f"the chat template of the model cannot be filled in with a question and an answer ({error}); give the "
             "model's processor a template that takes contents as lists of images and texts, or none"
         ) from error
-    _, _, behind = said.rpartition(mark)
+    _, _, suffix = chat.rpartition(answer)
     special = set(processor.tokenizer.all_special_ids) | set(processor.tokenizer.added_tokens_decoder)
-    return [i for i in processor.tokenizer(behind, add_special_tokens=False).input_ids[:1] if i in special]
+    return [i for i in processor.tokenizer(suffix, add_special_tokens=False).input_ids[:1] if i in special]
 
 
 class TokenizerVocabulary(Vocabulary):
-    """The tokenizer of a transformers model; a caption begins behind its prompt, so its begin token is never read.
+    """The tokenizer of a transformers model; captions follow a prompt, so the begin token is never an input.
 
-    A caption ends at any token that the tokenizer, the generation configuration or the chat template ends a turn
-    with; captions to learn from end with the template's. All other tokens can be said but padding and images'.
+    A caption ends at any end token of the chat template, the tokenizer or the generation configuration; training
+    captions end with the first of these. Padding and image placeholders are never generated.
 
     Args:
         processor: the model's processor.
-        generation_config: of the model; its ``eos_token_id`` may be several.
-        image_tokens: ids that stand for features of images.
+        generation_config: generation configuration of the model; its ``eos_token_id`` may be a list.
+        image_tokens: ids of placeholders of image features.
     """
 
     def __init__(self, processor: Any, generation_config: Any = None, image_tokens: Iterable[int] = ()) -> None:
@@ -72,9 +72,9 @@ class TokenizerVocabulary(Vocabulary):
         self.special = SpecialIds(padding, padding, end, tuple(sorted(silent)), stops=tuple(stops))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a sentence between begin and end."""
+        """Ids of a sentence, with begin and end token."""
         return [self.special.bos, *self.tokenizer(text, add_special_tokens=False).input_ids, self.special.eos]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Sentence of ids up to the end token."""
+        """Sentence of the ids up to the end token."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

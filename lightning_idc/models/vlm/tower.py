@@ -1,7 +1,7 @@
-"""Teach the vision tower of a random vision-language model to name what it sees, before any caption is read.
+"""Pretraining of the vision tower of a random vision-language model, by classification of grid cells.
 
-A language model that has never seen reads a tower that has never been told anything: captions alone connect the two
-slowly. Real models have towers that were trained before; a small one gets that here, from labels of the cells.
+Captions alone train a random tower and a language model without vision slowly. Published models have pretrained
+towers; a small random model gets one here, from labels of the cells of synthetic images.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class VisionTower(GridBackbone):
     """Vision tower of a random vision-language model as a grid of features.
 
     Args:
-        architecture: transformers configuration of the whole model, of which only the tower is made.
+        architecture: transformers configuration of the full model, of which only the tower is built.
 
     Raises:
-        ConfigError: the tower of that family gives no grid.
+        ConfigError: the tower of that family does not return a grid.
     """
 
     def __init__(self, architecture: dict[str, Any]) -> None:
         from transformers import AutoModel
 
-        # the tower does not depend on the words, and the size of a language model that is loaded later is not known
+        # the tower does not depend on the tokenizer, and the size of a language model loaded later is unknown
         config, processor, family = configured({**architecture, "text_config": {}}, train_tokenizer([], 1, []))
         if not family.rows_of_places:
             raise ConfigError(
@@ -51,19 +51,19 @@ class VisionTower(GridBackbone):
                 f"the tower takes images of {size[0]}x{size[1]}, found {images.shape[-2]}x{images.shape[-1]}; "
                 "set the data module's render_size, or image_size in vision_config"
             )
-        places = self.tower(pixel_values=images).last_hidden_state
-        side = math.isqrt(places.shape[1])
-        return places[:, -(side**2) :].mT.unflatten(-1, (side, side))
+        patches = self.tower(pixel_values=images).last_hidden_state
+        side = math.isqrt(patches.shape[1])
+        return patches[:, -(side**2) :].mT.unflatten(-1, (side, side))
 
 
 class TowerNaming(ObjectNaming):
-    """Names attributes per cell with the vision tower of a random vision-language model, which then starts from it.
+    """Classifies the attributes of grid cells; its weights are the initial weights of a random model's vision tower.
 
     Args:
-        architecture: as of :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
-        classes: number of classes of each of the attributes, "nothing here" included.
+        architecture: see :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
+        classes: number of classes of each attribute, including "nothing here".
         schedule: multiplier of the learning rate over the run.
-        options: of :class:`~lightning_idc.models.module.PairModule`.
+        options: arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Weights that two modules share, as a head and its embeddings do, taken apart where they become two."""
+"""Untying of weights that two modules share, such as a head and its embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_idc.models.distributed import is_sharded
 
 
 def untie(module: nn.Module, model: nn.Module) -> None:
-    """Give a module copies of those of its own weights that other modules of the model have, too."""
+    """Replace the weights of a module that other modules of the model share by copies."""
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for name, parameter in list(module.named_parameters(recurse=False)):
         if uses[id(parameter)] > 1:
@@ -20,16 +20,16 @@ def untie(module: nn.Module, model: nn.Module) -> None:
 
 
 def untie_differing(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Untie weights that differ in a state dict, as after a merge into one of them: a ``load_state_dict`` pre-hook.
+    """Untie weights that differ in a state dict, for example after a merge: a ``load_state_dict`` pre-hook.
 
     Args:
-        net: with a transformers model as its submodule ``model``.
+        net: network with a transformers model as its submodule ``model``.
         state_dict: weights to load.
-        prefix: of the net's names in it.
+        prefix: prefix of the network's names in the state dict.
         unused: other arguments of the hook.
     """
     if is_sharded(net):
-        return  # built as the checkpoint was, since shards are read past this hook
+        return  # the network was built like the checkpoint, since loading shards bypasses this hook
     first: dict[int, str] = {}
     for name, parameter in list(net.named_parameters(remove_duplicate=False)):
         one, other = (state_dict.get(prefix + key) for key in (first.setdefault(id(parameter), name), name))
@@ -39,7 +39,7 @@ def untie_differing(net: nn.Module, state_dict: dict[str, Any], prefix: str, *un
 
 
 def set_tie_config(model: Any) -> None:
-    """Set ``tie_word_embeddings`` to False in the configuration of a model whose head and embeddings are two."""
+    """Set ``tie_word_embeddings`` to False if the head and the embeddings of a model are not shared."""
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         for config in (model.config, model.config.get_text_config()):
             config.tie_word_embeddings = False

@@ -77,8 +77,8 @@ class VisionLanguageModel(nn.Module):
             prompt_mask: bool ``(B, P)``, False at padding.
             token_types: other inputs of the processor that go with the prompt's tokens, ``(B, P)`` each.
             pixels: the family's image inputs, where the data loader has prepared them.
-            positions: of the prompt's tokens, as of the family; computed when None.
-            sizes: what ``collate`` knows of the batch; read from the device when None.
+            positions: positions of the prompt tokens, from :meth:`Family.positions`; computed when None.
+            sizes: sizes of the batch, computed by ``collate``; read from the device when None.
         """
         sizes = dict(sizes or {})
         if pixels is None:
@@ -101,7 +101,7 @@ class VisionLanguageModel(nn.Module):
         with self._rewriting(arguments, len(images)), self.precision():
             memory, mask, extras = self.family.image_features(self.model, arguments, num_features)
         if "grid" in extras:
-            # which `arguments` may have on the CPU
+            # `arguments` may have the grid on the CPU
             extras["grid"] = pixels["image_grid_thw"].view(len(images), -1, 3)
         encoded = PairFeatures(memory, mask, extras)
         features = self.with_prompt(encoded, prompt_ids, prompt_mask, token_types, positions)
@@ -116,20 +116,20 @@ class VisionLanguageModel(nn.Module):
         token_types: Mapping[str, Tensor] | None = None,
         positions: Tensor | None = None,
     ) -> PairFeatures:
-        """Features of encoded pairs behind other prompts.
+        """Features of encoded pairs with other prompts.
 
         Args:
             features: B pairs.
-            prompt_ids: as of :meth:`encode`.
-            prompt_mask: as of :meth:`encode`.
-            token_types: as of :meth:`encode`.
-            positions: as of :meth:`encode`.
+            prompt_ids: see :meth:`encode`.
+            prompt_mask: see :meth:`encode`.
+            token_types: see :meth:`encode`.
+            positions: see :meth:`encode`.
         """
         if positions is None:
             positions = self.family.positions(self.model, prompt_ids, prompt_mask, features.extras)
         image_extras = {name: value for name, value in features.extras.items() if name not in TOKEN_TYPES}
         prompt = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "positions": positions, **(token_types or {})}
-        # without sizes, which are those of the prompts that the pairs were collated with
+        # `sizes` is omitted: it describes the prompts of the collated batch
         return PairFeatures(features.memory, features.mask, {**image_extras, **prompt})
 
     @property
@@ -159,17 +159,17 @@ class VisionLanguageModel(nn.Module):
     ) -> Tensor:
         """Run the language model: last hidden states ``(N, logits_to_keep, D)``, which :meth:`lm_logits` reads.
 
-        Where the model transforms its logits behind the head, these are the logits themselves.
+        Models that transform their logits after the head return the logits instead.
 
         Args:
             ids: ``(N, S)``.
             mask: bool ``(N, past + S)``, or additive ``(N, 1, S, S)``; None where nothing is padding.
             positions: ``(N, S)`` or ``(N, 3, S)``.
-            features: of the images whose placeholders are among the ids; None where there are none.
-            repeats: consecutive rows of ids that each pair's features go with.
+            features: features of the images whose placeholders are among the ids; None without placeholders.
+            repeats: number of consecutive rows of ids per pair of features.
             cache: keys and values of the past, extended by those of the ids.
             logits_to_keep: number of tokens, counted from the end.
-            token_types: of the ids.
+            token_types: token types of the ids, ``(N, S)`` each.
         """
         arguments: dict[str, Any] = {
             "input_ids": ids,
@@ -183,7 +183,7 @@ class VisionLanguageModel(nn.Module):
             arguments |= {"input_ids": None, "inputs_embeds": self._embeddings(ids, features, repeats)}
         elif features is not None:
             arguments |= self.family.feature_arguments(features.memory, features.mask, features.extras, repeats)
-        # a cache grows with every token, and has a place for each layer: a graph for all of them would not hold
+        # a cache grows with every token and has a slot per layer: compiled layers would be recompiled each time
         is_eager = self.is_compiled and cache is not None
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
         with self.precision(), stance:
@@ -194,7 +194,7 @@ class VisionLanguageModel(nn.Module):
             return self.model(**arguments).logits[:, -logits_to_keep:]
 
     def _embeddings(self, ids: Tensor, features: PairFeatures, repeats: int) -> Tensor:
-        """Embeddings ``(N, S, D)`` of ids, with the features of images in place of those of their placeholders."""
+        """Embeddings ``(N, S, D)`` of ids, with image features in place of the embeddings of placeholders."""
         memory, mask = features.memory, features.mask
         if mask is None:
             rows = memory.repeat_interleave(repeats, 0).flatten(0, 1)
@@ -214,12 +214,12 @@ class VisionLanguageModel(nn.Module):
 
     @property
     def lm_head(self) -> nn.Linear:
-        """From hidden states to logits."""
+        """Layer from hidden states to logits."""
         return self.model.get_output_embeddings()
 
     @property
     def has_plain_head(self) -> bool:
-        """Whether logits are the head's product with hidden states and nothing else."""
+        """Whether the logits are the unmodified output of the head."""
         return not self._scales_logits and type(self.lm_head) is nn.Linear
 
     def additive_mask(self, mask: Tensor) -> Tensor:
@@ -266,12 +266,12 @@ class VisionLanguageModel(nn.Module):
         return bool(self.model.is_activation_checkpointing)
 
     def rewrite_features(self, layers: Sequence[int], rewrite: FeatureRewrite) -> None:
-        """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""
+        """Replace the output of the tower by ``rewrite`` of the features ``(B, 2, L, D)`` of each of ``layers``."""
         blocks, gate = (self.model.get_submodule(path) for path in (self.family.blocks, self.family.gate))
         self.feature_rewriter = FeatureRewriter(blocks, gate, self.family.gate_is_output, layers, rewrite)
 
     def stock_features(self) -> AbstractContextManager[None]:
-        """Within, the tower's own features go on."""
+        """Context in which the output of the tower is not rewritten."""
         return nullcontext() if self.feature_rewriter is None else self.feature_rewriter.disabled()
 
     def _rewriting(self, pixels: dict[str, Tensor], num_pairs: int) -> AbstractContextManager[None]:
@@ -285,10 +285,10 @@ class VisionLanguageModel(nn.Module):
         return self.family.language
 
     def units(self) -> list[nn.Module]:
-        """Layers that a strategy may shard one by one."""
+        """Layers for sharding or compiling one by one."""
         return [part for part in self.model.modules() if type(part).__name__ in (self.model._no_split_modules or ())]
 
 
 def prompt_mask_of(features: PairFeatures) -> Tensor | None:
-    """Mask of the prompts; None where no prompt is known to be padded, and the model need not look for padding."""
+    """Mask of the prompts; None if they are known to have no padding, so that the model can skip the check."""
     return features.extras["prompt_mask"] if features.sizes.get("is_padded", True) else None

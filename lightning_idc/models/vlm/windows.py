@@ -3,7 +3,7 @@
 Towers that take images of any size, Qwen-VL's and some thirty others of transformers, put the patches of all images
 into one row and attend within segments of it: images, or windows of an image. Unless flash attention is installed,
 transformers calls attention once per segment: 896 calls for a pair of 448 pixels. :func:`segment_attention` is
-registered under a name that makes these towers hand over all segments at once, as they do for flash attention.
+registered under a name for which these towers pass all segments in one call, as for flash attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 SEGMENTS = "segments_as_flash"
-"""Name of :func:`segment_attention`; transformers hands over segments to names with ``flash`` in them."""
+"""Name of :func:`segment_attention`; transformers passes segments to implementations with ``flash`` in their name."""
 
 
 def segment_attention(
@@ -33,14 +33,14 @@ def segment_attention(
     """Attention within segments of one row of N patches; reads nothing from the device.
 
     Args:
-        module: the layer, which transformers passes to all implementations.
-        query: ``(1, heads, N, D)``; key and value alike.
-        key: see query.
-        value: see query.
-        attention_mask: None.
+        module: attention layer; unused, but part of transformers' interface.
+        query: ``(1, heads, N, D)``.
+        key: ``(1, heads, N, D)``.
+        value: ``(1, heads, N, D)``.
+        attention_mask: always None.
         scaling: factor of the products of queries and keys.
-        dropout: of the attention weights.
-        cu_seq_lens_q: where the segments begin, then N, ``(segments + 1,)``.
+        dropout: dropout of the attention weights.
+        cu_seq_lens_q: start of each segment, then N, ``(segments + 1,)``.
         max_length_q: length of the longest segment.
         unused: further arguments of transformers.
 
@@ -79,15 +79,15 @@ def segment_attention(
 
 
 def attend_segments_at_once(model: nn.Module) -> int:
-    """Let layers of a transformers model that attend within segments use :func:`segment_attention`.
+    """Switch layers of a transformers model that attend within segments to :func:`segment_attention`.
 
     Layers with another implementation than ``sdpa``, such as flash attention, are left alone.
 
     Args:
-        model: the model, or a part of it.
+        model: model or submodule.
 
     Returns:
-        Number of the layers.
+        Number of switched layers.
     """
     from transformers import AttentionInterface
 

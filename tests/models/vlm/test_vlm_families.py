@@ -222,7 +222,7 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
     with pytest.raises(ConfigError, match="which stands for an image; leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
     first, second = samples()
-    with pytest.raises(DataError, match="a caption of pair 'p1' holds what stands for an image"):
+    with pytest.raises(DataError, match="a caption of pair 'p1' contains the image placeholder"):
         model.collate([first, replace(second, captions=[f"{model.built_net.family.image_text} moved"])])
 
 

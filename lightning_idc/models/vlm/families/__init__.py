@@ -1,4 +1,4 @@
-"""What one family of vision-language models does differently from another, one file per family."""
+"""Families of vision-language models: the code that depends on the model type, one file per family."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _registered: dict[str, type[Family]] = {}
 
 
 def register_family(model_type: str, family: type[Family]) -> None:
-    """Use a family of your own for models of a transformers ``model_type``.
+    """Register a custom family for models of a transformers ``model_type``.
 
     Args:
-        model_type: as in the ``config.json`` of the model.
-        family: its class; :func:`lightning_idc.models.vlm.checking.scoring_errors` says whether it is exact.
+        model_type: ``model_type`` in the ``config.json`` of the model.
+        family: class of the family; test it with :func:`lightning_idc.models.vlm.contract.check_family`.
     """
     _registered[model_type] = family
 
 
 def family_of(model_type: str) -> Family:
-    """Family of a transformers ``model_type`` that has one of its own.
+    """Family that is registered for a transformers ``model_type``.
 
     Raises:
-        ConfigError: it has none; a published model then goes by :func:`family_for`.
+        ConfigError: there is none; :func:`family_for` also covers other published models.
     """
     if model_type in _registered:
         return _registered[model_type]()
@@ -48,10 +48,10 @@ def family_of(model_type: str) -> Family:
 
 
 def family_for(model: Any, processor: Any) -> Family:
-    """Family of a loaded model: one of its own, or the generic one.
+    """Family of a loaded model: the registered one, or the generic one.
 
     Raises:
-        ConfigError: the model takes no features of images.
+        ConfigError: the model does not accept precomputed image features.
     """
     kind = model.config.model_type
     return family_of(kind) if kind in _registered or kind in FAMILIES else Generic(model, processor)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_idc.utils.errors import ConfigError
 
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
-"""What processors say of each token of a prompt beside its id, under the names of the models' arguments."""
+"""Names of per-token inputs besides the ids, equal in processors and models."""
 
 INDICATORS = "visual_indicator_features"
 """Features of tokens that frame images (Ovis2), the same for all images."""
@@ -30,37 +30,37 @@ class ComputesRopeIndex(Protocol):
 
 
 class Family:
-    """How a model of this family sees a pair; the defaults fit any model that takes ``mm_encoder_outputs``.
+    """How a model of this family takes a pair; the defaults fit any model with the argument ``mm_encoder_outputs``.
 
     Images are a sequence of B pairs, uint8 ``(2, 3, H, W)`` each, of one size or of several.
     """
 
     vision: tuple[str, ...] = ("model.vision_tower",)
-    """Paths of the vision tower, whose learning rate is the one of the group ``vision``."""
+    """Paths of the vision tower, the parameter group ``vision``."""
     language: tuple[str, ...] = ("model.language_model", "lm_head")
-    """Paths of the language model: what LoRA freezes."""
+    """Paths of the language model, which LoRA freezes."""
     blocks: str = "model.vision_tower.encoder.layers"
     """Path of the list of the tower's layers."""
     gate: str = "model.multi_modal_projector"
-    """Path of the module whose input is the features of the tower."""
+    """Path of the module whose input is the output of the tower."""
     gate_is_output: bool = False
-    """Whether the features are the output of the gate instead."""
+    """Whether the tower features are the output of the gate instead of its input."""
     image_text: str
-    """How a prompt without a chat template shows one image."""
+    """Text of one image in a prompt without a chat template."""
     special_tokens: ClassVar[dict[str, str]] = {}
-    """Tokens that a tokenizer made for a random model needs, by the name that the processor expects."""
+    """Special tokens of the tokenizer of a random model, by their names in the processor."""
     images_per_pair: int = 2
     rows_of_places: bool = True
-    """Whether the tower takes images and gives their places row by row, perhaps behind a class token."""
+    """Whether the tower returns the patches of an image row by row, possibly after a class token."""
     image_options: ClassVar[dict[str, Any]] = {}
-    """Options of the image processor that keep each image one grid."""
+    """Options of the image processor that prevent tiling, so that each image is one grid."""
     only_embeds: bool = False
-    """Whether the language model reads features of images at its first layer alone, in place of embeddings; they are
-    then put there without the model's own look at the device."""
+    """Whether image features only replace embeddings at the first layer of the language model; the library then inserts
+    them without the device sync of the model."""
     listed: bool | None = None
-    """Whether the model gives its image features as a list; known after the first images."""
+    """Whether the model returns its image features as a list; None before the first call."""
 
-    # ---- what MDP and training need ---------------------------------------------------------------------
+    # ---- structure, for MDP and training ----------------------------------------------------------------
 
     def depth(self, model: Any) -> int:
         """Number of layers before the gate."""
@@ -71,31 +71,31 @@ class Family:
         return model.config.vision_config.hidden_size
 
     def unused(self, model: Any) -> list[str]:
-        """Paths of parts that no pair ever runs through; trained, they would stop distributed training."""
+        """Paths of modules without gradients, which would make DDP fail if they were trainable."""
         return []
 
     def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
-        """Number of the tower's places per pair; None where it is the same for all pairs."""
+        """Number of patches in the tower per pair; None if it is equal for all pairs."""
         return None
 
     def vision_parts(self, model: Any) -> tuple[str, ...]:
-        """Paths of :attr:`vision` without the mergers that some towers hold: those are projectors."""
-        found: list[str] = []
+        """Paths of :attr:`vision` without mergers inside of towers, which are projectors."""
+        paths: list[str] = []
         for path in self.vision:
             tower: nn.Module = model.get_submodule(path)
             children = [name for name, _ in tower.named_children()]
-            kept = [name for name in children if "merger" not in name]
-            own = [name for name, _ in tower.named_parameters(recurse=False)]
-            found += [path] if kept == children else [f"{path}.{name}" for name in (*kept, *own)]
-        return tuple(found)
+            parts = [name for name in children if "merger" not in name]
+            parameters = [name for name, _ in tower.named_parameters(recurse=False)]
+            paths += [path] if parts == children else [f"{path}.{name}" for name in (*parts, *parameters)]
+        return tuple(paths)
 
-    # ---- what goes in -----------------------------------------------------------------------------------
+    # ---- inputs -----------------------------------------------------------------------------------------
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
-        """Processor for a model that was made from a configuration; fills in the configuration's token ids.
+        """Processor for a random model; sets the token ids in the configuration.
 
         Raises:
-            ConfigError: random models of this family cannot be made.
+            ConfigError: the family does not support random models.
         """
         raise ConfigError(
             f"a random {config.model_type} cannot be made by `architecture`; save one with transformers, processor "
@@ -103,7 +103,7 @@ class Family:
         )
 
     def prompt(self, processor: Any, question: str, images: int | None = None) -> str:
-        """Text of a prompt: the images of a pair, or as many as named, and the question, in the chat template."""
+        """Text of a prompt in the chat template: ``images`` images, by default those of a pair, and the question."""
         count = self.images_per_pair if images is None else images
         if not processor.chat_template:
             return self.image_text * count + f"\n{question}\n"
@@ -112,14 +112,14 @@ class Family:
         return processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
 
     def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Images of each pair as the processor takes them, ``(3, H, W)`` each."""
+        """Images of each pair in the form that the processor expects, ``(3, H, W)`` each."""
         return [list(pair) for pair in images]
 
     def inputs(self, processor: Any, questions: Sequence[str], images: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What the processor makes of questions about pairs, padded on the left."""
+        """Model inputs for questions about pairs, from the processor, padded on the left."""
         texts = [self.prompt(processor, question) for question in questions]
-        # the processor itself puts in the placeholders: their number and framing differ between families
-        found = processor(
+        # the processor inserts the placeholders: their number and framing differ between families
+        batch = processor(
             text=texts,
             images=self.shown(images),
             padding=True,
@@ -127,37 +127,37 @@ class Family:
             return_tensors="pt",
             **self.image_options,
         )
-        return dict(found)
+        return dict(batch)
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         """Arguments of the model's ``get_image_features``, on the device of the images."""
         accepted = signature(model.model.get_image_features).parameters
-        found = self.inputs(processor, [""] * len(images), images)
-        return {name: value for name, value in found.items() if name in accepted}
+        inputs = self.inputs(processor, [""] * len(images), images)
+        return {name: value for name, value in inputs.items() if name in accepted}
 
     def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What the tower works out from the sizes of images, made once in the data loader instead.
+        """Tower inputs that depend on image sizes only, computed in the data loader instead of the tower.
 
         Args:
             model: the model.
-            pixels: of :meth:`pixels`, on the CPU.
+            pixels: result of :meth:`pixels`, on the CPU.
 
         Returns:
-            Further arguments of ``get_image_features``, and those, or replacements of pixels, that stay on the CPU.
+            Further arguments of ``get_image_features``, and arguments that stay on the CPU, also in place of pixels.
         """
         return {}, {}
 
-    # ---- what comes out of the tower, and goes on to the words ------------------------------------------
+    # ---- image features ---------------------------------------------------------------------------------
 
     def image_features(
         self, model: Any, pixels: dict[str, Tensor], rows: Sequence[int]
     ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        """Features of B pairs, ``(B, N, D)``, their mask where N differs, and what else must be kept of them.
+        """Features of B pairs, ``(B, N, D)``, their mask if N differs, and further tensors for the language model.
 
         Args:
             model: the model.
-            pixels: of :meth:`pixels`.
-            rows: number of features of each pair, which is that of the placeholders in its prompt.
+            pixels: result of :meth:`pixels`.
+            rows: number of features of each pair, equal to the number of placeholders in its prompt.
         """
         output = model.model.get_image_features(**pixels, return_dict=True)
         self.listed = not isinstance(output.pooler_output, Tensor)
@@ -174,12 +174,12 @@ class Family:
     def feature_arguments(
         self, memory: Tensor, mask: Tensor | None, extras: dict[str, Tensor], repeats: int = 1
     ) -> dict[str, Any]:
-        """Arguments by which the model takes features in place of pixels, those of each pair ``repeats`` times."""
+        """Model arguments with features in place of pixels; those of each pair are repeated ``repeats`` times."""
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
-        output = BaseModelOutputWithPooling(pooler_output=self._as_given(memory, mask, repeats))
+        output = BaseModelOutputWithPooling(pooler_output=self._image_outputs(memory, mask, repeats))
         deep = [
-            self._as_given(extras[f"deepstack{i}"], mask, repeats)
+            self._image_outputs(extras[f"deepstack{i}"], mask, repeats)
             for i in range(sum(name.startswith("deepstack") for name in extras))
         ]
         if deep:
@@ -188,35 +188,35 @@ class Family:
             output[INDICATORS] = extras[INDICATORS][0]
         return {"mm_encoder_outputs": {"image": output}}
 
-    def _as_given(self, memory: Tensor, mask: Tensor | None, repeats: int) -> Any:
+    def _image_outputs(self, memory: Tensor, mask: Tensor | None, repeats: int) -> Any:
         if self.listed is None:
             raise ConfigError("features of images that this model has not encoded itself; call encode first")
-        pairs = list(memory) if mask is None else [rows[kept] for rows, kept in zip(memory, mask, strict=True)]
+        pairs = list(memory) if mask is None else [rows[is_valid] for rows, is_valid in zip(memory, mask, strict=True)]
         pieces = [rows for rows in pairs for _ in range(repeats)]
         return pieces if self.listed else torch.cat(pieces)[None]
 
-    # ---- words ------------------------------------------------------------------------------------------
+    # ---- positions --------------------------------------------------------------------------------------
 
     def positions(self, model: Any, ids: Tensor, mask: Tensor, extras: dict[str, Tensor]) -> Tensor:
         """Positions of the prompt's tokens: ``(B, P)``, or ``(B, 3, P)`` where they have three parts."""
         if not isinstance(model.model, ComputesRopeIndex):
             return (mask.long().cumsum(-1) - 1).clamp(min=0)
-        known = {
+        arguments = {
             "mm_token_type_ids": (ids == image_token(model.config)).int(),
             "image_grid_thw": extras["grid"].flatten(0, 1) if "grid" in extras else None,
             "attention_mask": mask,
         }
         accepted = signature(model.model.get_rope_index).parameters
-        found, _ = model.model.get_rope_index(ids, **{k: v for k, v in known.items() if k in accepted})
-        return found.transpose(0, 1)
+        positions, _ = model.model.get_rope_index(ids, **{k: v for k, v in arguments.items() if k in accepted})
+        return positions.transpose(0, 1)
 
 
 def media_tokens(config: Any) -> list[int]:
-    """Ids of a configuration that stand for features of images, videos or sound."""
-    known = config.to_dict()
-    # LLaVA's files have names of their own for them
+    """Ids of the placeholders of images, videos and sound."""
+    values = config.to_dict()
+    # LLaVA's configuration files use other names
     names = [config.attribute_map.get(name, name) for name in ("image_token_id", "video_token_id", "audio_token_id")]
-    return [known[name] for name in names if isinstance(known.get(name), int)]
+    return [values[name] for name in names if isinstance(values.get(name), int)]
 
 
 def image_token(config: Any) -> int:
@@ -228,11 +228,11 @@ def by_pair(features: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Features of all images as ``(B, N, D)``, padded, with the mask ``(B, N)`` where pairs differ in N.
 
     Args:
-        features: tensor ``(..., D)`` or tensors of one image each, in the order of the pairs.
+        features: tensor ``(..., D)``, or a sequence with one tensor per image, in the order of the pairs.
         rows: number of features of each pair.
 
     Raises:
-        ConfigError: there are more or fewer features than placeholders.
+        ConfigError: the numbers of features and placeholders differ.
     """
     flat = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
     if len(flat) != sum(rows):

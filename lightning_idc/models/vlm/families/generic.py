@@ -1,4 +1,4 @@
-"""Any ``AutoModelForImageTextToText`` that takes features of images, without a line of its own."""
+"""Generic family: any ``AutoModelForImageTextToText`` that accepts precomputed image features."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class Generic(Family):
-    """Family of a model whose class says all that is needed; MDP needs a family of its own.
+    """Family of a model whose class has all necessary accessors; MDP is not supported.
 
     Args:
         model: the model.
         processor: its processor.
 
     Raises:
-        ConfigError: the model takes no features in place of pixels.
+        ConfigError: the model does not accept features in place of pixels.
     """
 
     def __init__(self, model: Any, processor: Any) -> None:

@@ -11,7 +11,7 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class Idefics3(Family):
-    """Images are not split, so that each is one grid."""
+    """Idefics3, with image splitting off, so that each image is one grid."""
 
     vision = ("model.vision_model",)
     language = ("model.text_model", "lm_head")
@@ -46,7 +46,7 @@ class Idefics3(Family):
 
 
 class SmolVLM(Idefics3):
-    """As Idefics3; its processor needs the package num2words."""
+    """SmolVLM, like Idefics3; its processor needs the package num2words."""
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import SmolVLMImageProcessor, SmolVLMProcessor, SmolVLMVideoProcessor

@@ -11,10 +11,10 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class InternVL(Family):
-    """Every image is one tile, so that the places of both images match whatever their shape."""
+    """InternVL3 with one tile per image, so that the patches of both images correspond at any aspect ratio."""
 
     blocks = "model.vision_tower.encoder.layer"
-    gate = "model.vision_tower"  # the projector sees four places shuffled into one
+    gate = "model.vision_tower"  # the projector takes four patches shuffled into one
     gate_is_output = True
     image_options: ClassVar = {"crop_to_patches": False}  # the processor ignores its own saved setting
     image_text = "<IMG_CONTEXT>"
@@ -41,5 +41,5 @@ class InternVL(Family):
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         flat = [image for pair in images for image in pair]
-        found = processor.image_processor(flat, return_tensors="pt", **self.image_options)
-        return {"pixel_values": found["pixel_values"]}
+        processed = processor.image_processor(flat, return_tensors="pt", **self.image_options)
+        return {"pixel_values": processed["pixel_values"]}

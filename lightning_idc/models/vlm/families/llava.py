@@ -1,4 +1,4 @@
-"""LLaVA-1.5: made for one image, so the pair is shown side by side."""
+"""LLaVA-1.5: trained on single images, so both images are placed side by side in one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BAR = 20  # pixels of black between the two images, as in Img-Diff
 
 
 class Llava(LlavaOnevision):
-    """Both images in one, with a black bar of 20 pixels between them."""
+    """LLaVA-1.5 with both images in one, separated by a black bar of 20 pixels."""
 
     image_text = "<image>"
     special_tokens: ClassVar = {"image_token": "<image>"}

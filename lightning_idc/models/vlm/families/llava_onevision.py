@@ -11,7 +11,7 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class LlavaOnevision(Family):
-    """With two images in a prompt nothing is tiled: each image is the tower's whole grid and one newline."""
+    """LLaVA-OneVision; with two images per prompt there is no tiling: an image is one grid and one newline feature."""
 
     image_text = "<image>"
     special_tokens: ClassVar = {"image_token": "<image>", "video_token": "<video>"}
@@ -21,7 +21,7 @@ class LlavaOnevision(Family):
         return chosen if chosen >= 0 else layers + 1 + chosen
 
     def unused(self, model: Any) -> list[str]:
-        # the features are taken in front of the last norm, or deeper inside
+        # features are taken before the last norm, or from an earlier layer
         beyond = range(self.depth(model), len(model.get_submodule(self.blocks)))
         return ["model.vision_tower.post_layernorm", *(f"{self.blocks}.{index}" for index in beyond)]
 
@@ -42,5 +42,5 @@ class LlavaOnevision(Family):
         )
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
-        # two images per prompt, which batch_num_images says, turn the tiling off
+        # two images per prompt, passed as batch_num_images, turn tiling off
         return dict(processor.image_processor(self.shown(images), return_tensors="pt"))

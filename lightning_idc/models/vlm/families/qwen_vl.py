@@ -11,7 +11,7 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class QwenVL(Family):
-    """The tower sees all patches of all images in one row; both images of a pair have one grid, so halves align."""
+    """Qwen2-VL; the tower takes the patches of all images as one sequence; both images of a pair have equal grids."""
 
     vision = ("model.visual",)
     blocks = "model.visual.blocks"
@@ -61,32 +61,32 @@ class QwenVL(Family):
         tower, grid = model.model.visual, pixels["image_grid_thw"]
         config = tower.config
         bounds = vision_utils.get_vision_cu_seqlens(grid)
-        moved = {
+        to_device = {
             "image_position_ids": vision_utils.get_vision_position_ids(grid, config.spatial_merge_size),
             "image_cu_seqlens": bounds,
         }
-        stays: dict[str, Any] = {"image_grid_thw": grid, "image_max_seqlen": longest_segment(bounds)}
+        on_cpu: dict[str, Any] = {"image_grid_thw": grid, "image_max_seqlen": longest_segment(bounds)}
         if hasattr(config, "fullatt_block_indexes"):
             index, windows = vision_utils.get_vision_window_index(
                 grid, config.spatial_merge_size, config.window_size, config.patch_size
             )
-            moved |= {"image_window_index": index, "image_cu_window_seqlens": windows}
-            stays["image_max_window_seqlen"] = longest_segment(windows)
-        return moved, stays
+            to_device |= {"image_window_index": index, "image_cu_window_seqlens": windows}
+            on_cpu["image_max_window_seqlen"] = longest_segment(windows)
+        return to_device, on_cpu
 
     def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
         return pixels["image_grid_thw"].prod(-1).view(-1, 2).sum(-1).tolist()
 
 
 class Qwen3VL(QwenVL):
-    """Qwen3-VL hands features of earlier layers to the first layers of the language model, too (DeepStack)."""
+    """Qwen3-VL; features of earlier tower layers also enter the first layers of the language model (DeepStack)."""
 
     only_embeds = False
 
     def tower_arguments(self, model: Any, pixels: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         from transformers import vision_utils
 
-        moved, stays = super().tower_arguments(model, pixels)
+        to_device, on_cpu = super().tower_arguments(model, pixels)
         tower = model.model.visual
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             pixels["image_grid_thw"],
@@ -95,7 +95,7 @@ class Qwen3VL(QwenVL):
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=tower.config.spatial_merge_size,
         )
-        return {**moved, "image_interp_indices": indices, "image_interp_weights": weights}, stays
+        return {**to_device, "image_interp_indices": indices, "image_interp_weights": weights}, on_cpu
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
@@ -105,5 +105,5 @@ class Qwen3VL(QwenVL):
 
 
 def longest_segment(bounds: Tensor) -> int:
-    """Length of the longest of segments that begin and end at ``bounds``."""
+    """Length of the longest segment; ``bounds`` are the segment boundaries."""
     return int((bounds[1:] - bounds[:-1]).max())
