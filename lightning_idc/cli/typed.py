@@ -47,7 +47,7 @@ def call(verb: str, target: Verb | Mapping[str, Verb], arguments: Sequence[str])
     )
     groups: dict[str, Any] = {}
     for name, hint in _add_all(parser, target).items():
-        if dataclasses.is_dataclass(hint):
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             groups[name] = (hint, list(_add_all(parser, hint)))
     keys = any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(target).parameters.values())
     if keys:

@@ -44,9 +44,10 @@ def folded(net: nn.Module) -> Iterator[None]:
         net: network with or without a LoRA.
     """
     owners = Counter(id(p) for part in net.modules() for p in part.parameters(recurse=False))
+    modules: list[Any] = list(net.modules())
     layers = [
         (layer, name)
-        for layer in net.modules()
+        for layer in modules
         if (name := _foldable(layer)) is not None and owners[id(layer.get_base_layer().weight)] == 1
     ]
     weights = [layer.get_base_layer().weight.data for layer, _ in layers]

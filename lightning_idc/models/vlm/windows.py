@@ -67,8 +67,11 @@ def segment_attention(
         ]
         lengths = bounds[1:] - bounds[:-1]
         mask = (torch.arange(length, device=bounds.device) < lengths[:, None])[:, None, None]
+    query_rows, key_rows, value_rows = (part.transpose(1, 2) for part in batch)
     output = nn.functional.scaled_dot_product_attention(
-        *(part.transpose(1, 2) for part in batch),
+        query_rows,
+        key_rows,
+        value_rows,
         attn_mask=mask,
         dropout_p=dropout,
         scale=scaling,
@@ -92,9 +95,10 @@ def attend_segments_at_once(model: nn.Module) -> int:
     from transformers import AttentionInterface
 
     AttentionInterface.register(SEGMENTS, segment_attention)
+    modules: list[Any] = list(model.modules())
     layers = [
         part
-        for part in model.modules()
+        for part in modules
         if hasattr(part, "config")
         and {"cu_seqlens", "max_seqlen"} <= signature(type(part).forward).parameters.keys()
         and part.config._attn_implementation in ("sdpa", SEGMENTS)
