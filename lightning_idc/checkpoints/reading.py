@@ -28,10 +28,7 @@ PIECES = ".metadata"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Load a checkpoint file, or a folder of ``save_pretrained``, as tensors and plain types; nothing else is accepted.
-
-    Returns:
-        ``state_dict``, ``hyper_parameters`` and ``class_path``, and whatever else a file holds.
+    """Load a checkpoint file as tensors and plain types; nothing else is accepted.
 
     Raises:
         CheckpointError: the file is missing, damaged, sharded, or would run code when loaded.
@@ -44,10 +41,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
     if "://" in str(path):
         raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
-    if Path(path).is_dir():
-        from lightning_idc.checkpoints.folders import read_folder
-
-        return read_folder(Path(path))
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}")
     try:

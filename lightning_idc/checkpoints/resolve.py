@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+from lightning_idc.checkpoints.folders import read_folder
+from lightning_idc.checkpoints.reading import PIECES, read_checkpoint
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.names import nearest
 
@@ -46,6 +49,19 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
         if path.suffix == ".ckpt"
         else f"there is no checkpoint {str(name)!r}; {nearest(str(name), models)}, a file, a folder or a hub id"
     )
+
+
+def read_named(name: str | Path) -> dict[str, Any]:
+    """Weights by any name that :func:`resolve` takes, under the keys of a checkpoint file.
+
+    Returns:
+        ``state_dict``, ``hyper_parameters`` and ``class_path``, and whatever else a file holds.
+
+    Raises:
+        CheckpointError: there is nothing of this name, or it is damaged or would run code.
+    """
+    path = resolve(name)
+    return read_folder(path) if path.is_dir() and not (path / PIECES).is_file() else read_checkpoint(path)
 
 
 def is_hub_id(name: str) -> bool:

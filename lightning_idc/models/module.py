@@ -27,12 +27,11 @@ from lightning_idc.checkpoints.reading import (
     TRAINING_ONLY,
     class_named,
     plain_hparams,
-    read_checkpoint,
     refuse_nan,
     refuse_other_computation,
     refuse_unreadable,
 )
-from lightning_idc.checkpoints.resolve import resolve
+from lightning_idc.checkpoints.resolve import read_named
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
 from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
@@ -202,7 +201,7 @@ class PairModule(LightningModule):
         """
         if self.init_from is None:
             return None
-        checkpoint = read_checkpoint(resolve(self.init_from))
+        checkpoint = read_named(self.init_from)
         with reading(self.init_from):
             hparams = plain_hparams(checkpoint, self.init_from)
             self.refuse_other_computation(hparams, self.init_from)

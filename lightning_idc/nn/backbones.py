@@ -172,10 +172,9 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     Raises:
         CheckpointError: the checkpoint is missing or holds another backbone.
     """
-    from lightning_idc.checkpoints.reading import read_checkpoint
-    from lightning_idc.checkpoints.resolve import resolve
+    from lightning_idc.checkpoints.resolve import read_named
 
-    state: Mapping[str, Tensor] = read_checkpoint(resolve(checkpoint))["state_dict"]
+    state: Mapping[str, Tensor] = read_named(checkpoint)["state_dict"]
     prefix = "net.backbone."
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not weights:

@@ -11,8 +11,7 @@ from helpers.tiny import TinyCaptioner
 from huggingface_hub import constants
 
 import lightning_idc
-from lightning_idc.checkpoints.reading import read_checkpoint
-from lightning_idc.checkpoints.resolve import SHIPPED, resolve, shipped_models
+from lightning_idc.checkpoints.resolve import SHIPPED, read_named, resolve, shipped_models
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import load_backbone
@@ -42,7 +41,7 @@ def test_what_push_wrote_is_opened_by_its_id(hub: str) -> None:
 
 
 def test_training_starts_from_a_name_a_folder_and_a_hub_id(hub: str) -> None:
-    weights = read_checkpoint(SHIPPED / "pcb")["state_dict"]
+    weights = read_named(SHIPPED / "pcb")["state_dict"]
     for name in ("pcb", str(SHIPPED / "pcb"), hub):
         captioner = PairTransformer(init_from=name, backbone="difference", counts=7, freeze_backbone=True)
         captioner.build()
@@ -54,7 +53,7 @@ def test_training_starts_from_a_name_a_folder_and_a_hub_id(hub: str) -> None:
 def test_a_folder_and_a_file_of_one_captioner_hold_the_same(tmp_path: Path) -> None:
     captioner = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"])
     captioner.build()
-    content = read_checkpoint(captioner.save_pretrained(tmp_path / "tiny"))
+    content = read_named(captioner.save_pretrained(tmp_path / "tiny"))
     assert content["class_path"].endswith("TinyCaptioner")
     assert all(torch.equal(content["state_dict"][name], value) for name, value in captioner.state_dict().items())
 

@@ -168,7 +168,7 @@ def most_shared_places() -> int:
     """Places up to which a layer's self-attention is shared."""
     control: Any = SimpleNamespace(step=0, own_steps=20.0)
     layer = _SharedAttention(control, cross=False)
-    return max(side * side for side in range(1, 200) if layer._shares(side * side))
+    return max(side * side for side in range(1, 200) if layer._is_shared(side * side))
 
 
 def of_replacement() -> dict[str, Any]:

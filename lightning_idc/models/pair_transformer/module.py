@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from lightning_idc.checkpoints.reading import read_checkpoint
-from lightning_idc.checkpoints.resolve import resolve
+from lightning_idc.checkpoints.resolve import read_named
 from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.pair_transformer.net import PairTransformerNet
@@ -86,7 +85,7 @@ class PairTransformer(PairCaptioner):
             counts=options["counts"],
         )
         if weights is not None and net.counts is not None:
-            net.counts.load_head(read_checkpoint(resolve(weights))["state_dict"], weights)
+            net.counts.load_head(read_named(weights)["state_dict"], weights)
         return net
 
     def changed_cells(self, batch: PairBatch) -> Tensor | None:
