@@ -70,10 +70,11 @@ def _foldable(layer: Any) -> str | None:
         return None
     if not isinstance(layer, Linear) or layer.disable_adapters or layer.merged:
         return None
-    names = [name for name in layer.active_adapters if name in layer.lora_A]
-    weight = layer.get_base_layer().weight
+    lora: Any = layer
+    names = [name for name in lora.active_adapters if name in lora.lora_A]
+    weight = lora.get_base_layer().weight
     is_plain = type(weight.data) is Tensor and weight.is_floating_point()
-    if len(names) != 1 or not is_plain or names[0] in layer.lora_variant or layer.lora_bias[names[0]]:
+    if len(names) != 1 or not is_plain or names[0] in lora.lora_variant or lora.lora_bias[names[0]]:
         return None
-    is_dropping = layer.training and not isinstance(layer.lora_dropout[names[0]], nn.Identity)
+    is_dropping = lora.training and not isinstance(lora.lora_dropout[names[0]], nn.Identity)
     return None if is_dropping else names[0]
