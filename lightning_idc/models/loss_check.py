@@ -102,5 +102,7 @@ def _plain_tensors(values: Tensor) -> Iterator[Tensor]:
     if not is_traceable_wrapper_subclass(values):
         yield values
         return
-    for name in values.__tensor_flatten__()[0]:
-        yield from _plain_tensors(getattr(values, name))
+    parts = [getattr(values, name) for name in values.__tensor_flatten__()[0]]
+    for part in parts:
+        if isinstance(part, Tensor):  # a sharded weight names its mesh of devices as well
+            yield from _plain_tensors(part)
