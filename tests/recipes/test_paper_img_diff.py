@@ -29,7 +29,8 @@ def with_small_models(folder: Path) -> str:
     make_llama(folder / "vicuna")
     made = {
         "lmsys/vicuna-13b-v1.5": folder / "vicuna",
-        "stabilityai/stable-diffusion-xl-base-1.0, steps: 50": f"{folder / 'sdxl'}, steps: 2, size: 16",
+        "stabilityai/stable-diffusion-xl-base-1.0\n            steps: 50": f"{folder / 'sdxl'}\n            steps: 2\n"
+        "            size: 16",
         "openai/clip-vit-base-patch32": make_clip(folder / "clip"),
         "facebook/sam-vit-huge, confidence: 0.05": f"{make_sam(folder / 'sam')}, confidence: -9.0, stability: -1.0, "
         "points: 3",

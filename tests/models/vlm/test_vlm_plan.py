@@ -101,10 +101,14 @@ def test_an_adapter_of_a_users_own_is_planned(stock: Path) -> None:
 
 @pytest.mark.slow
 def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = {"class": "lightning_idc.data.synthetic.SyntheticPairs"}
+    callbacks = {entry["class_path"].rpartition(".")[2]: entry.get("init_args", {}) for entry in CALLBACKS}
     recipe = {
         "recipe": {"title": "t", "requirements": "n", "minutes": 1},
-        "base": {"data": data, **stage(stock, "bf16-mixed")},
+        "base": {
+            "data": {"class": "SyntheticPairs"},
+            "trainer": {"precision": "bf16-mixed", "callbacks": callbacks},
+            "model": {"class": "VLMCaptioner", "model": str(stock)},
+        },
         "stages": {"tune": {"run": "fit"}},
         "matrix": {"gpus": {"one": {}, "two": {"base": {"trainer": {"devices": 2}}}}},
     }
