@@ -112,7 +112,7 @@ def test_the_wheel_brings_recipes_and_runs_from_anywhere(tmp_path: Path) -> None
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "lightning_idc").rglob("README.md")} <= names
     assert "lightning = lightning_idc.cli:lightning" in scripts and "lightning-idc = lightning_idc.cli:main" in scripts
     listed = subprocess.run(
-        [sys.executable, "-m", "lightning_idc", "recipes", "ls"],
+        [sys.executable, "-m", "lightning_idc", "list", "recipes"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
         capture_output=True,
