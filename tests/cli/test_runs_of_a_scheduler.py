@@ -121,7 +121,7 @@ def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
 def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) -> None:
     """The other one waits for it in a collective operation, which may last until the time limit of the backend."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
-    both = srun(tmp_path, "--stages.second.model.class_path", "toy_idc.OneRankFails")
+    both = srun(tmp_path, "--stages.second.model.class", "toy_idc.OneRankFails")
     assert all(status for status, _ in both), both
     assert "this process fails" in both[1][1]
     assert "--resume" in both[0][1]
