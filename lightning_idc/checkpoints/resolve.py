@@ -9,17 +9,11 @@ from typing import Any
 
 from lightning_idc.checkpoints.folders import read_folder
 from lightning_idc.checkpoints.reading import PIECES, read_checkpoint
+from lightning_idc.checkpoints.shipped import shipped_models
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.names import nearest
 
-SHIPPED = Path(__file__).resolve().parents[1] / "serve" / "models"
-"""Folder of the captioners that come with the library."""
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-def shipped_models() -> dict[str, Path]:
-    """Folders of the captioners that come with the library, by name."""
-    return {path.parent.name: path.parent for path in sorted(SHIPPED.glob("*/config.json"))}
 
 
 def resolve(name: str | Path, revision: str | None = None) -> Path:

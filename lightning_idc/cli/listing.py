@@ -61,7 +61,7 @@ def _recipes() -> _Kind:
 
 
 def _models() -> _Kind:
-    from lightning_idc.serve.opening import shipped
+    from lightning_idc.checkpoints.shipped import shipped_models
 
     def line(folder: Path) -> str:
         spec = json.loads(_text(folder / "config.json"))["init_args"]["input_spec"]
@@ -69,7 +69,7 @@ def _models() -> _Kind:
         size = (folder / "model.safetensors").stat().st_size / 1e6
         return f"{spec['domain']}; trained at {width}x{height}; {size:.1f} MB"
 
-    return shipped(), lambda folder: _text(folder / "README.md"), line
+    return shipped_models(), lambda folder: _text(folder / "README.md"), line
 
 
 def _data() -> _Kind:

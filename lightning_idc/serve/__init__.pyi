@@ -3,4 +3,3 @@ from lightning_idc.serve.answers import answer_pairs as answer_pairs
 from lightning_idc.serve.opening import ModelOptions as ModelOptions
 from lightning_idc.serve.opening import load as load
 from lightning_idc.serve.opening import sample_pair as sample_pair
-from lightning_idc.serve.opening import shipped as shipped

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import nearest
 
@@ -18,22 +19,12 @@ if TYPE_CHECKING:
     from lightning_idc.models.captioner import PairCaptioner
     from lightning_idc.serve.rules_captioner import RulesCaptioner
 
-MODELS = Path(__file__).parent / "models"
 SAMPLES = Path(__file__).parent / "samples"
-DEFAULT = "clevr"
-
-
-def shipped() -> dict[str, Path]:
-    """Shipped captioners: folder by name, the default first."""
-    folders = sorted(
-        (path.parent for path in MODELS.glob("*/config.json")), key=lambda path: (path.name != DEFAULT, path)
-    )
-    return {path.name: path for path in folders}
 
 
 def list_models() -> list[str]:
     """Names of the shipped captioners, for :func:`load`."""
-    return list(shipped())
+    return list(shipped_models())
 
 
 def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
@@ -92,7 +83,9 @@ class ModelOptions:
             CheckpointError: a file or folder cannot be read.
         """
         if self.model is None:
-            raise ConfigError(f"expected --model, such as one of {', '.join(shipped())}, a checkpoint or a hub id")
+            raise ConfigError(
+                f"expected --model, such as one of {', '.join(shipped_models())}, a checkpoint or a hub id"
+            )
         option_names = ("device", "dtype", "prompt", "revision", "quantize", "attn")
         captioner = open_model(self.model, **{option: getattr(self, option) for option in option_names})
         if self.image:
@@ -146,7 +139,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     from lightning_idc.checkpoints.resolve import is_captioner_folder, is_captioner_on_hub, is_hub_id, resolve
     from lightning_idc.models.vlm.opening import open_captioner
 
-    by_name = shipped()
+    by_name = shipped_models()
     path = by_name[name] if name in by_name else Path(name)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)

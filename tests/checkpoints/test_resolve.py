@@ -11,7 +11,8 @@ from helpers.tiny import TinyCaptioner
 from huggingface_hub import constants
 
 import lightning_idc
-from lightning_idc.checkpoints.resolve import SHIPPED, read_named, resolve, shipped_models
+from lightning_idc.checkpoints.resolve import read_named, resolve
+from lightning_idc.checkpoints.shipped import SHIPPED, shipped_models
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import load_backbone

@@ -10,18 +10,18 @@ import pytest
 from PIL import Image
 
 import lightning_idc
+from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
 from lightning_idc.serve.answers import answer_pairs
-from lightning_idc.serve.opening import DEFAULT, shipped
 from lightning_idc.utils.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", shipped_models())
 def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> None:
-    folder = shipped()[name]
+    folder = shipped_models()[name]
     assert (folder / "model.safetensors").stat().st_size < 5e6
     assert "## Limits" in (folder / "README.md").read_text() and "## Scores" in (folder / "README.md").read_text()
     captioner = lightning_idc.load(name, device="cpu")
@@ -97,7 +97,7 @@ def test_a_template_that_lies_a_little_apart_changes_nothing(degrees: float, rig
 def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "models"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert listed[0].startswith(DEFAULT) and len(listed) == len(shipped())
+    assert listed[0].startswith(DEFAULT) and len(listed) == len(shipped_models())
     assert main(["list", "models", DEFAULT]) == 0
     assert capsys.readouterr().out.startswith(f"# {DEFAULT}")
     assert main(["list", "models", "clevrr"]) == 1
