@@ -43,7 +43,7 @@ def _message(error: BaseException) -> str | None:
     """Message for one exception of a chain."""
     text = " ".join(str(error).split())
     if isinstance(error, IDCError):
-        return _without_traceback_of_worker(str(error))
+        return str(error)
     if isinstance(error, OSError):
         return _message_of_system(error)
     if isinstance(error, ModuleNotFoundError):
@@ -84,11 +84,3 @@ def _message_of_system(error: OSError) -> str | None:
         if file is not None:
             return f"{str(file)!r} is a file where a folder is to be made ({error.filename!r}); name another folder"
     return None
-
-
-def _without_traceback_of_worker(message: str) -> str:
-    """Remove the traceback of a data loader worker that PyTorch adds to the message."""
-    if not message.startswith("Caught ") or "\nOriginal Traceback" not in message:
-        return message
-    last = [*re.finditer(r"^[\w.]*Error: ", message, re.MULTILINE)]
-    return message[last[-1].end() :].rstrip() if last else message

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import pickle
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -42,63 +41,6 @@ class StoreError(DataError):
 
 class CheckpointError(IDCError):
     """A checkpoint or an exported folder is missing, damaged, hostile or of another class."""
-
-
-def check_number(name: str, value: float, minimum: float, below: float = math.inf) -> None:
-    """Raise an error for a number that is out of range or NaN.
-
-    Args:
-        name: name of the argument, for the message.
-        value: value of the argument.
-        minimum: smallest accepted value.
-        below: smallest value that is too large.
-
-    Raises:
-        ConfigError: the number is out of range.
-
-    Example:
-        >>> check_number("heads", 4, minimum=1)
-    """
-    if not minimum <= value < below:
-        upper = "" if math.isinf(below) else f" and less than {below}"
-        raise ConfigError(f"{name} is {value!r}; expected at least {minimum}{upper}")
-
-
-def check_positive(name: str, value: float, maximum: float = math.inf) -> None:
-    """Raise an error for a number that is not above 0, too large, infinite or NaN.
-
-    Args:
-        name: name of the argument, for the message.
-        value: value of the argument.
-        maximum: largest accepted value.
-
-    Raises:
-        ConfigError: the number is out of range.
-
-    Example:
-        >>> check_positive("temperature", 0.7)
-    """
-    if not 0 < value <= maximum or math.isinf(value):
-        upper = "" if math.isinf(maximum) else f" and at most {maximum}"
-        raise ConfigError(f"{name} is {value!r}; expected a number above 0{upper}")
-
-
-def check_choice(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise an error for a value that is not one of the choices.
-
-    Args:
-        name: name of the argument, for the message.
-        value: value of the argument.
-        choices: accepted values.
-
-    Raises:
-        ConfigError: the value is not one of the choices.
-
-    Example:
-        >>> check_choice("level", "token", ("token", "sequence"))
-    """
-    if value not in choices:
-        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
 
 
 @contextmanager
