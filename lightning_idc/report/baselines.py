@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lightning_idc.metrics.bootstrap import Difference, compare
-from lightning_idc.metrics.captions import References, score_captions
+from lightning_idc.metrics.captions import References, Scores, score_captions
+from lightning_idc.report.comparison import METRIC, interval
 from lightning_idc.report.table import Table
 
-METRIC = "CIDEr-D"
 CONSTANT, IDENTICAL = "constant caption", "identical images"
 MIN_DISTINCT = 0.05
 """Minimum number of different captions, as a fraction of the pairs, of a captioner that uses the images."""
@@ -48,7 +48,7 @@ class BaselineCheck:
             if difference.low <= 0:
                 return (
                     f"{METRIC} {difference.second:.1f} is not above the {difference.first:.1f} of the {name} "
-                    f"(difference {_interval(difference)}): nothing shows that this captioner sees the change"
+                    f"(difference {interval(difference)}): nothing shows that this captioner sees the change"
                 )
         return ""
 
@@ -59,7 +59,7 @@ class BaselineCheck:
 
     def table(self) -> Table:
         """Baselines with their scores."""
-        rows = [[name, f"{over.first:.1f}", f"{over.second:.1f}", _interval(over)] for name, over in self.over.items()]
+        rows = [[name, f"{over.first:.1f}", f"{over.second:.1f}", interval(over)] for name, over in self.over.items()]
         notes = [self.counts]
         if self.constant:
             notes.append(f"constant caption: {self.constant}")
@@ -99,27 +99,16 @@ def check_baselines(
     scored = {id: caption for id, caption in captions.items() if references.get(id)}
     if len(scored) < 2:
         return None
-    over = {}
+    scores = _scores(scored, references)
+    over: dict[str, Difference] = {}
     if constant is not None:
-        over[CONSTANT] = _over(scored, dict.fromkeys(scored, constant), references)
+        over[CONSTANT] = compare(_scores(dict.fromkeys(scored, constant), references), scores)[METRIC]
     identical = {id: caption for id, caption in (identical or {}).items() if id in scored}
     if len(identical) > 1:
-        over[IDENTICAL] = _over({id: scored[id] for id in identical}, identical, references)
-    score = score_captions(scored, _references(scored, references), (METRIC,)).values[METRIC]
-    return BaselineCheck(score, len(scored), len(set(scored.values())), constant or "", over)
+        same_pairs = {id: scored[id] for id in identical}
+        over[IDENTICAL] = compare(_scores(identical, references), _scores(same_pairs, references))[METRIC]
+    return BaselineCheck(scores.values[METRIC], len(scored), len(set(scored.values())), constant or "", over)
 
 
-def _over(
-    captions: Mapping[str, str], baseline: Mapping[str, str], references: Mapping[str, Sequence[str]]
-) -> Difference:
-    expected = _references(captions, references)
-    of_baseline, of_captions = (score_captions(dict(texts), expected, (METRIC,)) for texts in (baseline, captions))
-    return compare(of_baseline, of_captions)[METRIC]
-
-
-def _references(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> References:
-    return References({id: list(references[id]) for id in captions})
-
-
-def _interval(difference: Difference) -> str:
-    return f"{difference.difference:+.1f} [{difference.low:.1f}, {difference.high:.1f}]"
+def _scores(captions: dict[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+    return score_captions(captions, References({id: list(references[id]) for id in captions}), (METRIC,))
