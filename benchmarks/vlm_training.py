@@ -73,12 +73,12 @@ def limits(device: str) -> dict[str, Any]:
     into = torch.empty_like(big)
 
     def median(work: Callable[[], Any]) -> float:
-        found = []
+        seconds = []
         for _ in range(13):
             began = now(device)
             work()
-            found.append(now(device) - began)
-        return steps_of(found[2:])["seconds_per_step"]
+            seconds.append(now(device) - began)
+        return steps_of(seconds[2:])["seconds_per_step"]
 
     small = torch.zeros(1, device=device)
 
@@ -125,12 +125,12 @@ def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
         return [GroupRelative(LengthReward(8, 64), samples=4)]
     if row.startswith("sft"):
         return []
-    found: list[Any] = [PreferenceOptimization(reference=AdaptersOff())]
+    callbacks: list[Any] = [PreferenceOptimization(reference=AdaptersOff())]
     if row == "adpo":
-        found.append(AdversarialRetriever())
+        callbacks.append(AdversarialRetriever())
     elif row == "adpo, CLIP":
-        found.append(AdversarialRetriever(encoder=retriever_of(folder, device)))
-    return found
+        callbacks.append(AdversarialRetriever(encoder=retriever_of(folder, device)))
+    return callbacks
 
 
 def of_ours(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
@@ -154,12 +154,12 @@ def of_ours(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[
     callbacks = [lora(), *callbacks_of(row, folder, size.device)]
     options: dict[str, Any] = {"gradient_clip_val": 1.0, "counts": not (compiled or loading), "recounts": False}
     clock = Pace(size.device)
-    found = time_steps(captioner, data, steps, size.device, "bf16-mixed", [*callbacks, clock], folder, **options)
+    figures = time_steps(captioner, data, steps, size.device, "bf16-mixed", [*callbacks, clock], folder, **options)
     if loading:
-        found["with_loading"] = clock.seconds_per_step
+        figures["with_loading"] = clock.seconds_per_step
     if row in SCORED and not compiled:
-        found["planned"] = planned(str(folder), size.side, SCORED[row], batch)
-    return found
+        figures["planned"] = planned(str(folder), size.side, SCORED[row], batch)
+    return figures
 
 
 SCORED = {"sft": 1, "sft x4": 4, "dpo": 2, "grpo": 4}
@@ -267,38 +267,38 @@ ROWS = (
 """In order of importance, as the last ones may be left out for want of time."""
 
 
-def summary(found: dict[str, dict[str, Any]], limit: dict[str, Any], batch: int) -> dict[str, Any]:
+def summary(rows: dict[str, dict[str, Any]], limit: dict[str, Any], batch: int) -> dict[str, Any]:
     """Ratios within this run; fills in what follows from other rows."""
     ratios: dict[str, Any] = {}
-    for row, own in found.items():
-        eager = found.get(row.removesuffix(", compiled").removesuffix(", stock"), {})
+    for row, figures in rows.items():
+        eager = rows.get(row.removesuffix(", compiled").removesuffix(", stock"), {})
         planned_flops = eager.get("planned", {}).get("flops") if row in ("sft", "sft x4", "sft, compiled") else None
-        flops = own.get("flops") or eager.get("flops") or planned_flops
-        own["pairs_per_s"] = own.get("batch", batch) / own["seconds_per_step"]
+        flops = figures.get("flops") or eager.get("flops") or planned_flops
+        figures["pairs_per_s"] = figures.get("batch", batch) / figures["seconds_per_step"]
         if flops:
-            own["tflop_per_step"] = flops / 1e12
-            own["of_limit"] = flops / 1e12 / own["seconds_per_step"] / limit["products_tflop_s"]
+            figures["tflop_per_step"] = flops / 1e12
+            figures["of_limit"] = flops / 1e12 / figures["seconds_per_step"] / limit["products_tflop_s"]
         if row.startswith("trl"):
             continue
         name, compiled, _ = row.partition(", compiled")
         for kind in ("", ", stock", ", compiled"):
-            other = found.get(f"trl {name}{kind}")
+            other = rows.get(f"trl {name}{kind}")
             if other is not None:
                 ratios[f"{row} beside trl {name}{kind}"] = {
-                    "times_faster": other["seconds_per_step"] / own["seconds_per_step"],
-                    "memory": own["bytes"] / other["bytes"],
-                    "losses_apart": losses_apart(own, other),
+                    "times_faster": other["seconds_per_step"] / figures["seconds_per_step"],
+                    "memory": figures["bytes"] / other["bytes"],
+                    "losses_apart": losses_apart(figures, other),
                 }
-        plain = found.get(f"dpo{compiled}")
+        plain = rows.get(f"dpo{compiled}")
         if name.startswith("adpo") and plain is not None:
             ratios[f"{row} over dpo{compiled}"] = {
-                "time": own["seconds_per_step"] / plain["seconds_per_step"],
-                "memory": own["bytes"] / plain["bytes"],
+                "time": figures["seconds_per_step"] / plain["seconds_per_step"],
+                "memory": figures["bytes"] / plain["bytes"],
             }
-        if compiled and name in found:
+        if compiled and name in rows:
             ratios[f"{row} over eager"] = {
-                "times_faster": found[name]["seconds_per_step"] / own["seconds_per_step"],
-                "losses_apart": losses_apart(own, found[name]),
+                "times_faster": rows[name]["seconds_per_step"] / figures["seconds_per_step"],
+                "losses_apart": losses_apart(figures, rows[name]),
             }
     return ratios
 
@@ -318,8 +318,8 @@ def measured(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict
         torch.cuda.empty_cache()
     torch.manual_seed(0)
     began = time.perf_counter()
-    found = (of_trl if row.startswith("trl") else of_ours)(row, folder, size, steps, batch)
-    return {"batch": batch, **found, "seconds_in_all": time.perf_counter() - began}
+    figures = (of_trl if row.startswith("trl") else of_ours)(row, folder, size, steps, batch)
+    return {"batch": batch, **figures, "seconds_in_all": time.perf_counter() - began}
 
 
 def main() -> None:
@@ -333,7 +333,7 @@ def main() -> None:
     given = parser.parse_args()
     began = time.perf_counter()
     size = SIZES[given.size]
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     left_out: list[str] = []
     settings = {name: getattr(given, name) for name in ("size", "steps", "batch")}
@@ -347,7 +347,7 @@ def main() -> None:
                 left_out.append(row)
                 continue
             try:
-                found[row] = measured(row, Path(name), size, given.steps, given.batch)
+                rows[row] = measured(row, Path(name), size, given.steps, given.batch)
             except Exception as error:  # one row is not worth the others
                 failed[row] = f"{type(error).__name__}: {error}"[:500]
                 print(f"{row:<24} failed: {traceback.format_exc()[-3000:]}", flush=True)
@@ -355,12 +355,12 @@ def main() -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
                 continue
-            ratios = summary(found, limit, given.batch)
-            print(line(row, found[row], given.batch), f"{found[row]['seconds_in_all']:.0f} s in all", flush=True)
-            result = {"settings": settings, "limit": limit, "rows": found, "failed": failed, "ratios": ratios}
+            ratios = summary(rows, limit, given.batch)
+            print(line(row, rows[row], given.batch), f"{rows[row]['seconds_in_all']:.0f} s in all", flush=True)
+            result = {"settings": settings, "limit": limit, "rows": rows, "failed": failed, "ratios": ratios}
             packages = ("lightning", "transformers", "peft", "trl", "triton")
             report(result, given.out, *packages, seeds=[0, 1], quiet=True)
-    print(json.dumps(summary(found, limit, given.batch), indent=1))
+    print(json.dumps(summary(rows, limit, given.batch), indent=1))
     print(f"left out for want of time: {', '.join(left_out) or 'nothing'}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -112,8 +112,8 @@ def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, te
     if not is_required:
         options["default"] = default
         if default not in (None, False, ()):
-            shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-            options["help"] += f" (default: {shown})"
+            default_text = " ".join(map(str, default)) if isinstance(default, tuple) else default
+            options["help"] += f" (default: {default_text})"
     if hint is bool:
         options["action"] = "store_true"
     elif typing.get_origin(hint) is Literal:

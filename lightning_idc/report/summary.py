@@ -146,9 +146,9 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
         width: characters per line.
     """
     by_size = sorted(summary.rows, key=lambda group: -summary.counts[group])
-    shown = {"all", *by_size[: MAX_ROWS + 1]}
+    row_names = {"all", *by_size[: MAX_ROWS + 1]}
     table = as_table(summary, summary.shown, title)
-    rows = [row for row in table.rows if row[0] in shown]
+    rows = [row for row in table.rows if row[0] in row_names]
     notes = list(table.notes)
     if len(rows) < len(table.rows):
         notes.insert(0, f"and {len(table.rows) - len(rows)} rarer types, which the scores as JSON hold")

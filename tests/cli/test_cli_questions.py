@@ -198,12 +198,12 @@ def test_a_captioner_is_asked(
         "prompt_inputs",
         lambda self, prompts, sizes: (asked.extend(prompts), prompt_inputs(self, prompts, sizes))[1],
     )
-    given = ["predict", str(table(tmp_path)), "--questions", "--model", str(checkpoint), "--tokens", "5"]
+    arguments = ["predict", str(table(tmp_path)), "--questions", "--model", str(checkpoint), "--tokens", "5"]
     records: dict[bool, list[dict[str, Any]]] = {}
     for contrast in (False, True):
         asked.clear()
         out = tmp_path / f"{contrast}.jsonl"
-        assert main([*given, "--out", str(out), *(["--contrast"] if contrast else [])]) == 0
+        assert main([*arguments, "--out", str(out), *(["--contrast"] if contrast else [])]) == 0
         records[contrast] = [json.loads(line) for line in out.read_text().splitlines()]
         questions = [prompt for prompt in asked if "Which" in prompt]
         assert [record["answer"] for record in records[contrast]] == ["a", "b"]
@@ -232,12 +232,12 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     pictures(folder / "MMVP Images", "1.jpg", "2.jpg")
     lines = ["Index,Question,Options,Correct Answer", "1,Open?,(a) Yes (b) No,(a)", "2,Open?,(a) Yes (b) No,(b)"]
     (folder / "Questions.csv").write_text("\n".join(lines))
-    given = ["predict", str(folder / "Questions.csv"), "--questions", "--model", str(checkpoint), "--tokens", "4"]
+    arguments = ["predict", str(folder / "Questions.csv"), "--questions", "--model", str(checkpoint), "--tokens", "4"]
     out = tmp_path / "out.jsonl"
-    assert main([*given, "--single", "--out", str(out)]) == 0
+    assert main([*arguments, "--single", "--out", str(out)]) == 0
     assert asked == [(["1.jpg"], "Open? (a) Yes (b) No"), (["2.jpg"], "Open? (a) Yes (b) No")]
     asked.clear()
-    assert main([*given, "--single", "--contrast", "--out", str(out)]) == 0
+    assert main([*arguments, "--single", "--contrast", "--out", str(out)]) == 0
     assert [(images, text == CONTRAST) for images, text in asked] == [
         (["1.jpg", "2.jpg"], True),
         (["1.jpg"], False),
@@ -277,11 +277,11 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
 
 
 def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["predict", str(table(tmp_path)), "--questions"]
+    arguments = ["predict", str(table(tmp_path)), "--questions"]
     for more, told in (
         (["--out", str(tmp_path / "x")], "name one with --model"),
-        (["--out", given[1], "--model", "m"], "is what is read, and would be lost; name another file"),
+        (["--out", arguments[1], "--model", "m"], "is what is read, and would be lost; name another file"),
         (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),
     ):
-        assert main([*given, *more]) == 1
+        assert main([*arguments, *more]) == 1
         assert told in capsys.readouterr().err

@@ -143,8 +143,8 @@ stages: {third: {like: first}, test: {of: third}}
     )
     assert found.about == {"title": "own", "smoke": {"data.items": 1, "model.width": 1}}
     assert [stage.name for stage in found.stages] == ["third", "test"], "the others are only a source"
-    kept = {"class_path": "toy_idc.Numbers", "init_args": {"items": 8, "batch_size": 2}}
-    assert [stage.config["data"] for stage in found.stages] == [kept, kept]
+    numbers = {"class_path": "toy_idc.Numbers", "init_args": {"items": 8, "batch_size": 2}}
+    assert [stage.config["data"] for stage in found.stages] == [numbers, numbers]
 
 
 def test_an_entry_of_the_matrix_changes_the_recipe(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ print(time.process_time() - began)
 
 def seconds_of(*commands: list[str]) -> tuple[float, list[str]]:
     """Seconds of CPU of commands in one new process, none of which imports a heavy package, and what they print."""
-    given = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
-    done = subprocess.run(given, capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     *lines, seconds = done.stdout.splitlines()
     return float(seconds), lines

@@ -250,7 +250,7 @@ def test_score_reports_baselines_and_judge(tmp_path: Path, endpoint: str, capsys
     (tmp_path / "there.json").write_text(
         json.dumps({"a": ["a man came"], "b": ["the lamp went out"], "c": ["no difference"]})
     )
-    given = [
+    arguments = [
         "score",
         str(tmp_path / "said.json"),
         "--references",
@@ -258,7 +258,7 @@ def test_score_reports_baselines_and_judge(tmp_path: Path, endpoint: str, capsys
         "--protocol",
         "difference-list",
     ]
-    assert main([*given, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
+    assert main([*arguments, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == {
         "changed": {"recall": 50.0, "precision": 50.0, "F1": 50.0},
@@ -271,10 +271,10 @@ def test_score_reports_baselines_and_judge(tmp_path: Path, endpoint: str, capsys
         "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
     }  # fmt: skip
     assert found["not_computed"] == {}
-    assert main(given) == 0
+    assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "lexical" in shown and "baseline, captions of other pairs" in shown
-    assert main([*given, "--judge", endpoint]) == 1 and "--judge_model" in capsys.readouterr().err
+    assert main([*arguments, "--judge", endpoint]) == 1 and "--judge_model" in capsys.readouterr().err
 
 
 THERE = {"a": ["a man came"], "b": ["the lamp went out"], "c": ["a car came"], "d": ["a dog came", "a cat left"]}
@@ -287,8 +287,8 @@ def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint:
     for name, value in {"there": THERE, "mine": mine, "theirs": theirs}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     files = [str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json")]
-    given = ["score", *files, "--against", str(tmp_path / "theirs.json"), "--protocol", "difference-list"]
-    return [*given, "--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
+    arguments = ["score", *files, "--against", str(tmp_path / "theirs.json"), "--protocol", "difference-list"]
+    return [*arguments, "--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
 
 
 def test_files_are_compared_on_pairs_readable_for_both(
@@ -338,27 +338,27 @@ def test_failed_baseline_keeps_the_scores() -> None:
 def test_files_are_checked_before_the_judge_runs(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = asks(tmp_path, MINE, {"a": "A man.", "x": "A dog."}, endpoint)
-    assert main(given) == 1 and "'x'" in capsys.readouterr().err
+    arguments = asks(tmp_path, MINE, {"a": "A man.", "x": "A dog."}, endpoint)
+    assert main(arguments) == 1 and "'x'" in capsys.readouterr().err
     (tmp_path / "theirs.json").unlink()
-    assert main(given) == 1 and "there is no file" in capsys.readouterr().err
+    assert main(arguments) == 1 and "there is no file" in capsys.readouterr().err
     assert Judge.requests == []
 
 
 def test_judge_tokens_are_part_of_the_judge_name(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*asks(tmp_path, MINE, MINE, endpoint), "--json"]
+    arguments = [*asks(tmp_path, MINE, MINE, endpoint), "--json"]
     hashes = set()
     for more, tokens in (([], 512), (["--judge_tokens", "16384"], 16384)):
         Judge.requests.clear()
-        assert main([*given, *more]) == 0
+        assert main([*arguments, *more]) == 0
         found = json.loads(capsys.readouterr().out)
         assert {request["max_tokens"] for request in Judge.requests} == {tokens}
         assert found["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
         hashes.add(found["protocol"]["hash"])
     assert len(hashes) == 2
-    assert main([*given, "--judge_tokens", "0"]) == 2 and "--judge_tokens" in capsys.readouterr().err
+    assert main([*arguments, "--judge_tokens", "0"]) == 2 and "--judge_tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -374,44 +374,58 @@ def test_truncated_number_is_not_a_score(
 ) -> None:
     for name, value in {"there": THERE, "mine": MINE}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
+    arguments = [
+        "score",
+        str(tmp_path / "mine.json"),
+        "--references",
+        str(tmp_path / "there.json"),
+        "--metrics",
+        "BLEU",
+    ]
     monkeypatch.setattr(Judge, "cut", said)
-    assert main([*given, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
+    assert main([*arguments, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["judge"]["mean"] == score
 
 
 def test_resumed_judge_answers_missing_prompts_only(
     tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [*asks(tmp_path, MINE, THEIRS, endpoint), "--json"]
-    assert main(given) == 0
+    arguments = [*asks(tmp_path, MINE, THEIRS, endpoint), "--json"]
+    assert main(arguments) == 0
     whole, every = json.loads(capsys.readouterr().out), len(Judge.requests)
     Judge.requests.clear()
     Judge.left = 2
-    kept = [*given, "--judge_cache", str(tmp_path / "answers")]
-    assert main(kept) == 1 and "status 403" in capsys.readouterr().err
+    with_cache = [*arguments, "--judge_cache", str(tmp_path / "answers")]
+    assert main(with_cache) == 1 and "status 403" in capsys.readouterr().err
     Judge.left = 10**9
-    assert main(kept) == 0
+    assert main(with_cache) == 0
     assert json.loads(capsys.readouterr().out) == whole
     # equal requests are sent once
     assert len(Judge.requests) <= every and len({json.dumps(one) for one in Judge.requests}) == len(Judge.requests)
     asked = len(Judge.requests)
-    assert main(kept) == 0 and len(Judge.requests) == asked
-    lexical = [name if name != endpoint else "lexical" for name in kept]
+    assert main(with_cache) == 0 and len(Judge.requests) == asked
+    lexical = [name if name != endpoint else "lexical" for name in with_cache]
     assert main(lexical) == 1 and "--judge_model and --judge_cache would be ignored" in capsys.readouterr().err
 
 
 def test_scores_survive_a_failed_judge(tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in {"there": THERE, "mine": MINE}.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
-    given += ["--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
+    arguments = [
+        "score",
+        str(tmp_path / "mine.json"),
+        "--references",
+        str(tmp_path / "there.json"),
+        "--metrics",
+        "BLEU",
+    ]
+    arguments += ["--judge", endpoint, "--judge_model", "any", "--out", str(tmp_path / "out.json")]
     Judge.left = 1
-    assert main(given) == 1
+    assert main(arguments) == 1
     shown = capsys.readouterr()
     assert "BLEU-4" in shown.out
     assert "the scores are there, but not what was asked for with --judge: " in shown.err and "status 403" in shown.err
     found = json.loads((tmp_path / "out.json").read_text())
     assert "BLEU-4" in found["scores"]["all"] and "judge" not in found and "403" in found["not_computed"]["judge"]
-    assert main([name if name != endpoint else str(tmp_path / "none") for name in given]) == 1
+    assert main([name if name != endpoint else str(tmp_path / "none") for name in arguments]) == 1
     assert "--judge_model would be ignored" in capsys.readouterr().err

@@ -142,9 +142,9 @@ def test_score_with_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     captions, references = tmp_path / "said.json", tmp_path / "truth.json"
     captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
     references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))
-    given = ["score", str(captions), "--references", str(references), "--metrics", "BLEU"]
-    given += ["--judge", str(tmp_path / "judge")]
-    assert main([*given, "--json"]) == 0
+    arguments = ["score", str(captions), "--references", str(references), "--metrics", "BLEU"]
+    arguments += ["--judge", str(tmp_path / "judge")]
+    assert main([*arguments, "--json"]) == 0
     judged = json.loads(capsys.readouterr().out)["judge"]
     assert judged["model"] == "judge" and judged["scored"] + judged["unparsed"] == 2
 
@@ -196,19 +196,19 @@ def test_files_of_answers(tmp_path: Path) -> None:
         (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, records)))
         return read_answers(tmp_path / "answers.jsonl")
 
-    own = {"pair": 1, "answer": "(A)", "response": "b", "question": "Which?"}
-    assert read(own, {**own, "response": "a"}) == [ModelAnswer("1", "a", "b"), ModelAnswer("1", "a", "a")]
+    answer = {"pair": 1, "answer": "(A)", "response": "b", "question": "Which?"}
+    assert read(answer, {**answer, "response": "a"}) == [ModelAnswer("1", "a", "b"), ModelAnswer("1", "a", "a")]
     theirs = [{"question_id": n, "prompt": "?", "answer": "(b)", "response": "(b)"} for n in (1, 2, 3, 4)]
     assert [answered.pair for answered in read(*theirs)] == ["1", "1", "2", "2"]
     assert paired_accuracy(read(*theirs)).pairs == 100
     for wrong, told in (
         ({"pair": "1"}, "line 2 has no answer; expected pair, answer and response"),
-        ({**own, "response": None}, "line 2: pair, answer, response must be texts"),
+        ({**answer, "response": None}, "line 2: pair, answer, response must be texts"),
         ({**theirs[0], "question_id": "x"}, "line 2: question_id is 'x'"),
         ([], "line 2 has no pair"),
     ):
         with pytest.raises(DataError, match=told):
-            read(own, wrong)
+            read(answer, wrong)
     with pytest.raises(DataError, match="question_id is 1; expected a number from 1 that comes once"):
         read(theirs[0], theirs[0])
 

@@ -20,12 +20,14 @@ def lines_in_common() -> tuple[int, int]:
         for path in RECIPES
     }
     blocks: dict[tuple[str, ...], set[Path]] = {}
-    for path, own in lines.items():
-        for start in range(len(own) - 7):
-            blocks.setdefault(tuple(own[start : start + 8]), set()).add(path)
+    for path, recipe_lines in lines.items():
+        for start in range(len(recipe_lines) - 7):
+            blocks.setdefault(tuple(recipe_lines[start : start + 8]), set()).add(path)
     shared = 0
-    for own in lines.values():
-        starts = [start for start in range(len(own) - 7) if len(blocks[tuple(own[start : start + 8])]) > 1]
+    for recipe_lines in lines.values():
+        starts = [
+            start for start in range(len(recipe_lines) - 7) if len(blocks[tuple(recipe_lines[start : start + 8])]) > 1
+        ]
         shared += len(set(itertools.chain.from_iterable(range(start, start + 8) for start in starts)))
     return shared, sum(map(len, lines.values()))
 
@@ -48,8 +50,8 @@ def test_recipes_of_papers_score_as_the_published_tables(path: Path) -> None:
     """Spot-the-Diff is published on 1,270 pairs, seven of which have an empty sentence only."""
     for options in stages_of(path):
         data = options.get("data") or {}
-        shown = (options["trainer"].get("callbacks") or {}).get("ShowResults") or {}
-        assert "protocol" not in shown, "the benchmark names it"
+        results = (options["trainer"].get("callbacks") or {}).get("ShowResults") or {}
+        assert "protocol" not in results, "the benchmark names it"
         if str(data.get("class", "")).endswith("SpotTheDiff"):
             assert data["empty_references"] == "keep"
 

@@ -114,8 +114,8 @@ def check_run(path: Path, folder: Path, half: bool) -> None:
         home = folder / "out" / stage.name
         record = json.loads((home / "stage.json").read_text(encoding="utf-8"))
         if stage.run == "fit":
-            kept = (home / "config.yaml").read_text(encoding="utf-8")
-            assert not half or "precision: bf16-mixed" in kept, "a stage that trains does so as asked"
+            config = (home / "config.yaml").read_text(encoding="utf-8")
+            assert not half or "precision: bf16-mixed" in config, "a stage that trains does so as asked"
             assert (folder / "out" / record["best"]).is_file()
         if stage.run == "test":
             assert any(metric.startswith("test/") for metric in record["metrics"])

@@ -35,9 +35,9 @@ def test_the_file_is_that_of_plain_predict(
         draw(f"pairs/after/{number}.png", seed=number, square=(4 * number % 24, 8))
     (tmp_path / "pairs" / "after" / "3.png").write_bytes(b"no picture")
     plain, dealt = tmp_path / "plain.jsonl", tmp_path / "dealt.jsonl"
-    given = ["predict", str(tmp_path / "pairs"), "--model", str(model), "--batch_size", "2"]
-    assert main([*given, "--out", str(plain)]) == 2
-    assert main([*given, "--out", str(dealt), "--engine", "ray", "--actors", "2"]) == 2
+    arguments = ["predict", str(tmp_path / "pairs"), "--model", str(model), "--batch_size", "2"]
+    assert main([*arguments, "--out", str(plain)]) == 2
+    assert main([*arguments, "--out", str(dealt), "--engine", "ray", "--actors", "2"]) == 2
     assert capsys.readouterr().out.count("7 pairs: ") == 2
     assert dealt.read_bytes() == plain.read_bytes() and len(plain.read_text().splitlines()) == 7
     with pytest.raises(ConfigError, match="actors is 0; expected at least 1"):

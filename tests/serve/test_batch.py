@@ -49,9 +49,9 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {name: tmp_path / name for name in ("out.jsonl", "reg.json", "junit.xml", "page.html")}
-    given = ["compare", *folders, "--model", str(model), "--out", str(files["out.jsonl"]), "--where"]
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(files["out.jsonl"]), "--where"]
     reports = ["--reg", str(files["reg.json"]), "--junit", str(files["junit.xml"]), "--report", str(files["page.html"])]
-    assert main([*given, *reports, "--fail_on", "changed"]) == 1
+    assert main([*arguments, *reports, "--fail_on", "changed"]) == 1
     assert "5 pairs: 2 unchanged, 1 changed, 1 new, 1 deleted; 1 described" in capsys.readouterr().out
     records = {record["id"]: record for record in lines(files["out.jsonl"])}
     assert {name: record["status"] for name, record in records.items()} == {
@@ -75,7 +75,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert shown[0]["caption"] == records["other"]["caption"] and shown[0]["pictures"] == 2
     assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
     assert data["box"] == "found" and "where the captioner sees the change" in page
-    assert main([*given[:3], *given[3:5]]) == 0  # changes alone are not a failure
+    assert main([*arguments[:3], *arguments[3:5]]) == 0  # changes alone are not a failure
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail_on", "pixels"]) == 0
     os.remove("comparison.jsonl")
@@ -105,8 +105,8 @@ def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     out = tmp_path / "out.jsonl"
-    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on"]
-    assert main([*given, "changed"]) == (status == "changed") and main([*given, "pixels"]) == 1
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on"]
+    assert main([*arguments, "changed"]) == (status == "changed") and main([*arguments, "pixels"]) == 1
     record = next(record for record in lines(out) if record["id"] == "other")
     assert (record["status"], record["caption"], record["described"]) == (status, said, True)
     assert bool(record["boxes"]) == (status == "changed"), "an unchanged pair has no place of a change"
@@ -125,10 +125,10 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     reg, junit = tmp_path / "reg.json", tmp_path / "junit.xml"
-    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    given += ["--reg", str(reg), "--junit", str(junit), "--fail_on"]
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    arguments += ["--reg", str(reg), "--junit", str(junit), "--fail_on"]
     for fail_on, failed in (("pixels", ["other"]), ("changed", []), ("never", [])):
-        assert main([*given, fail_on]) == len(failed)
+        assert main([*arguments, fail_on]) == len(failed)
         assert ("other: nothing changed" in capsys.readouterr().out) == bool(failed)
         suite = ElementTree.parse(junit).getroot()
         assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == failed
@@ -143,8 +143,8 @@ def test_what_cannot_be_read_or_compared_is_status_two(
 ) -> None:
     (tmp_path / "now/other.png").write_bytes((tmp_path / "now/other.png").read_bytes()[:300])
     out = tmp_path / "out.csv"
-    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--junit", str(tmp_path / "junit.xml")]
-    assert main(given) == 2
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(out), "--junit", str(tmp_path / "junit.xml")]
+    assert main(arguments) == 2
     with out.open(newline="") as file:
         failed = [row for row in csv.DictReader(file) if row["status"] == "failed"]
     assert [row["id"] for row in failed] == ["other"] and "damaged" in failed[0]["error"]
@@ -192,8 +192,8 @@ def test_what_is_transparent_in_a_mask_is_not_bright(
         found = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
         assert int((found == 0).all(0).sum()) == 16 and not found[:, :4, :4].any(), kind
     out = tmp_path / "out.jsonl"
-    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
-    assert main([*given, "--ignore", str(tmp_path / "RGBA.png")]) == 1
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
+    assert main([*arguments, "--ignore", str(tmp_path / "RGBA.png")]) == 1
 
 
 def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
@@ -208,13 +208,13 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
     Path("pairs.csv").write_text("\n".join(["id,before,after", *rows]))
     Path("pairs.txt").write_text("# two a line\n" + "\n".join(f"before/{n}.png\tafter/{n}.png" for n in range(5)))
     said = []
-    for given, out in (
+    for arguments, out in (
         (["before", "after"], "a.jsonl"),
         ([str(tmp_path)], "b.csv"),
         (["pairs.csv"], "c.parquet"),
         (["pairs.txt"], "d.jsonl"),
     ):
-        assert main(["predict", *given, "--model", str(model), "--out", out, "--batch_size", "2"]) == 0
+        assert main(["predict", *arguments, "--model", str(model), "--out", out, "--batch_size", "2"]) == 0
         if out.endswith(".csv"):
             with open(out, newline="") as file:
                 found = list(csv.DictReader(file))
@@ -259,12 +259,12 @@ def test_options_may_stand_before_the_pairs(
     draw("before/0.png", seed=0)
     draw("after/0.png", seed=1)
     (tmp_path / "pairs.txt").write_text("before/0.png after/0.png")
-    for given in (
+    for arguments in (
         ["--model", str(model), "before", "after"],
         [f"--model={model}", "pairs.txt"],
         ["--model", str(model), "--batch_size=4", "--where", "pairs.txt"],
     ):
-        assert main(["predict", *given]) == 0, capsys.readouterr().err
+        assert main(["predict", *arguments]) == 0, capsys.readouterr().err
         assert "1 pairs" in capsys.readouterr().out
     assert main(["predict", "--out", "out.csv", "--model", str(model)]) == 2
     assert "the following arguments are required: pairs" in capsys.readouterr().err
@@ -280,8 +280,8 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
         draw(f"before/{number:03d}.png", seed=number)
         draw(f"after/{number:03d}.png", seed=number, square=(number % 24, 3))
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
-    given = ["predict", str(tmp_path), "--model", str(model), "--out", str(out), "--batch_size", "1"]
-    running = subprocess.Popen([sys.executable, "-m", "lightning_idc", *given], stderr=subprocess.DEVNULL)
+    arguments = ["predict", str(tmp_path), "--model", str(model), "--out", str(out), "--batch_size", "1"]
+    running = subprocess.Popen([sys.executable, "-m", "lightning_idc", *arguments], stderr=subprocess.DEVNULL)
     while running.poll() is None and (not part.is_file() or part.read_bytes().count(b"\n") < 20):
         time.sleep(0.02)
     running.send_signal(signal.SIGKILL)
@@ -290,7 +290,7 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
     with part.open("a") as file:
         file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it
     kept = part.read_text().splitlines()[1:-1]
-    assert main([*given[:-2], "--batch_size", "32"]) == 0
+    assert main([*arguments[:-2], "--batch_size", "32"]) == 0
     said = capsys.readouterr()
     assert f"{len(kept)} of 400 pairs were answered before" in said.err
     found = out.read_text().splitlines()
@@ -304,8 +304,8 @@ def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
     part = tmp_path / "out.jsonl.part"
     answered = '{"prediction": "another"}\n{"id": "other", "status": "changed"}\n'
     part.write_text(answered)
-    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main(given) == 2 and part.read_text() == answered
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main(arguments) == 2 and part.read_text() == answered
     assert "unfinished run of another captioner" in capsys.readouterr().err
 
 
@@ -347,10 +347,10 @@ def test_names_of_files_cannot_steer_the_terminal(
         draw(f"{side}/a.png", seed=ord(side[0])).rename(tmp_path / side / "\x1b[2Jone.png")
         (tmp_path / side / "\x1b[2Jtwo.png").write_text("no picture")
     folders = [str(tmp_path / side) for side in ("old", "now")]
-    given = ["--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main(["compare", *folders, *given]) == 2 and main(["predict", *folders, *given]) == 2
+    arguments = ["--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main(["compare", *folders, *arguments]) == 2 and main(["predict", *folders, *arguments]) == 2
     (tmp_path / "now/\x1b[2Jtwo.png").unlink()
-    assert main(["predict", *folders, *given]) == 1  # one has no partner
+    assert main(["predict", *folders, *arguments]) == 1  # one has no partner
     said = capsys.readouterr()
     assert "\\x1b[2Jone" in said.out and "\\x1b[2Jtwo" in said.err
     assert "\x1b" not in said.out + said.err
@@ -371,8 +371,8 @@ def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_sa
     monday, tuesday = ([str(tmp_path / "old"), str(tmp_path / day)] for day in ("monday", "tuesday"))
     whole = batch.answered
 
-    def stopped(*given: object) -> object:
-        yield next(iter(whole(*given)))  # type: ignore[arg-type]
+    def stopped(*arguments: object) -> object:
+        yield next(iter(whole(*arguments)))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(batch, "answered", stopped)
@@ -396,8 +396,8 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change
     option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").write_text("a file, no folder")
-    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main([*given, option, str(tmp_path / "taken/found.jsonl")]) == 2
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main([*arguments, option, str(tmp_path / "taken/found.jsonl")]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: ") and option in said.err and "Traceback" not in said.err
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "out.jsonl.part").exists()
@@ -408,8 +408,8 @@ def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
     option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "reports.csv").mkdir()
-    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main([*given, option, str(tmp_path / "reports.csv")]) == 2
+    arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main([*arguments, option, str(tmp_path / "reports.csv")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {option} ") and "reports.csv' is a folder" in said
     assert not list(tmp_path.glob("*.jsonl*")) and not list(tmp_path.glob("*.part"))
@@ -439,7 +439,7 @@ def test_a_fault_of_the_program_is_not_taken_for_a_change(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def broken(*given: object) -> None:
+    def broken(*arguments: object) -> None:
         raise RuntimeError("a fault")
 
     monkeypatch.setattr(batch, "answered", broken)
@@ -459,8 +459,8 @@ def test_pixels_are_compared_as_the_files_store_them(model: Path, tmp_path: Path
         frames = [Image.new("L", (32, 32), 90), Image.new("L", (32, 32), x)]
         frames[0].save(folder / "frames.gif", save_all=True, append_images=frames[1:])
     out = tmp_path / "out.jsonl"
-    given = ["compare", str(before), str(after), "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
-    assert main([*given, "--image", "page=0"]) == 1
+    arguments = ["compare", str(before), str(after), "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
+    assert main([*arguments, "--image", "page=0"]) == 1
     records = {record["id"]: record for record in lines(out)}
     assert {name: record["described"] for name, record in records.items()} == {
         "frames": True, "invisible": False, "logo": True,
@@ -477,5 +477,12 @@ def test_differences_within_the_tolerance_pass(model: Path, tmp_path: Path, opti
         (tmp_path / side).mkdir()
         page.save(tmp_path / side / "a.png")
         page.putpixel((30, 20), (246, 246, 246))
-    given = [str(tmp_path / "old"), str(tmp_path / "now"), "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main(["compare", *given, "--fail_on", "pixels", *options]) == status
+    arguments = [
+        str(tmp_path / "old"),
+        str(tmp_path / "now"),
+        "--model",
+        str(model),
+        "--out",
+        str(tmp_path / "out.jsonl"),
+    ]
+    assert main(["compare", *arguments, "--fail_on", "pixels", *options]) == status

@@ -219,6 +219,14 @@ def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     """A vision-language model may take minutes for an answer, which would be lost."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
-    given = ["describe", str(draw("before.png")), str(draw("after.png", seed=1)), "--model", "absent", "--out", save]
-    assert main(given) == 1
+    arguments = [
+        "describe",
+        str(draw("before.png")),
+        str(draw("after.png", seed=1)),
+        "--model",
+        "absent",
+        "--out",
+        save,
+    ]
+    assert main(arguments) == 1
     assert f"--out {save!r}" in (told := capsys.readouterr().err) and said in told

@@ -74,8 +74,8 @@ def free_port() -> int:
 
 
 def start(model: Path, port: int, *more: str) -> subprocess.Popen[str]:
-    given = ["serve", "--model", str(model), "--port", str(port), "--max_mb", str(MB), "--timeout", "3", *more]
-    command = [sys.executable, "-m", "lightning_idc", *given]
+    arguments = ["serve", "--model", str(model), "--port", str(port), "--max_mb", str(MB), "--timeout", "3", *more]
+    command = [sys.executable, "-m", "lightning_idc", *arguments]
     return subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True)
 
 
@@ -312,10 +312,10 @@ def test_a_pair_that_is_not_answered_fails_alone(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Batcher, "_answers", answers)
     batcher = Batcher(None, 8, 10)  # type: ignore[arg-type]
-    found: Any = batcher._answers_of_group(["a", "huge", "b", "odd"], False, None)  # type: ignore[list-item]
-    assert [found[0], found[2]] == [{"caption": "a"}, {"caption": "b"}]
-    assert (found[3].status_code, found[3].detail) == (422, "this pair is odd")
-    assert found[1].status_code == 500 and "MemoryError while answering" in found[1].detail
+    answers: Any = batcher._answers_of_group(["a", "huge", "b", "odd"], False, None)  # type: ignore[list-item]
+    assert [answers[0], answers[2]] == [{"caption": "a"}, {"caption": "b"}]
+    assert (answers[3].status_code, answers[3].detail) == (422, "this pair is odd")
+    assert answers[1].status_code == 500 and "MemoryError while answering" in answers[1].detail
 
 
 def test_an_answer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

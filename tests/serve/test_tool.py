@@ -22,8 +22,8 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
     from mcp.client.stdio import StdioServerParameters
 
     pair = [draw("a.png"), draw("b.png", square=(16, 8), size=(32, 32))]
-    given = ["-m", "lightning_idc", "mcp", "--model", str(model), "--folders", str(tmp_path)]
-    server = StdioServerParameters(command=sys.executable, args=given, env=dict(os.environ), cwd=Path.cwd())
+    arguments = ["-m", "lightning_idc", "mcp", "--model", str(model), "--folders", str(tmp_path)]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ), cwd=Path.cwd())
 
     sample = lightning_idc.sample_pair()[0]
 

@@ -318,8 +318,8 @@ def rule_noun_match(rule: dict[str, Any]) -> None:
 
 
 def rule_boxes_of_both(rule: dict[str, Any]) -> None:
-    found = merge_regions([Region((0, 0, 5, 5), 0.2)], [Region((0, 0, 5, 5), 0.9), Region((1, 1, 3, 3), 0.1)])
-    assert [region.picture for region in found] == [1, 0, 1]
+    merged = merge_regions([Region((0, 0, 5, 5), 0.2)], [Region((0, 0, 5, 5), 0.9), Region((1, 1, 3, 3), 0.1)])
+    assert [region.picture for region in merged] == [1, 0, 1]
 
 
 def overlapping(preset: str) -> list[bool]:

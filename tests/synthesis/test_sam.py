@@ -29,13 +29,13 @@ def test_a_hundred_masks_of_1024_pixels_become_boxes_in_time() -> None:
     mask_boxes(masks[:4])
     began = time.process_time()
     boxes = mask_boxes(masks)
-    found = merge_regions(
+    merged = merge_regions(
         [Region(tuple(box), 0.9, mask) for box, mask in zip(boxes.tolist(), masks, strict=True)],  # type: ignore[arg-type]
         [Region(tuple(box), 0.8) for box in boxes.tolist()],  # type: ignore[arg-type]
     )
     assert time.process_time() - began < 0.3
     assert torch.equal(boxes, torch.cat([corners, corners + torch.tensor([60, 100])], 1))
-    assert [region.picture for region in found] == [0] * 100 + [1] * 100, "nothing is merged across the pictures"
+    assert [region.picture for region in merged] == [0] * 100 + [1] * 100, "nothing is merged across the pictures"
 
 
 def test_boxes_enclose_their_masks() -> None:

@@ -110,8 +110,8 @@ def _entries(
             folder = home.joinpath(*parts)
             entries.append(_Entry(folder, {**begun.get(folder, common), **keys, **entry_keys}, title))
     if begun and begun.keys().isdisjoint(entry.folder for entry in entries):
-        shown = ", ".join(os.path.relpath(folder) for folder in begun)
-        raise ConfigError(f"--resume: found runs in {shown}; expected one of these, or the --seeds of them")
+        folders = ", ".join(os.path.relpath(folder) for folder in begun)
+        raise ConfigError(f"--resume: found runs in {folders}; expected one of these, or the --seeds of them")
     return entries
 
 

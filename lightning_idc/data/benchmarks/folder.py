@@ -151,9 +151,9 @@ class FolderPairs(PairDataModule):
         absent = records.absent()
         if self.on_bad == "raise":
             if absent:
-                shown = "; ".join(f"{where}: {str(path)!r}" for where, path in absent[:SHOWN])
+                names = "; ".join(f"{where}: {str(path)!r}" for where, path in absent[:SHOWN])
                 raise DatasetNotFoundError(
-                    f"{len(absent)} images of the {split} split are not there: {shown}"
+                    f"{len(absent)} images of the {split} split are not there: {names}"
                     f"{'; ...' if len(absent) > SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
                 )
             return records
@@ -162,9 +162,9 @@ class FolderPairs(PairDataModule):
         bad = {index: fault for index, record in enumerate(opened) if (fault := fault_of(record, is_resized, options))}
         if not bad:
             return records
-        shown = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(bad.items())[:SHOWN])
+        names = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(bad.items())[:SHOWN])
         more = f"; and {', '.join(records.ids[index] for index in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
-        named = printable(f"{shown}{more}")
+        named = printable(f"{names}{more}")
         warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {named}", stacklevel=2)
         return records.take(np.setdiff1d(np.arange(len(records)), list(bad)))
 

@@ -97,8 +97,8 @@ def read_questions(
                 pair, text, answer, *names = values
                 questions.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
     faults.check()
-    shown = (image for question in questions for image in (*question.images, *question.compared))
-    absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
+    images = (image for question in questions for image in (*question.images, *question.compared))
+    absent = files.absent(dict.fromkeys(image for image in images if isinstance(image, Path)))
     if absent:
         raise DataError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
     return questions

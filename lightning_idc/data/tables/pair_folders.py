@@ -46,9 +46,9 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
     images = [images_below(root, side) for side in SIDES]
     unmatched = sorted(images[0].keys() ^ images[1].keys())
     if unmatched:
-        shown = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in unmatched[:SHOWN])
+        examples = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in unmatched[:SHOWN])
         raise DataError(
-            f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {shown}"
+            f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {examples}"
             f"{', ...' if len(unmatched) > SHOWN else ''}"
         )
     names = sorted(images[0])
@@ -138,9 +138,9 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             else:
                 images[stem] = f"{side}/{relative}"
     if skipped:
-        shown = printable(", ".join(sorted(skipped)[:SHOWN])) + (", ..." if len(skipped) > SHOWN else "")
+        names = printable(", ".join(sorted(skipped)[:SHOWN])) + (", ..." if len(skipped) > SHOWN else "")
         warnings.warn(
-            f"{base}: passed over {len(skipped):,} files that are not images by their ending: {shown}. Read are "
+            f"{base}: passed over {len(skipped):,} files that are not images by their ending: {names}. Read are "
             f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )

@@ -22,7 +22,7 @@ class PairCost:
     """Tokens, operations and activations of one pair.
 
     Args:
-        places: number of patches in the vision tower, of both images together.
+        patches: number of patches in the vision tower, of both images together.
         features: number of image features in the prompt.
         prompt: number of prompt tokens, image features included.
         answers: number of tokens of all captions together.
@@ -32,7 +32,7 @@ class PairCost:
         logits: bytes of the logits in memory at one time, independent of the batch size.
     """
 
-    places: int
+    patches: int
     features: int
     prompt: int
     answers: int
@@ -115,7 +115,7 @@ def _trained_fraction(weights: list[nn.Parameter]) -> float:
 
 def _num_patches(net: VLMNet, images: Tensor) -> int:
     pixels = net.family.pixels(net.model, net.processor, list(images))
-    patches_per_pair = net.family.places(pixels)
+    patches_per_pair = net.family.patches_per_pair(pixels)
     if patches_per_pair is not None:
         return patches_per_pair[0]
     patch = net.model.config.vision_config.patch_size

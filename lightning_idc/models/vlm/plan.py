@@ -119,7 +119,7 @@ class Plan:
             lines.append(
                 f"{'activations':<24}{self.activations / GIB:>12.2f} GiB a device, estimated, {self.batch} pairs"
             )
-            tokens = f"{cost.places:,} places, {cost.prompt:,} tokens of prompt, {cost.answers:,} of captions"
+            tokens = f"{cost.patches:,} patches, {cost.prompt:,} tokens of prompt, {cost.answers:,} of captions"
             lines.append(f"{'a pair':<24}{cost.step / 1e12:>12.3g} TFLOP a step: {tokens}")
             lines += [f"  {name:<22}{flops / 1e12:>12.3g} TFLOP forward" for name, flops in cost.flops.items()]
         return "\n".join([*lines, f"{'loading':<24}{self.host / GIB:>12.2f} GiB of the host"])

@@ -277,7 +277,7 @@ class VisionLanguageModel(nn.Module):
     def _rewriting(self, pixels: dict[str, Tensor], num_pairs: int) -> AbstractContextManager[None]:
         if self.feature_rewriter is None:
             return nullcontext()
-        return self.feature_rewriter.encoding(self.family.places(pixels) or [1] * num_pairs)
+        return self.feature_rewriter.encoding(self.family.patches_per_pair(pixels) or [1] * num_pairs)
 
     @property
     def language_modules(self) -> tuple[str, ...]:

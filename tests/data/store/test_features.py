@@ -123,8 +123,8 @@ def test_what_no_checkpoint_keeps_counts_for_the_digest() -> None:
 
 def test_digests_of_images_stay_what_they_are_and_tell_types_apart() -> None:
     image = torch.arange(60).view(3, 4, 5)
-    kept = {kind: image_digest(image.to(kind)) for kind in (torch.uint8, torch.float16, torch.float32)}
-    assert kept == {
+    digests = {kind: image_digest(image.to(kind)) for kind in (torch.uint8, torch.float16, torch.float32)}
+    assert digests == {
         torch.uint8: "384ce6860fbf3a4cf27665d21e7348bd",
         torch.float16: "1bef671477c21a73543a1fba1784ba82",
         torch.float32: "945ff3d51855496ed3387067e6606303",

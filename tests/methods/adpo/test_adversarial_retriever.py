@@ -74,9 +74,9 @@ def test_the_retriever_moves_to_the_harder_negatives(tmp_path: Path, baseline: A
     hard = torch.tensor(["paint" in text for text in retriever.pool.texts])
     batch = model.eval().collate([TinySource(6, 0).load(i) for i in range(6)])
     step = TrainingStep(model, batch, 0, model.encode(batch))
-    places = torch.arange(len(retriever.pool))
-    allowed = retriever.pool.is_wrong(places, batch.references)
-    _, log_probs = choose(retriever.logits(step, places), allowed, 1)
+    indices = torch.arange(len(retriever.pool))
+    allowed = retriever.pool.is_wrong(indices, batch.references)
+    _, log_probs = choose(retriever.logits(step, indices), allowed, 1)
     mass = (log_probs.exp() * hard).sum(-1)
     # 2 of the 6 captions that are wrong for a pair speak of paint
     assert (allowed & hard).sum(1).tolist() == [2] * 6 and allowed.sum(1).tolist() == [6] * 6
@@ -172,7 +172,7 @@ def test_alignment_learns_which_caption_belongs_to_which_pair(tmp_path: Path) ->
     batch = model.eval().collate([TinySource(3, 600).load(i) for i in range(3)])
     with torch.no_grad():
         pairs = matcher.embed_pairs(model.encode(batch), batch.images)
-        captions = matcher.embed_captions(pool.indices_of([own[0] for own in batch.references]))
+        captions = matcher.embed_captions(pool.indices_of([captions[0] for captions in batch.references]))
     assert (pairs @ captions.T).argmax(1).tolist() == [0, 1, 2]
 
 
@@ -277,8 +277,8 @@ def test_features_outside_the_mask_are_not_read() -> None:
 
 def test_a_right_caption_of_another_pair_is_no_mistake() -> None:
     pool = CaptionPool(["a", "b"])
-    places = pool.indices_of(["a", "b", "a"])
-    assert pool.is_wrong(places, [["a"], ["b"], ["a", "b"]], allow_none=True).tolist() == [
+    indices = pool.indices_of(["a", "b", "a"])
+    assert pool.is_wrong(indices, [["a"], ["b"], ["a", "b"]], allow_none=True).tolist() == [
         [False, True, False],
         [True, False, True],
         [False, False, False],

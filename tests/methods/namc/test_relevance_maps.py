@@ -38,9 +38,9 @@ def images() -> torch.Tensor:
 
 
 def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch.Tensor) -> None:
-    found = compute_relevance(encoder, images, CAPTION)
+    relevance = compute_relevance(encoder, images, CAPTION)
     for side, words in enumerate((["a", "small", "red", "cube"], ["a", "large", "sphere", "left", "of", "it"])):
-        assert found[side].words == words
+        assert relevance[side].words == words
         patches, tokens = (
             encoder.encode_image(images[side : side + 1]).patches[0],
             encoder.encode_text([words]).tokens[0],
@@ -48,10 +48,10 @@ def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch
         cosines = torch.stack(
             [torch.stack([F.cosine_similarity(p, tokens[1 + i], dim=0) for i in range(len(words))]) for p in patches]
         )
-        torch.testing.assert_close(torch.tensor(found[side].of_words), cosines.amax(0), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(found[side].of_patches.flatten(), cosines.amax(1), rtol=1e-4, atol=1e-5)
-    whole = compute_relevance(encoder, images, "the red cube moved")
-    assert whole[0].words == whole[1].words == ["the", "red", "cube", "moved"]
+        torch.testing.assert_close(torch.tensor(relevance[side].of_words), cosines.amax(0), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(relevance[side].of_patches.flatten(), cosines.amax(1), rtol=1e-4, atol=1e-5)
+    sentence = compute_relevance(encoder, images, "the red cube moved")
+    assert sentence[0].words == sentence[1].words == ["the", "red", "cube", "moved"]
     assert normalised(torch.tensor([2.0, 2.0])).tolist() == [0.5, 0.5]
 
 

@@ -59,9 +59,9 @@ def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) 
     )
     assert torch.allclose(tokens[:, 16:48], encoder.mask_embedding.expand(2, 32, -1), atol=1e-6)
     # eq. 9's order is frame by frame, row by row
-    places = encoder.position_embeddings().view(4, 4, 4, -1)
+    positions = encoder.position_embeddings().view(4, 4, 4, -1)
     assert torch.allclose(
-        places[2, 1, 3], encoder.frame_embed[2, 0, 0] + encoder.row_embed[1, 0] + encoder.column_embed[3]
+        positions[2, 1, 3], encoder.frame_embed[2, 0, 0] + encoder.row_embed[1, 0] + encoder.column_embed[3]
     )
 
 

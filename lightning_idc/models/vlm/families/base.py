@@ -74,7 +74,7 @@ class Family:
         """Paths of modules without gradients, which would make DDP fail if they were trainable."""
         return []
 
-    def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
+    def patches_per_pair(self, pixels: dict[str, Tensor]) -> list[int] | None:
         """Number of patches in the tower per pair; None if it is equal for all pairs."""
         return None
 

@@ -74,7 +74,7 @@ class QwenVL(Family):
             on_cpu["image_max_window_seqlen"] = longest_segment(windows)
         return to_device, on_cpu
 
-    def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
+    def patches_per_pair(self, pixels: dict[str, Tensor]) -> list[int] | None:
         return pixels["image_grid_thw"].prod(-1).view(-1, 2).sum(-1).tolist()
 
 
