@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import re
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lightning_idc.cli.recipes.compose import axes, load
+from lightning_idc import data
+from lightning_idc.cli.recipes.compose import Recipe, axes, load
+from lightning_idc.data.benchmark import Benchmark
+from lightning_idc.metrics.protocols import PROTOCOLS
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").rglob("*.yaml"))
 
@@ -37,28 +41,61 @@ def test_what_recipes_share_stands_once() -> None:
     assert total > 1000 and shared / total < 0.1, f"{shared} of {total} lines"
 
 
-def stages_of(path: Path) -> list[dict[str, Any]]:
-    """Configurations of all stages, each axis of the matrix in turn."""
+@cache
+def recipes_of(path: Path) -> list[Recipe]:
+    """The recipe with the first entries of its matrix, and with each other entry of one axis."""
     matrix = axes(path)
     first = {axis: next(iter(entries)) for axis, entries in matrix.items()}
     every = [first, *({**first, axis: entry} for axis, entries in matrix.items() for entry in entries)]
-    return [stage.options for choice in every for stage in load(path, choice).stages if stage.run == "test"]
+    return [load(path, choice) for choice in every]
+
+
+@pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name != "_base"], ids=lambda path: path.stem)
+def test_a_captioner_is_tested_with_weights_that_its_stage_names(path: Path) -> None:
+    """Those of an earlier stage of the same class, or published ones; a zero-shot row was tested with ADPO's."""
+    for recipe in recipes_of(path):
+        fitted: dict[str, str] = {}
+        for stage in recipe.stages:
+            model = stage.options.get("model") or {}
+            if stage.run == "fit":
+                fitted[stage.name] = model["class"]
+            checkpoint = stage.options.get("ckpt_path") or ""
+            if earlier := re.fullmatch(r"\$\{stages\.(\w+)\.best\}", checkpoint):
+                assert fitted[earlier[1]] == model["class"], f"{stage.name} tests the class that {earlier[1]} trained"
+            elif not checkpoint and stage.run in ("test", "validate"):
+                assert model.get("model") or model.get("init_from"), f"{stage.name} has no weights"
+
+
+UNPUBLISHED = {"SyntheticPairs", "FolderPairs", "ImgDiff"}
+"""Data whose test pairs stand in no published table of captions."""
 
 
 @pytest.mark.parametrize("path", [path for path in RECIPES if path.parent.name == "paper"], ids=lambda path: path.stem)
 def test_recipes_of_papers_score_as_the_published_tables(path: Path) -> None:
-    """Spot-the-Diff is published on 1,270 pairs, seven of which have an empty sentence only."""
-    for options in stages_of(path):
-        data = options.get("data") or {}
-        results = (options["trainer"].get("callbacks") or {}).get("ShowResults") or {}
-        assert "protocol" not in results, "the benchmark names it"
-        if str(data.get("class", "")).endswith("SpotTheDiff"):
-            assert data["empty_references"] == "keep"
+    for recipe in recipes_of(path):
+        for stage in recipe.stages:
+            if stage.run != "test":
+                continue
+            results = stage.options["trainer"]["callbacks"]["ShowResults"]
+            assert "protocol" not in results, "the benchmark names it"
+            options = {**stage.options["data"], "root": None}
+            kind = getattr(data, options.pop("class").rpartition(".")[2])
+            if kind.__name__ not in UNPUBLISHED:
+                assert "protocol" in vars(kind), f"{kind.__name__} names the protocol of its tables"
+            if kind is data.SpotTheDiff:
+                assert kind(**options).expected("test").pairs == 1270 and "empty_references" not in options
 
 
 def test_benchmarks_name_a_protocol() -> None:
-    from lightning_idc import data
-    from lightning_idc.metrics.protocols import PROTOCOLS
+    """Every benchmark with captions of people or templates does; its rows are comparable with the field's."""
+    classes = [getattr(data, name) for name in data.__all__]
+    benchmarks = {kind for kind in classes if isinstance(kind, type) and issubclass(kind, Benchmark)}
+    named = {kind.__name__: vars(kind)["protocol"] for kind in benchmarks if "protocol" in vars(kind)}
+    assert set(named.values()) <= PROTOCOLS.keys()
+    assert set(named) >= {"CLEVRChange", "CLEVRDC", "SpotTheDiff", "ImageEditingRequest", "LEVIRCC", "OmniDiff"}
 
-    named = {name: getattr(data, name).protocol for name in ("CLEVRChange", "SpotTheDiff", "LEVIRCC", "OmniDiff")}
-    assert set(named.values()) <= PROTOCOLS.keys() and "coco" not in named.values()
+
+def test_the_protocol_of_spot_the_diff_follows_its_grouping() -> None:
+    assert data.SpotTheDiff().empty_references == "keep", "published: 1,270 pairs, seven of them without a sentence"
+    for grouping in ("grouped", "entry", "multi"):
+        assert data.SpotTheDiff(grouping=grouping).protocol == f"spot-the-diff/{grouping}"

@@ -39,6 +39,35 @@ def test_the_zero_shot_row_has_no_weights_of_the_run() -> None:
         assert stages["test_adpo"]["ckpt_path"] == "${stages.adpo.best}"
 
 
+def preference_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of the preference callbacks of a stage, by class name."""
+    callbacks = config["trainer"]["callbacks"]
+    return {callback["class_path"].rpartition(".")[2]: callback.get("init_args", {}) for callback in callbacks}
+
+
+def test_the_first_loss_is_that_of_the_paper() -> None:
+    """Eq. 5 to 7 on every comparison: nothing is anchored, and candidates are captions of random other pairs."""
+    stages = {stage.name: stage.config for stage in load(PAPER / "adpo.yaml", {"method": "table"}).stages}
+    for name in ("dpo", "adpo"):
+        options = preference_options(stages[name])["PreferenceOptimization"]
+        assert options["anchor"] == 0.0 and options["negatives"]["init_args"]["weighting"] == "frequency"
+    assert preference_options(stages["adpo"])["AdversarialRetriever"]["weighting"] == "frequency"
+
+
+def test_figure_4_varies_candidates_and_temperature_under_the_loss_of_the_paper() -> None:
+    table = {stage.name: stage for stage in load(PAPER / "adpo.yaml", {"method": "adpo"}).stages}
+    recipes = {
+        (entry["candidates"], entry["temperature"]): load(PAPER / "adpo_figure4.yaml", entry)
+        for entry in choices(PAPER / "adpo_figure4.yaml", {"dataset": "clevr_change"})
+    }
+    assert {count for count, _ in recipes} == {"16", "64", "128", "256"}, "the four of section 5.4"
+    for (count, temperature), recipe in recipes.items():
+        retriever = preference_options(recipe.stages[0].config)["AdversarialRetriever"]
+        assert (retriever["candidates"], retriever["temperature"]) == (int(count), float(temperature))
+    # the sizes of Table 1 to 3 are one of its points
+    assert recipes["128", "2"].stages[0].config == table["adpo"].config
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:

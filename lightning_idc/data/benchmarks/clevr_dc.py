@@ -53,6 +53,7 @@ class CLEVRDC(Benchmark):
 
     folder = "clevr_dc"
     title = "CLEVR-DC"
+    protocol = "coco"
     tree = """
 bef/0.png                  before; also 000000.png
 aft/0.png                  after

@@ -32,13 +32,14 @@ class SpotTheDiff(Benchmark):
     the records in three ways; scores are not comparable between them:
 
     - ``grouped``: one pair per image, with the sentences of all records as its references (the single-sentence
-      protocol; 1,263 test pairs with a sentence);
-    - ``entry``: one pair per record, with ids ``ID``, ``ID#2``, ... (1,397 test pairs with a sentence);
-    - ``multi``: one pair per image, with all sentences joined to one paragraph as its only reference (1,263).
+      protocol; 1,270 test pairs);
+    - ``entry``: one pair per record, with ids ``ID``, ``ID#2``, ... (1,404 test pairs);
+    - ``multi``: one pair per image, with all sentences joined to one paragraph as its only reference (1,270).
 
-    Empty sentences (66) are left out, and so are pairs with no other sentences. Published scores nevertheless use 1,270
-    pairs (1,404 records), of which seven have an empty reference and always score 0. ``empty_references: keep`` keeps
-    these pairs in validation and test; the protocols ``spot-the-diff/...`` expect them.
+    The scoring protocol is that of the grouping, ``spot-the-diff/grouped`` and so on. Empty sentences (66) are left
+    out. Seven test pairs have no other sentence; published scores count them, although no caption scores above 0 there,
+    and so does this class. ``empty_references: leave_out`` leaves such pairs out of validation and test, as training
+    always does.
 
     Features: frames of surveillance cameras, minutes apart; annotations by one to three people per pair.
     Format: PNG and JSON.
@@ -50,7 +51,7 @@ class SpotTheDiff(Benchmark):
     Args:
         grouping: grouping of the records, see above.
         max_words: maximum length of the paragraph of ``multi`` (60 in CARD); None for no limit.
-        empty_references: treatment of validation and test pairs without a sentence: ``leave_out`` or ``keep``.
+        empty_references: treatment of validation and test pairs without a sentence: ``keep`` or ``leave_out``.
         options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
@@ -97,12 +98,13 @@ annotations/val.json, test.json"""
         root: str | Path | None = None,
         grouping: Grouping = "grouped",
         max_words: PositiveInt | None = None,
-        empty_references: EmptyReferences = "leave_out",
+        empty_references: EmptyReferences = "keep",
         **options: Any,
     ) -> None:
         check_arguments(SpotTheDiff.__init__, locals())
         super().__init__(root, **options)
         self.grouping: Grouping = grouping
+        self.protocol = f"spot-the-diff/{grouping}"
         self.empty_references: EmptyReferences = empty_references
         self.max_words = max_words
         self._counts: dict[str, Counts] = {}
@@ -132,7 +134,7 @@ annotations/val.json, test.json"""
         )
         without_silent = (
             f"{totals['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
-            "have no sentence and are left out (empty_references: keep takes them)"
+            "have no sentence and are left out (empty_references: leave_out)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
