@@ -19,6 +19,14 @@ TextModel = Callable[[Sequence[str], int], list[str]]
 Prompt = TypeVar("Prompt")
 Read = TypeVar("Read")
 _NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
+_OUT_OF = r"(?:/|(?:out\s+)?of\b)"
+_ABOUT = r"(?:(?:~|≈|about|around|approximately|roughly)\s*)?"
+_BEFORE_SCORE = (
+    r"\b(?:(?:score|rating)\b(?:\s+(?:is|of))?|rate\s+(?:it|this)\b(?:\s+(?:at|as))?)"
+    rf"(?:\s*[:=]|\s+[-–—](?=\s))?\s*{_ABOUT}"
+)
+"""What a score follows; a minus sign belongs to the number, which then is no score."""
+_FRACTION = rf"(?:(?P<part>\d{{1,3}})\s*/\s*(?P<whole>\d{{1,3}})\s*[=≈]\s*{_ABOUT})?"
 
 
 @dataclass(frozen=True)
@@ -44,27 +52,39 @@ class Rubric:
     def read(self, answer: str) -> float | None:
         """The score of an answer; None unless it has exactly one within the scale.
 
-        The score stands after "score", before "/" and the maximum, or alone at the beginning.
+        The score stands after "score", "rating" or "rate it", before "/" or "of" and the maximum, or alone at the
+        beginning. A fraction of the aspects may precede it, as in "Score: 1/3 = 33".
         """
         text = answer.replace("*", "")
         maximum = f"{self.max_score:g}"
         # the scale itself, as the prompt names it, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{maximum}\b\)?", " ", text)
-        out_of = rf"\s*(?:/|out of)\s*{maximum}(?![\d.])"
         # a number of another scale or an end of a range is not a score either
-        not_of_this_scale = rf"(?!\s*(?:/|out of)\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
-        marked = re.findall(
-            rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d){not_of_this_scale}", text, re.IGNORECASE
+        not_of_this_scale = rf"(?!\s*{_OUT_OF}\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
+        marked = re.finditer(
+            rf"{_BEFORE_SCORE}{_FRACTION}(?P<score>{_NUMBER})(?!\.?\d){not_of_this_scale}", text, re.IGNORECASE
         )
-        marked += re.findall(rf"(?<![\d.])({_NUMBER}){out_of}", text)
-        if not marked:
+        scores = {float(match["score"]) for match in marked if self._agrees(match)}
+        scores |= {
+            float(score) for score in re.findall(rf"(?<![\d.])({_NUMBER})\s*{_OUT_OF}\s*{maximum}(?!\.?\d)", text)
+        }
+        if not scores:
             alone = re.match(rf"\s*({_NUMBER})(?=\s*(?:[.,;:!\n)]|$|-\s))(?!\.\d)", text)
-            marked = [alone.group(1)] if alone else []
-        scores = {float(score) for score in marked}
+            scores = {float(alone.group(1))} if alone else set()
         if len(scores) != 1:
             return None
         (score,) = scores
         return score if 0 <= score <= self.max_score else None
+
+    def _agrees(self, match: re.Match[str]) -> bool:
+        """Whether a score is on this scale the fraction that precedes it, or has none: 33 for 1/3, and not 0.33."""
+        if match["part"] is None:
+            return True
+        whole = int(match["whole"])
+        return (
+            whole > 0
+            and abs(self.max_score * int(match["part"]) / whole - float(match["score"])) <= self.max_score / 100
+        )
 
 
 OMNIDIFF = Rubric(
