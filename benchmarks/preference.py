@@ -168,7 +168,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         trainer = quiet_trainer(
             accelerator="gpu" if cuda else "cpu",
             devices=1,
-            precision="bf16-true" if cuda and side is not None else "32-true",
+            precision="bf16-mixed" if cuda and side is not None else "32-true",
             max_steps=given.steps,
             max_epochs=-1,
             limit_val_batches=0,

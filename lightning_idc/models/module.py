@@ -40,6 +40,7 @@ from lightning_idc.models.loss_check import LossCheck, check_weights
 from lightning_idc.models.parameter_groups import (
     NO_DECAY,
     check_groups,
+    check_trainable_precision,
     clip_separately,
     group_parameters,
     split_by_decay,
@@ -273,6 +274,7 @@ class PairModule(LightningModule):
     def configure_optimizers(self) -> Any:
         assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
+        check_trainable_precision(self, optimizer)
         for group in optimizer.param_groups:
             group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(NO_DECAY), 1.0)
         schedules = [self.schedule_of(group["name"].removesuffix(NO_DECAY)) for group in optimizer.param_groups]

@@ -1,10 +1,11 @@
-"""Groups of parameters: by name, split by weight decay, and with gradients clipped together or separately."""
+"""Parameters of an optimizer: groups by name and weight decay, their precision, and clipping of their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -12,6 +13,7 @@ from lightning_idc.utils.errors import ConfigError
 
 NO_DECAY = ".no_decay"
 """Suffix of the name of a parameter group without weight decay."""
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 
 
 def group_parameters(
@@ -75,3 +77,22 @@ def clip_separately(optimizer: Optimizer, limit: float, by_value: bool, names: C
     for parameters in [rest, *separate] if separate else []:
         clip(parameters, limit)
     return bool(separate)
+
+
+def check_trainable_precision(module: nn.Module, optimizer: Optimizer) -> None:
+    """Check that no plain optimizer trains 16-bit weights, in which small updates round to nothing.
+
+    Args:
+        module: module in training.
+        optimizer: its optimizer; those of other packages than torch and this one may keep float32 copies or round
+            stochastically.
+
+    Raises:
+        ConfigError: at least one trainable weight has 16 bits.
+    """
+    low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in SIXTEEN_BITS]
+    if low and type(optimizer).__module__.startswith(("torch.optim.", "lightning_idc.")):
+        raise ConfigError(
+            f"{len(low)} trainable weights have 16 bits ({', '.join(low[:2])}), where small steps round away and "
+            "nothing is learned; set trainer.precision to bf16-mixed, which keeps what trains in float32"
+        )

@@ -6,10 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
+
+from lightning_idc.utils.errors import ConfigError
 
 
 def train(fused: bool, precision: str = "bf16-mixed", checkpoint: Path | None = None, **options: Any) -> Any:
@@ -60,3 +63,18 @@ def test_other_runs_keep_their_optimizer_as_it_is() -> None:
     assert trainer.optimizers[0]._step_supports_amp_scaling
     trainer, _ = train(True, gradient_clip_val=None, max_epochs=1)
     assert trainer.optimizers[0]._step_supports_amp_scaling
+
+
+class Compensated(torch.optim.SGD):
+    """An optimizer of another package, which is trusted with 16-bit weights."""
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_16_bit_weights_are_refused_under_plain_optimizers(precision: str) -> None:
+    """bfloat16 has 8 bits of mantissa: a step below 1/256 of a weight changes nothing, and the loss stands still."""
+    data = TinyPairs(batch_size=4, seed=1)
+    with pytest.raises(ConfigError, match=r"trainable weights have 16 bits .*bf16-mixed"):
+        Trainer(precision=precision, max_steps=0, **QUIET).fit(TinyCaptioner(), data)
+    model = TinyCaptioner(optimizer=partial(Compensated, lr=0.1))
+    Trainer(precision=precision, max_steps=0, **QUIET).fit(model, data)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16 if precision == "bf16-true" else torch.float16}

@@ -25,7 +25,7 @@ from lightning_idc.models.vlm.loading import (
     train_tokenizer,
 )
 from lightning_idc.models.vlm.net import CaptionSizes, VLMNet
-from lightning_idc.models.vlm.precision import autocast_of, check_trainable_precision, dtype_named, set_precision
+from lightning_idc.models.vlm.precision import autocast_of, dtype_named, set_precision
 from lightning_idc.models.vlm.prompting import PROMPT, pad_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
     SKELETON,
@@ -234,13 +234,6 @@ class VLMCaptioner(FinetunedCaptioner):
             if is_broadcast:
                 broadcast_weights(self.net, full_weights)
         super().configure_model()
-
-    def configure_optimizers(self) -> Any:
-        configuration = super().configure_optimizers()
-        check_trainable_precision(
-            self, configuration["optimizer"] if isinstance(configuration, dict) else configuration
-        )
-        return configuration
 
     # ---- encoding and prompts ---------------------------------------------------------------------------
 

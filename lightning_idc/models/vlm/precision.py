@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from lightning_idc.models.parameter_groups import SIXTEEN_BITS
 from lightning_idc.models.vlm.vision_language import VisionLanguageModel
 from lightning_idc.utils.errors import ConfigError
 
-LOW = (torch.bfloat16, torch.float16)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -46,7 +46,7 @@ def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
     language = tuple(f"model.{path}." for path in net.language_modules)
     trainable_parts = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
     for name, parameter in net.named_parameters():
-        if not parameter.is_floating_point() or parameter.dtype not in (*LOW, torch.float32):
+        if not parameter.is_floating_point() or parameter.dtype not in (*SIXTEEN_BITS, torch.float32):
             continue
         # a frozen layer in a trainable tower stays float32, since layer norms need inputs and weights of one dtype
         is_frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trainable_parts)
@@ -61,21 +61,3 @@ def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
 def _part(name: str) -> str:
     """Path of the tower, the projector or the language model that contains a weight."""
     return ".".join(name.split(".")[:3])
-
-
-def check_trainable_precision(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Check that no optimizer of torch trains 16-bit weights, in which small updates round to nothing.
-
-    Args:
-        module: module in training.
-        optimizer: its optimizer; other packages may keep float32 copies or use stochastic rounding.
-
-    Raises:
-        ConfigError: at least one trainable weight has 16 bits.
-    """
-    low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW]
-    if low and type(optimizer).__module__.startswith("torch.optim"):
-        raise ConfigError(
-            f"{len(low)} trainable weights have 16 bits ({', '.join(low[:2])}), where small steps round away and "
-            "nothing is learned; set trainer.precision to bf16-mixed, which keeps what trains in float32"
-        )

@@ -300,7 +300,7 @@ def test_features_of_images_in_bfloat16_are_kept(folder: Path, tmp_path: Path) -
     def fitted(*callbacks: Callback) -> ProCap:
         seed_everything(4, verbose=False)
         trainer = Trainer(
-            **QUIET, max_epochs=1, precision="bf16-true", enable_checkpointing=False, callbacks=list(callbacks)
+            **QUIET, max_epochs=1, precision="bf16-mixed", enable_checkpointing=False, callbacks=list(callbacks)
         )
         trainer.fit(model := second_stage(folder), data(folder))
         return model
