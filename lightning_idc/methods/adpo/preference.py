@@ -103,6 +103,10 @@ class PreferenceOptimization(PolicyCallback):
                 )
             self.addon(pl_module).set_adversary(adversary, adversary.fraction)
 
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if self.weight:
+            self.addon(pl_module).end_optimizer_step()
+
     def on_validation_batch_end(
         self,
         trainer: Trainer,

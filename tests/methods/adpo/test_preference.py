@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.plugins import GridCaptioner, GridPairs
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET, Losses, assert_same, fit, host_state
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.negatives import (
@@ -220,6 +221,27 @@ def test_an_absent_chosen_caption_counts_nothing() -> None:
     assert both.shape == kept.shape == (2, 4, 5)
     assert kept.sum(-1).tolist() == [[2, 3, 4, 4], [2, 0, 4, 0]]
     assert both[1, 2].tolist() == [1, 8, 8, 8, 2]
+
+
+def test_the_running_mean_of_log_ratios_counts_optimizer_steps(tmp_path: Path) -> None:
+    """Four batches of one per optimizer step are remembered as long as one of four."""
+
+    class Means(Callback):
+        def __init__(self) -> None:
+            self.values: list[float] = []
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *unused: Any) -> None:
+            if not self.values or self.values[-1] != float(addons_of(pl_module)["preference"].chosen_ratio):
+                self.values.append(float(addons_of(pl_module)["preference"].chosen_ratio))
+
+    means = []
+    for options in ({"batch_size": 4}, {"batch_size": 1, "accumulate_grad_batches": 4}):
+        preference = PreferenceOptimization(negatives=FromData())
+        means.append(Means())
+        data = GridPairs(batch_size=options.pop("batch_size"), seed=1)
+        model = fit([preference, means[-1]], tmp_path, GridCaptioner(), data=data, **options)
+        assert addons_of(model)["preference"]._num_steps == model.trainer.global_step == 8
+    assert means[0].values == pytest.approx(means[1].values, abs=1e-6) and len(means[0].values) == 8
 
 
 def test_displacement_of_the_chosen_captions_is_warned_of_once(tmp_path: Path) -> None:
