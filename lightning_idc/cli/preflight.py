@@ -13,6 +13,7 @@ _DATA = "lightning_idc.synthesis.Records"
 _MODELS = {
     "BlipMatcher", "ChatModel", "ChatVisionModel", "ClipImages", "ClipTexts", "DiffusionInpainter", "DinoImages",
     "EndpointText", "EndpointVision", "FastSamSegmenter", "PromptToPrompt", "SamSegmenter",
+    "SentenceEncoder",
 }  # fmt: skip
 """Classes that load weights or call an endpoint; other recipes are not checked, to save time."""
 

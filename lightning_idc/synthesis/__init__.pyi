@@ -27,6 +27,7 @@ from lightning_idc.synthesis.models.pretrained import DinoImages as DinoImages
 from lightning_idc.synthesis.models.prototypes import NearestPrototype as NearestPrototype
 from lightning_idc.synthesis.models.sam import FastSamSegmenter as FastSamSegmenter
 from lightning_idc.synthesis.models.sam import SamSegmenter as SamSegmenter
+from lightning_idc.synthesis.models.sentence import SentenceEncoder as SentenceEncoder
 from lightning_idc.synthesis.pipeline import Records as Records
 from lightning_idc.synthesis.ray import RayPool as RayPool
 from lightning_idc.synthesis.release import ReleasePairs as ReleasePairs

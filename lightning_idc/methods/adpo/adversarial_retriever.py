@@ -22,7 +22,14 @@ from lightning_idc.checkpoints.reading import read_checkpoint
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, offer
-from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION, CaptionPool, Weighting, choose, normalize
+from lightning_idc.methods.adpo.pool import (
+    NO_CHANGE_FRACTION,
+    SIMILARITY_THRESHOLD,
+    CaptionPool,
+    Weighting,
+    choose,
+    normalize,
+)
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import CHECK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
@@ -35,6 +42,7 @@ from lightning_idc.models.distributed import mean_over_processes
 from lightning_idc.models.loading import load_module
 from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.retrieval import symmetric_cross_entropy
+from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError, reads_file
 
@@ -197,6 +205,9 @@ class AdversarialRetriever(AddonCallback):
             rest.
         weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
         no_change_fraction: as in :class:`CaptionPool`.
+        too_similar: as in :class:`CaptionPool`. A better retriever otherwise rejects paraphrases of the chosen caption
+            more often.
+        threshold: as in :class:`CaptionPool`.
         weights: checkpoint that holds a retriever of the same name to start from.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
@@ -214,6 +225,8 @@ class AdversarialRetriever(AddonCallback):
         fraction: PositiveShare = 1.0,
         weighting: Weighting = "stratified",
         no_change_fraction: Share = NO_CHANGE_FRACTION,
+        too_similar: TextEncoder | None = None,
+        threshold: PositiveShare = SIMILARITY_THRESHOLD,
         weights: str | None = None,
         name: str = "retriever",
         weight: float = 1.0,
@@ -228,6 +241,7 @@ class AdversarialRetriever(AddonCallback):
         self.baseline = RunningMean() if baseline is None else baseline
         self.alignment = alignment if alignment is not None else 1.0 if encoder is None else 0.0
         self.weighting, self.no_change_fraction, self.weights = weighting, no_change_fraction, weights
+        self.too_similar, self.threshold = too_similar, threshold
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -240,7 +254,7 @@ class AdversarialRetriever(AddonCallback):
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
             raise ConfigError(f"AdversarialRetriever trains with a PairCaptioner; this is a {type(module).__name__}")
-        pool = build_pool(train_data(module), self.weighting, self.no_change_fraction)
+        pool = build_pool(train_data(module), self.weighting, self.no_change_fraction, self.too_similar, self.threshold)
         addon = Retriever(
             pool=pool,
             matcher=self._matcher(module, pool),

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch
-from lightning_idc.methods.adpo.pool import NO_CHANGE_FRACTION, CaptionPool, Weighting, choose, normalize
+from lightning_idc.methods.adpo.pool import (
+    NO_CHANGE_FRACTION,
+    SIMILARITY_THRESHOLD,
+    CaptionPool,
+    Weighting,
+    choose,
+)
+from lightning_idc.models.distributed import mean_over_processes
+from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.bounds import PositiveFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -87,6 +95,8 @@ class RandomCaption(NegativeSource):
             distribution; with the retriever's number both draw the same candidates for the same seed.
         weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
         no_change_fraction: as in :class:`CaptionPool`.
+        too_similar: as in :class:`CaptionPool`.
+        threshold: as in :class:`CaptionPool`.
     """
 
     def __init__(
@@ -94,12 +104,15 @@ class RandomCaption(NegativeSource):
         candidates: TwoOrMore = 128,
         weighting: Weighting = "stratified",
         no_change_fraction: Share = NO_CHANGE_FRACTION,
+        too_similar: TextEncoder | None = None,
+        threshold: PositiveShare = SIMILARITY_THRESHOLD,
     ) -> None:
         check_arguments(RandomCaption.__init__, locals())
         self.candidates, self.weighting, self.no_change_fraction = candidates, weighting, no_change_fraction
+        self.too_similar, self.threshold = too_similar, threshold
 
     def setup(self, data: PairDataModule) -> None:
-        self.pool = build_pool(data, self.weighting, self.no_change_fraction)
+        self.pool = build_pool(data, self.weighting, self.no_change_fraction, self.too_similar, self.threshold)
 
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         indices, allowed = offer(step, self.pool, self.candidates, generator)  # (N,), (B, N)
@@ -107,9 +120,20 @@ class RandomCaption(NegativeSource):
         return RejectedCaptions([[self.pool.texts[index] for index in row] for row in indices[columns].tolist()])
 
 
-def build_pool(data: PairDataModule, weighting: Weighting, no_change_fraction: float) -> CaptionPool:
-    """Pool of the captions of a training split."""
-    return CaptionPool(data.train_captions(), weighting, data.no_change_captions(), no_change_fraction)
+def build_pool(
+    data: PairDataModule,
+    weighting: Weighting,
+    no_change_fraction: float,
+    too_similar: TextEncoder | None = None,
+    threshold: float = SIMILARITY_THRESHOLD,
+) -> CaptionPool:
+    """Pool of the captions of a training split; the arguments are those of :class:`CaptionPool`."""
+    if too_similar is not None:
+        too_similar.load()
+        if data.trainer is not None:
+            too_similar.to(data.trainer.strategy.root_device)
+    captions, no_change = data.train_captions(), data.no_change_captions()
+    return CaptionPool(captions, weighting, no_change, no_change_fraction, too_similar, threshold)
 
 
 def offer(
@@ -117,13 +141,22 @@ def offer(
 ) -> tuple[Tensor, Tensor]:
     """Candidates of a step on this process, ``(N,)``, and which of them may be a negative of which pair, ``(B, N)``."""
     trainer = step.module.trainer
-    return pool.offer(
+    indices, allowed = pool.offer(
         size,
         step.batch.references,
         generator,
         rank=trainer.global_rank,
         num_processes=trainer.world_size,
     )
+    log_too_similar(step, pool)
+    return indices, allowed
+
+
+def log_too_similar(step: TrainingStep[PairCaptioner], pool: CaptionPool) -> None:
+    """Log the fraction of captions that were no negatives because of their similarity to a reference."""
+    if pool.too_similar is not None and step.module.trainer.training:
+        fraction = mean_over_processes(torch.tensor(pool.read_similar_fraction(), device=step.batch.tokens.device))
+        step.module.log("train/negatives/too_similar", fraction, batch_size=len(step.batch))
 
 
 class SameScene(NegativeSource):
@@ -131,27 +164,31 @@ class SameScene(NegativeSource):
 
     Args:
         scene: regular expression whose one group matches the scene's name in the id of a pair.
+        too_similar: as in :class:`CaptionPool`.
+        threshold: as in :class:`CaptionPool`.
 
     Raises:
-        ConfigError: the expression is invalid, or does not have one group.
+        ConfigError: the expression is invalid, or does not have one group; or ``threshold`` is out of range.
     """
 
-    def __init__(self, scene: str) -> None:
+    def __init__(
+        self, scene: str, too_similar: TextEncoder | None = None, threshold: PositiveShare = SIMILARITY_THRESHOLD
+    ) -> None:
         try:
             self.scene = re.compile(scene)
         except re.error as error:
             raise ConfigError(f"scene {scene!r} is not a regular expression: {error}") from error
         if self.scene.groups != 1:
             raise ConfigError(f"scene {scene!r} has {self.scene.groups} groups; expected one, around the scene's name")
-        self.fallback = RandomCaption()
+        self.fallback = RandomCaption(too_similar=too_similar, threshold=threshold)
 
     def setup(self, data: PairDataModule) -> None:
         self.fallback.setup(data)
         source = data.pairs_of("train")
-        # normalised and original text of each caption, by scene
-        self.captions: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        # captions by scene
+        self.captions: dict[str, list[str]] = defaultdict(list)
         for index, id in enumerate(source.ids):
-            self.captions[self._name(id)] += [(normalize(text), text) for text in source.captions(index)]
+            self.captions[self._name(id)] += source.captions(index)
         if len(self.captions) == 1 and len(source) > 1:
             raise ConfigError(
                 f"scene {self.scene.pattern!r} puts all pairs into one scene; make its group more specific"
@@ -167,10 +204,12 @@ class SameScene(NegativeSource):
         batch: PairBatch = step.batch
         negatives = self.fallback.draw(step, count, generator)
         for row, id, references in zip(negatives.texts, batch.ids, batch.references, strict=True):
-            correct = {normalize(caption) for caption in references}
-            wrong = [text for words, text in self.captions[self._name(id)] if words not in correct]
+            captions = self.captions[self._name(id)]
+            is_wrong = self.fallback.pool.is_wrong_text(captions, references)
+            wrong = [text for text, flag in zip(captions, is_wrong, strict=True) if flag]
             if wrong:
                 row[:] = [wrong[index] for index in torch.randint(len(wrong), (count,), generator=generator).tolist()]
+        log_too_similar(step, self.fallback.pool)
         return negatives
 
 
@@ -264,15 +303,24 @@ class SelfSampled(NegativeSource):
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
         verify: whether samples are checked with the ground truth of rendered pairs.
+        too_similar: as in :class:`CaptionPool`.
+        threshold: as in :class:`CaptionPool`.
 
     Raises:
-        ConfigError: temperature or ``top_p`` is out of range.
+        ConfigError: a number is out of range.
     """
 
-    def __init__(self, temperature: PositiveFloat = 1.0, top_p: PositiveShare = 1.0, verify: bool = False) -> None:
+    def __init__(
+        self,
+        temperature: PositiveFloat = 1.0,
+        top_p: PositiveShare = 1.0,
+        verify: bool = False,
+        too_similar: TextEncoder | None = None,
+        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+    ) -> None:
         check_arguments(SelfSampled.__init__, locals())
         self.temperature, self.top_p, self.verify = temperature, top_p, verify
-        self.fallback = RandomCaption()
+        self.fallback = RandomCaption(too_similar=too_similar, threshold=threshold)
 
     def setup(self, data: PairDataModule) -> None:
         self.fallback.setup(data)
@@ -288,12 +336,12 @@ class SelfSampled(NegativeSource):
         )
         texts = [captioner.built_vocabulary.decode(ids) for ids in samples.ids]
         for b, (row, id, references) in enumerate(zip(negatives.texts, batch.ids, batch.references, strict=True)):
-            correct = {normalize(caption) for caption in references}
-            for k in range(count):
-                text = texts[b * count + k]
-                is_wrong = normalize(text) not in correct and bool(text.strip())
-                if is_wrong and (self.ground_truth is None or is_false(text, self.ground_truth(id))):
+            samples_of_pair = texts[b * count : (b + 1) * count]
+            is_wrong = self.fallback.pool.is_wrong_text(samples_of_pair, references)
+            for k, text in enumerate(samples_of_pair):
+                if is_wrong[k] and (self.ground_truth is None or is_false(text, self.ground_truth(id))):
                     row[k] = text
+        log_too_similar(step, self.fallback.pool)
         return negatives
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.utils.bounds import Share, check_arguments
+from lightning_idc.synthesis.models.base import TextEncoder
+from lightning_idc.utils.bounds import PositiveShare, Share, check_arguments
 from lightning_idc.utils.errors import DataError
 
 Weighting = Literal["frequency", "distinct", "stratified"]
 NO_CHANGE_FRACTION = 0.3
 """Fraction of the changed pairs whose negatives say that nothing changed."""
+SIMILARITY_THRESHOLD = 0.8
+"""Cosine of sentence embeddings from which on a caption counts as a paraphrase (``docs/notes/adpo.md``)."""
 MAX_DRAWS = 8
 """Draws of candidates before a pair without any candidate is an error."""
 
@@ -27,6 +30,9 @@ def normalize(caption: str) -> str:
 class CaptionPool:
     """Distinct captions of a training split with their frequencies.
 
+    A caption is wrong for a pair if it is not one of its references. The same change can be said in other words, as
+    "brighten this photo" for "brighten this picture"; with ``too_similar`` such a caption is no negative either.
+
     Args:
         captions: captions with duplicates; captions of the same words are one entry.
         weighting: how candidates are drawn. ``frequency``: in proportion to their frequency, with repeats, as captions
@@ -34,10 +40,12 @@ class CaptionPool:
             changed" as a separate stratum (see :meth:`offer`).
         no_change: sentences that say that nothing changed.
         no_change_fraction: in ``stratified``, fraction of the changed pairs whose negatives are such sentences.
+        too_similar: loaded encoder of sentences, which embeds every entry once; None to compare words only.
+        threshold: cosine with a reference from which on a caption is too similar to be a negative.
 
     Raises:
         DataError: there are fewer than two distinct captions.
-        ConfigError: the weighting is unknown or the fraction is out of range.
+        ConfigError: the weighting is unknown or a number is out of range.
     """
 
     def __init__(
@@ -46,9 +54,14 @@ class CaptionPool:
         weighting: Weighting = "frequency",
         no_change: Iterable[str] = (),
         no_change_fraction: Share = 0.0,
+        too_similar: TextEncoder | None = None,
+        threshold: PositiveShare = SIMILARITY_THRESHOLD,
     ) -> None:
         check_arguments(CaptionPool.__init__, locals())
         self.weighting, self.no_change_fraction = weighting, no_change_fraction
+        self.too_similar, self.threshold = too_similar, threshold
+        # captions with other words than the references, and those of them that were too similar, since they were read
+        self._num_compared, self._num_similar = 0, 0
         self.texts: list[str] = []
         self._indices: dict[str, int] = {}
         occurrences: list[int] = []  # index of every caption, duplicates included
@@ -66,6 +79,8 @@ class CaptionPool:
         every = torch.tensor(occurrences)
         self._drawable = torch.arange(len(self.texts)) if weighting == "distinct" else every
         self._changes = every[~self.is_no_change[every]]
+        if too_similar is not None:
+            self._embeddings = too_similar.encode(self.texts)  # (M, D)
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -147,7 +162,7 @@ class CaptionPool:
         return torch.tensor([self._indices[normalize(caption)] for caption in captions])
 
     def is_wrong(self, candidates: Tensor, references: Sequence[Sequence[str]], allow_none: bool = False) -> Tensor:
-        """Which candidates are not references of a pair: bool ``(B, N)``.
+        """Which candidates are not references of a pair, nor too similar to one: bool ``(B, N)``.
 
         Args:
             candidates: indices ``(N,)``.
@@ -158,13 +173,62 @@ class CaptionPool:
             DataError: a pair has no candidate.
         """
         rows = self._reference_indices(references)
-        allowed = torch.stack([~torch.isin(candidates, torch.tensor(row)) for row in rows])
+        other_words = torch.stack([~torch.isin(candidates, torch.tensor(row)) for row in rows])
+        allowed = self._unlike(other_words, lambda: self._embeddings[candidates], references)
         if not allow_none and not bool(allowed.any(1).all()):
+            similar = "" if self.too_similar is None else f", or similar to one by {self.threshold:g} or more,"
             raise DataError(
-                f"all {len(candidates)} candidate captions are references of one pair; draw more candidates, or give "
-                "the training split more different captions"
+                f"all {len(candidates)} candidate captions are references of one pair{similar}; draw more candidates, "
+                "or give the training split more different captions"
             )
         return allowed
+
+    def is_wrong_text(self, texts: Sequence[str], references: Sequence[str]) -> list[bool]:
+        """Which captions, of the pool or not, are wrong for one pair; a caption without a word is not.
+
+        Args:
+            texts: N captions.
+            references: all captions of the pair.
+        """
+        correct = {"", *map(normalize, references)}
+        other_words = torch.tensor([[normalize(text) not in correct for text in texts]], dtype=torch.bool)
+        wrong: list[bool] = self._unlike(other_words, lambda: self.embed(texts), [references])[0].tolist()
+        return wrong
+
+    def _unlike(self, other_words: Tensor, embed: Callable[[], Tensor], references: Sequence[Sequence[str]]) -> Tensor:
+        """``other_words``, bool ``(B, N)``, without the captions that are too similar to a reference of their pair.
+
+        Args:
+            other_words: which captions have other words than all references.
+            embed: function that gives the embeddings of the captions, ``(N, D)``.
+            references: all captions of each of B pairs.
+        """
+        if self.too_similar is None or not other_words.any():
+            return other_words
+        lengths = [len(captions) for captions in references]
+        # (N, R), the references of all pairs one after the other
+        cosines = embed() @ self.embed([caption for captions in references for caption in captions]).T
+        nearest = [part.amax(1) if part.shape[1] else part.new_zeros(len(part)) for part in cosines.split(lengths, 1)]
+        unlike = other_words & (torch.stack(nearest) < self.threshold)
+        self._num_compared += int(other_words.sum())
+        self._num_similar += int((other_words & ~unlike).sum())
+        return unlike
+
+    def read_similar_fraction(self) -> float:
+        """Fraction of the captions with other words that were too similar, since the last call of this method."""
+        fraction = self._num_similar / max(1, self._num_compared)
+        self._num_compared, self._num_similar = 0, 0
+        return fraction
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Unit vectors of captions, ``(N, D)``: of entries as stored, of others encoded now."""
+        assert self.too_similar is not None
+        indices = [self._indices.get(normalize(text), -1) for text in texts]
+        unknown = [number for number, index in enumerate(indices) if index < 0]
+        embeddings = self._embeddings[torch.tensor(indices)]
+        if unknown:
+            embeddings[unknown] = self.too_similar.encode([texts[number] for number in unknown])
+        return embeddings
 
 
 def _draw_from(indices: Tensor, size: int, generator: torch.Generator, rank: int, num_processes: int) -> Tensor:

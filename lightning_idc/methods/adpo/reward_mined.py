@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, RejectedCaptions
-from lightning_idc.methods.adpo.pool import normalize
+from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, RejectedCaptions, log_too_similar
+from lightning_idc.methods.adpo.pool import SIMILARITY_THRESHOLD, normalize
 from lightning_idc.methods.policy.rewards import Reward, compute_rewards
 from lightning_idc.methods.policy.rollout import grouped
 from lightning_idc.models.addon import TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, PositiveShare, check_arguments
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ class RewardMined(NegativeSource):
         max_reward: reward from which on a sample is not a negative; None for no bound.
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
+        too_similar: as in :class:`~lightning_idc.methods.adpo.pool.CaptionPool`.
+        threshold: as in :class:`~lightning_idc.methods.adpo.pool.CaptionPool`.
 
     Raises:
-        ConfigError: ``samples``, ``temperature`` or ``top_p`` is out of range.
+        ConfigError: a number is out of range.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class RewardMined(NegativeSource):
         max_reward: float | None = 1.0,
         temperature: PositiveFloat = 1.0,
         top_p: PositiveShare = 1.0,
+        too_similar: TextEncoder | None = None,
+        threshold: PositiveShare = SIMILARITY_THRESHOLD,
     ) -> None:
         check_arguments(RewardMined.__init__, locals())
         self.reward, self.samples, self.max_reward = reward, samples, max_reward
         self.temperature, self.top_p = temperature, top_p
-        self.fallback = RandomCaption()
+        self.fallback = RandomCaption(too_similar=too_similar, threshold=threshold)
 
     def setup(self, data: PairDataModule) -> None:
         self.reward.setup(data)
@@ -64,13 +69,15 @@ class RewardMined(NegativeSource):
         for row, references, samples, values in zip(
             negatives.texts, step.batch.references, texts, rewards, strict=True
         ):
-            correct = {normalize(caption) for caption in references}
             # each sentence once, the worst first
             scored = {normalize(text): (value, text) for value, text in zip(values, samples, strict=True)}
-            mined = [text for value, text in sorted(scored.values()) if self._is_negative(text, value, correct)]
+            ordered = sorted(scored.values())
+            is_wrong = self.fallback.pool.is_wrong_text([text for _, text in ordered], references)
+            mined = [
+                text
+                for (value, text), flag in zip(ordered, is_wrong, strict=True)
+                if flag and (self.max_reward is None or value < self.max_reward)
+            ]
             row[: len(mined)] = mined[:count]
+        log_too_similar(step, self.fallback.pool)
         return negatives
-
-    def _is_negative(self, text: str, reward: float, correct: set[str]) -> bool:
-        is_bad = self.max_reward is None or reward < self.max_reward
-        return is_bad and bool(text.strip()) and normalize(text) not in correct
