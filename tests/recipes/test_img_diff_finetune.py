@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from helpers.paper import best
 from helpers.stages_here import stages_here
 from helpers.vlm_tiny import captioner, samples
 from PIL import Image
@@ -73,7 +75,7 @@ def others(data: Path) -> None:
 
 @pytest.mark.dist
 @pytest.mark.timeout(300)
-def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
+def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_each_benchmark(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
@@ -109,6 +111,13 @@ def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
     arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
     assert main(["run", str(RECIPE), *arguments]) == 0
     assert {part for part, _ in shown} == {"replacement", "alone"}
+    tuned, adapted = (
+        torch.load(best(here / "run", name), weights_only=True)["state_dict"]
+        for name in ("tune", "adapt_spot_the_diff")
+    )
+    config = yaml.safe_load((here / "run" / "adapt_spot_the_diff" / "stage.yaml").read_text())
+    assert Path(config["model"]["init_args"]["init_from"]) == best(here / "run", "tune")
+    assert tuned.keys() == adapted.keys() and any(not torch.equal(tuned[name], adapted[name]) for name in tuned)
     for _, image in shown:
         assert image[0, 12, 24] > 180 and image[1:, 12, 24].max() < 90, "the red box is in the picture"
     counts = {}
@@ -119,18 +128,31 @@ def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
     assert counts == {"img_diff": expected, "spot_the_diff": 1, "image_editing_request": 1} and expected > 0
 
 
-def test_every_entry_names_its_parts() -> None:
-    expected = {
-        "replacement": {"spot_the_diff", "image_editing_request", "replacement"},
-        "replacement_and_removal": {"spot_the_diff", "image_editing_request", "replacement", "removal"},
-        "without": {"spot_the_diff", "image_editing_request"},
+def test_img_diff_is_tuned_on_first_and_each_benchmark_last() -> None:
+    """Tables 5 and 6: rows differ in what the model is tuned on, and the benchmark's own style comes after it."""
+    parts = {
+        "replacement": {"replacement"},
+        "replacement_and_removal": {"replacement", "removal"},
+        "image_edit_and_spot": {"spot_the_diff", "image_editing_request"},
+        "clevr_change": {"clevr_change"},
+        "without": None,
     }
-    for choice in choices(RECIPE, {}):
-        tune = next(stage.config for stage in load(RECIPE, choice).stages if stage.run == "fit")
-        assert set(tune["data"]["init_args"]["parts"]) == expected[choice["data"]]
-        prompts = tune["model"]["init_args"]["prompts"]
-        assert set(prompts) >= expected[choice["data"]]
-        assert prompts["replacement"] == prompts["removal"] == "{question}"
+    for choice in choices(RECIPE, {"weights": "full"}):
+        stages = {stage.name: stage.config for stage in load(RECIPE, choice).stages}
+        expected = parts[choice["data"]]
+        if expected is None:
+            assert "tune" not in stages and "test_img_diff" not in stages
+        else:
+            assert set(stages["tune"]["data"]["init_args"]["parts"]) == expected
+            prompts = stages["tune"]["model"]["init_args"]["prompts"]
+            assert set(prompts) >= expected and prompts["replacement"] == prompts["removal"] == "{question}"
+        for name, kind in (("spot_the_diff", "SpotTheDiff"), ("image_editing_request", "ImageEditingRequest")):
+            adapt, test = stages[f"adapt_{name}"], stages[f"test_{name}"]
+            assert adapt["model"]["init_args"]["init_from"] == (expected and "${stages.tune.best}")
+            assert test["ckpt_path"] == f"${{stages.adapt_{name}.best}}"
+            for stage in (adapt, test):
+                assert stage["data"]["class_path"].rpartition(".")[2] == kind
+            assert adapt["model"]["init_args"]["prompt"] == test["model"]["init_args"]["prompt"]
 
 
 def test_a_pair_without_a_question_is_refused() -> None:
