@@ -122,6 +122,7 @@ class PairBatch:
             device.
         noise: masks of a noise-detecting add-on; None without one.
         prompts: ``prompt`` of each sample.
+        boxes: ``boxes`` of each sample, on the CPU.
     """
 
     images: Tensor
@@ -138,6 +139,7 @@ class PairBatch:
     sizes: dict[str, Any] = field(default_factory=dict)
     noise: NoiseMask | None = None
     prompts: list[str | None] = field(default_factory=list)
+    boxes: list[Tensor | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -38,6 +38,7 @@ from lightning_idc.methods.namc.mining import Features as Features
 from lightning_idc.methods.namc.mining import SimilarPairs as SimilarPairs
 from lightning_idc.methods.namc.module import NAMC as NAMC
 from lightning_idc.methods.namc.relevance import RelevancePretraining as RelevancePretraining
+from lightning_idc.methods.policy.box_reward import BoxReward as BoxReward
 from lightning_idc.methods.policy.cached_scores import CachedScores as CachedScores
 from lightning_idc.methods.policy.judge_reward import JudgeReward as JudgeReward
 from lightning_idc.methods.policy.references import AdapterCopy as AdapterCopy

@@ -55,6 +55,7 @@ class CaptionCodec:
             chosen=chosen,
             meta=[sample.meta for sample in samples],
             prompts=[sample.prompt for sample in samples],
+            boxes=[sample.boxes for sample in samples],
         )
 
     def no_change_tokens(self) -> list[list[int]]:

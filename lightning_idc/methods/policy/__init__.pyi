@@ -1,5 +1,6 @@
 from lightning_idc.methods.policy.advantages import group_relative as group_relative
 from lightning_idc.methods.policy.advantages import self_critical as self_critical
+from lightning_idc.methods.policy.box_reward import BoxReward as BoxReward
 from lightning_idc.methods.policy.cached_scores import CachedScores as CachedScores
 from lightning_idc.methods.policy.judge_reward import JudgeReward as JudgeReward
 from lightning_idc.methods.policy.losses import clipped_surrogate as clipped_surrogate
