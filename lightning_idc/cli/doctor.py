@@ -113,8 +113,12 @@ def _extras() -> None:
 def _devices() -> list[str]:
     try:
         import torch
-        import torchvision  # noqa: F401 - fails with a build for another torch
-    except (ImportError, RuntimeError) as error:
+
+        # torchvision itself takes longer to import than torch; a build for another torch fails in its operators
+        spec = find_spec("torchvision")
+        for library in Path(spec.origin).parent.glob("_C*.so") if spec is not None and spec.origin else ():
+            torch.ops.load_library(str(library))
+    except (ImportError, OSError, RuntimeError) as error:
         return [f"torch and torchvision do not load together ({error}); install both again, from one place"]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     _line("devices", f"{', '.join(devices) or 'CPU only'}, {os.cpu_count()} cores")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import ast
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,12 +74,15 @@ def _models() -> _Kind:
 
 def _data() -> _Kind:
     from lightning_idc.cli.data import MODULES
-    from lightning_idc.utils.names import class_of
+    from lightning_idc.utils.names import definition
 
-    def show(path: str) -> str:
-        return f"{path}\n\n{inspect.getdoc(class_of(path)) or ''}"
+    def about(path: str) -> str:
+        """Docstring of a class, read from its source: importing Lightning for it would take seconds."""
+        source = definition(path)
+        assert source is not None and isinstance(source[1], ast.ClassDef)
+        return ast.get_docstring(source[1]) or ""
 
-    return MODULES, show, lambda path: f"{path}\n    {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}"
+    return MODULES, lambda path: f"{path}\n\n{about(path)}", lambda path: f"{path}\n    {about(path).splitlines()[0]}"
 
 
 def _protocols() -> _Kind:

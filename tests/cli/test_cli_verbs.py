@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 HELPS = [["--help"], *([verb, "--help"] for verb in VERBS), ["data", "check", "--help"]]
-LISTS = [["list", "recipes"], ["list", "recipes", "quickstart"], ["--version"]]
+LISTS = [
+    *(["list", kind] for kind in ("recipes", "models", "data", "protocols")),
+    ["list", "recipes", "quickstart"],
+    ["list", "data", "folder"],
+    ["--version"],
+]
 COMMANDS = """
 import json, sys, time
 began = time.process_time()
@@ -46,6 +51,24 @@ def seconds_of(*commands: list[str]) -> tuple[float, list[str]]:
 def test_help_and_lists_need_neither_torch_nor_lightning() -> None:
     _, lines = seconds_of(*HELPS, *LISTS)
     assert sum(line.startswith("usage: lightning-idc") for line in lines) == len(HELPS)
+
+
+def test_a_misspelt_key_is_reported_without_torch() -> None:
+    code = (
+        "import sys; from lightning_idc.cli import main; "
+        "status = main(['run', 'quickstart', '--trainer.loger', 'x']); print(status, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == "1 False\n" and "did you mean 'logger'?" in done.stderr
+
+
+def test_doctor_needs_neither_lightning_nor_torchvision() -> None:
+    code = (
+        "import sys; from lightning_idc.cli import main; main(['doctor']); "
+        "print([name for name in ('lightning', 'torchvision', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.endswith("[]\n")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["describe", "--help"], ["run", "--help"]], ids=" ".join)
