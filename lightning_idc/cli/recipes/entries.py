@@ -14,7 +14,7 @@ from lightning_idc.cli import name_modules
 from lightning_idc.cli.preflight import check_models
 from lightning_idc.cli.recipes.compose import Recipe, about, choices, load
 from lightning_idc.cli.recipes.launch import Launch, Processes, run_in_process
-from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data, with_engine
+from lightning_idc.cli.recipes.overrides import check_recipe, override, smoke_keys, use_data, with_engine
 from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
 from lightning_idc.cli.recipes.run import RUN, Run, new_folder, read_record
 from lightning_idc.cli.recipes.shipped import file_of
@@ -120,13 +120,13 @@ def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
     matrix = {key.removeprefix("matrix."): value for key, value in keys.items() if key.startswith("matrix.")}
     recipe = load(path, matrix)
     data = keys.get("data")
-    if isinstance(data, str):
-        use_data(recipe, data)
+    replaced = use_data(recipe, data) if isinstance(data, str) else None
     if smoke:
-        keys = {**(recipe.about.get("smoke") or {}), **keys}
+        keys = {**smoke_keys(recipe, keys), **keys}
     override(
         recipe,
         {k: v for k, v in keys.items() if not k.startswith("matrix.") and not (k == "data" and isinstance(v, str))},
+        replaced,
     )
     check_recipe(recipe)
     if ranks.rank == 0:

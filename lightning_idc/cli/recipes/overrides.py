@@ -16,7 +16,7 @@ _ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask"}
 _OF_ONE_DATA_SET = ("root", "annotations")
 
 
-def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
+def override(recipe: Recipe, keys: Mapping[str, Any], replaced: str | None = None) -> None:
     """Set dotted keys in all stages that have them, or in one with ``stages.NAME.``.
 
     A key of the model or the data applies to stages whose class, or the wrapped data of its class, has the argument.
@@ -24,6 +24,8 @@ def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
     Args:
         recipe: recipe, changed in place.
         keys: values by dotted key.
+        replaced: class that :func:`use_data` has put in; the folder of its files is not that of the data of stages
+            which keep theirs.
 
     Raises:
         ConfigError: no stage has the key.
@@ -33,7 +35,7 @@ def override(recipe: Recipe, keys: Mapping[str, Any]) -> None:
         if parts[0] not in TOP:
             raise ConfigError(f"--{key}: {unknown_key(parts[0])}")
         if parts[0] in ("model", "data") and len(parts) > 1:
-            _set_argument(stages, key, parts, value)
+            _set_argument(stages, key, parts, value, replaced)
         else:
             for stage in stages:
                 set_key(stage.options, parts, value)
@@ -53,13 +55,16 @@ def _target(recipe: Recipe, key: str) -> tuple[list[Stage], list[str]]:
     return [stage for stage in recipe.stages if stage.name == name], parts[2:]
 
 
-def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: Any) -> None:
+def _set_argument(stages: Sequence[Stage], key: str, parts: list[str], value: Any, replaced: str | None) -> None:
     """Set an argument of the model or the data in the stages whose class has it."""
     name = parts[2] if parts[1] == "init_args" and len(parts) > 2 else parts[1]
+    only_replaced = replaced is not None and key.startswith("data.") and name in _OF_ONE_DATA_SET
     valid: set[str] = set()
     is_set = False
     for stage in stages:
         for part in _wrapped_data(stage.options.get(parts[0])):
+            if only_replaced and part["class"] != replaced:
+                continue
             argument_names = arguments_of(part["class"])
             valid |= argument_names or set()
             if argument_names is None or name in argument_names or name == "class":
@@ -87,7 +92,20 @@ def check_recipe(recipe: Recipe) -> None:
         check_config(stage.config, f"{recipe.path.name}, stage {stage.name}")
 
 
-def use_data(recipe: Recipe, name: str) -> None:
+def smoke_keys(recipe: Recipe, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of the smoke size, without those that replace the data if the command line has keys of the data.
+
+    Args:
+        recipe: recipe.
+        keys: keys of the command line.
+    """
+    names_data = any(key.startswith("data.") for key in keys)
+    return {
+        key: value for key, value in (recipe.about.get("smoke") or {}).items() if not (key == "data" and names_data)
+    }
+
+
+def use_data(recipe: Recipe, name: str) -> str:
     """Replace the data of the last stage, in all stages with the same data.
 
     Arguments that the new data also has are kept, except for folders; the image size is the previous render size.
@@ -97,11 +115,16 @@ def use_data(recipe: Recipe, name: str) -> None:
         recipe: recipe, changed in place; smoke keys that the new data lacks are dropped.
         name: name in ``lightning-idc list data``, or a class.
 
+    Returns:
+        Path of the class.
+
     Raises:
-        ConfigError: there is no such data.
+        ConfigError: there is no such data, or no stage of the recipe trains or tests on pairs.
     """
     if name not in MODULES and "." not in name and not is_public(name):
         raise ConfigError(f"--data {name}: there is no data of this name; {nearest(name, MODULES)}")
+    if all(stage.run == "predict" for stage in recipe.stages):
+        raise ConfigError(f"--data {name}: no stage of {recipe.path.name} trains or tests on pairs; leave --data out")
     path = full_name(MODULES.get(name, name))
     argument_names = arguments_of(path)
     tested = (recipe.stages[-1].options.get("data") or {}).get("class")
@@ -114,6 +137,7 @@ def use_data(recipe: Recipe, name: str) -> None:
             part.update({"class": path} | {k: v for k, v in shared.items() if k not in _OF_ONE_DATA_SET})
     smoke = recipe.about.get("smoke") or {}
     recipe.about["smoke"] = {key: value for key, value in smoke.items() if _fits(recipe, key)}
+    return path
 
 
 def _fits(recipe: Recipe, key: str) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_idc.data.transforms.sides import swap_sides
@@ -31,8 +32,18 @@ class Reward(ABC):
         self.parts: dict[str, tuple[float, int]] = {}
         """Sum and count of each component of the last rewards, for logging; the same names in every step."""
 
-    def setup(self, data: PairDataModule) -> None:  # noqa: B027 - not every reward reads the data
-        """Read the training data; called once, before training."""
+    def missing(self, data: PairDataModule) -> str | None:
+        """What the reward needs and the data do not have, such as scene facts; None if nothing is missing."""
+        return None
+
+    def setup(self, data: PairDataModule) -> None:
+        """Read the training data; called once, before training.
+
+        Raises:
+            ConfigError: something that the reward needs is missing from the data.
+        """
+        if missing := self.missing(data):
+            raise ConfigError(f"{type(self).__name__} needs {missing}, which {type(data).__name__} does not have")
 
     @abstractmethod
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
@@ -113,6 +124,9 @@ class FactsReward(Reward):
                 f"one above 0"
             )
         self.partial = partial
+
+    def missing(self, data: PairDataModule) -> str | None:
+        return None if "changes" in data.pairs_of("train")[0].meta else "scene facts"
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         rows = []
@@ -237,6 +251,8 @@ class LengthReward(Reward):
 class WeightedRewards(Reward):
     """Weighted sum of several rewards, optionally normalised first.
 
+    A reward that needs what the data do not have, such as `FactsReward` on photographs, is left out with a message.
+
     Args:
         rewards: rewards to add.
         weights: weight of each reward; 1 when None. A reward of weight 0 is not computed.
@@ -244,7 +260,7 @@ class WeightedRewards(Reward):
             ``batch``: divided by the standard deviation of the step; ``none``: unchanged.
 
     Raises:
-        ConfigError: there are not as many weights as rewards, or ``normalise`` is unknown.
+        ConfigError: there are not as many weights as rewards, ``normalise`` is unknown, or no reward is left.
     """
 
     def __init__(
@@ -263,9 +279,20 @@ class WeightedRewards(Reward):
             )
         self.normalise = normalise
 
+    def missing(self, data: PairDataModule) -> str | None:
+        missing = [reward.missing(data) for reward, weight in zip(self.rewards, self.weights, strict=True) if weight]
+        return None if None in missing else ", ".join(dict.fromkeys(filter(None, missing)))
+
     def setup(self, data: PairDataModule) -> None:
-        for reward in self.rewards:
-            reward.setup(data)
+        super().setup(data)
+        usable = []
+        for reward, weight in zip(self.rewards, self.weights, strict=True):
+            if weight and (missing := reward.missing(data)):
+                rank_zero_info(f"{type(reward).__name__} is left out: {type(data).__name__} has no {missing}")
+            elif weight:
+                reward.setup(data)
+                usable.append((reward, weight))
+        self.rewards, self.weights = [reward for reward, _ in usable], [weight for _, weight in usable]
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         total = torch.zeros(len(texts), len(texts[0]))

@@ -226,7 +226,7 @@ def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"pair '0.*' has no facts in its meta"):
+    with pytest.raises(ConfigError, match="FactsReward needs scene facts, which TinyPairs does not have"):
         fit([GroupRelative(FactsReward())], tmp_path, TinyCaptioner(init_from=sft))
     for options, match in (
         ({"samples": 1}, "samples is 1; expected at least 2"),

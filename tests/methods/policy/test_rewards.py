@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyPairs
 
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import counterfactuals, true_sentence
@@ -174,6 +175,18 @@ def test_lengths_and_sums(batch: PairBatch) -> None:
         WeightedRewards([length, facts], [1.0])
     with pytest.raises(ConfigError, match="free is 3"):
         LengthReward(3, 3)
+
+
+def test_facts_are_left_out_where_the_data_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    length, facts = LengthReward(2, 4), FactsReward()
+    both = WeightedRewards([facts, length], [2.0, 0.5])
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        both.setup(TinyPairs())
+    assert caplog.messages == ["FactsReward is left out: TinyPairs has no scene facts"]
+    assert (both.rewards, both.weights) == ([length], [0.5])
+    for alone in (facts, WeightedRewards([facts])):
+        with pytest.raises(ConfigError, match="needs scene facts, which TinyPairs does not have"):
+            alone.setup(TinyPairs())
 
 
 class Wrong(Reward):
