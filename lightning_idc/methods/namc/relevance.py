@@ -15,7 +15,7 @@ from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.images.types import ProvidesCaptions
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
-from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction
+from lightning_idc.methods.namc.losses import cosines, info_nce_of_similarity, late_interaction
 from lightning_idc.methods.namc.noise import pool_subwords, relevance, token_similarity
 from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.models.module import PairModule
@@ -28,6 +28,9 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 class RelevancePretraining(PairModule):
     """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
+
+    A caption that does not follow the template of implicit-change descriptions is matched with both images together:
+    each of its words is compared with the patches of both, as `NoiseMasking` does.
 
     The loss is CLIP's (InfoNCE) on images and texts, plus InfoNCE on the late interaction of words and patches, which
     makes single words comparable with single patches. With `SyntheticDescriptions`, validation measures how well
@@ -105,51 +108,62 @@ class RelevancePretraining(PairModule):
         encoder: SmallDualEncoder = self.built_net
         return encoder
 
-    def _object_descriptions(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
-        """Object descriptions of both images, as words."""
+    def _object_descriptions(self, captions: list[list[str]], ids: list[str]) -> tuple[list[list[list[str]]], Tensor]:
+        """Object descriptions of both images, as words, and which captions follow the template, bool ``(B,)``.
+
+        A caption that does not follow it is the description of either image.
+        """
         sides: list[list[list[str]]] = [[], []]
+        follows_template = []
         for name, texts in zip(ids, captions, strict=True):
             if not texts:
                 raise DataError(f"pair {name!r} has no caption; expected a description: add one or leave the pair out")
             words = words_of(texts[0])
             spans = component_spans(words)
-            if spans is None:
-                raise DataError(
-                    f"pair {name!r}: {texts[0]!r} does not follow the template of implicit-change descriptions"
-                )
-            for side, span in zip(sides, spans, strict=True):
+            follows_template.append(spans is not None)
+            for side, span in zip(sides, spans or (range(len(words)),) * 2, strict=True):
                 side.append(words[span.start : span.stop])
-        return sides
+        return sides, torch.tensor(follows_template, device=self.device)
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         images: Tensor = batch["images"]
-        texts = self._object_descriptions(batch["captions"], batch["ids"])
+        texts, follows_template = self._object_descriptions(batch["captions"], batch["ids"])
         # all before images, then all after images: (2B, ...)
         image = self.encoder.encode_image(images.transpose(0, 1).flatten(0, 1))
         text = self.encoder.encode_text(texts[0] + texts[1])
+        before, after = image.patches.chunk(2)
         loss = torch.zeros((), device=images.device)
         for side in range(2):
             rows = slice(side * len(images), (side + 1) * len(images))
-            similarity = late_interaction(image.patches[rows], text.tokens[rows], text.word_of[rows] >= 0)
+            words, is_word = text.tokens[rows], text.word_of[rows] >= 0
+            similarity = late_interaction(image.patches[rows], words, is_word)
+            pooled = cosines(image.pooled[rows], text.pooled[rows])
+            if not follows_template.all():
+                # such a caption is about both images: either may show what a word names
+                of_pair = late_interaction(torch.cat([before, after], 1), words, is_word)
+                similarity = torch.where(follows_template, similarity, of_pair)
+                pair_pooled = torch.stack([cosines(one, text.pooled[rows]) for one in image.pooled.chunk(2)]).mean(0)
+                pooled = torch.where(follows_template, pooled, pair_pooled)
             loss = loss + info_nce_of_similarity(similarity, scale=self.hparams["scale"])
-            loss = loss + info_nce(image.pooled[rows], text.pooled[rows], scale=self.hparams["scale"])
+            loss = loss + info_nce_of_similarity(pooled, scale=self.hparams["scale"])
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-        images: Tensor = batch["images"]
-        texts = self._object_descriptions(batch["captions"], batch["ids"])
         data = self.data
+        if not isinstance(data, SyntheticDescriptions):
+            return  # only of synthetic noise is it known where it is
+        images: Tensor = batch["images"]
+        texts, _ = self._object_descriptions(batch["captions"], batch["ids"])
         for side in range(2):
             scores = word_relevance(self.encoder, images[:, side], texts[side])
-            if isinstance(data, SyntheticDescriptions):
-                for name, row in zip(batch["ids"], scores, strict=True):
-                    planted = data.planted("val", name)
-                    spans = component_spans(words_of(planted.text))
-                    assert spans is not None
-                    self._word_scores[name, side] = [
-                        (score, planted.wrong[at], planted.attribute[at])
-                        for at, score in zip(spans[side], row, strict=True)
-                    ]
+            for name, row in zip(batch["ids"], scores, strict=True):
+                planted = data.planted("val", name)
+                spans = component_spans(words_of(planted.text))
+                assert spans is not None
+                self._word_scores[name, side] = [
+                    (score, planted.wrong[at], planted.attribute[at])
+                    for at, score in zip(spans[side], row, strict=True)
+                ]
 
     def on_validation_epoch_start(self) -> None:
         self._word_scores = {}

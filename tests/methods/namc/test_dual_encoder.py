@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -18,6 +19,7 @@ from lightning_idc.methods.namc.dual_encoder import (
     load_dual_encoder,
     vocabulary_with_mask,
 )
+from lightning_idc.methods.namc.losses import cosines, info_nce_of_similarity, late_interaction
 from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc, word_relevance
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import CheckpointError, DataError
@@ -140,6 +142,25 @@ def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
     assert [len(row) for row in word_relevance(loaded, images, texts)] == [3, 2]
     again = RelevancePretraining.load_from_checkpoint(tmp_path / "relevance.ckpt")
     assert again.encoder is not None and again.encoder.grid == (4, 4)
+
+
+def test_captions_of_any_form_are_matched_with_both_images() -> None:
+    """Oracle: the loss of the pair as one image of twice as many patches, for captions outside the template."""
+    captions = ["the red square is blue now", "a dog is gone", "nothing changed"]
+    data = TinyPairs(batch_size=4, image_size=32)
+    model = RelevancePretraining(width=16, heads=2, backbone="cnn")
+    Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, **QUIET).fit(model, data)
+    model.eval()
+    images = torch.randint(0, 256, (3, 2, 3, 32, 32), dtype=torch.uint8)
+    batch = {"images": images, "captions": [[text] for text in captions], "ids": ["a", "b", "c"]}
+    image = model.encoder.encode_image(images.flatten(0, 1))
+    text = model.encoder.encode_text([caption.split() for caption in captions])
+    pair = image.patches.unflatten(0, (3, 2)).flatten(1, 2)
+    words = info_nce_of_similarity(late_interaction(pair, text.tokens, text.word_of >= 0), scale=20.0)
+    pooled = image.pooled.unflatten(0, (3, 2))
+    of_sides = (cosines(pooled[:, 0], text.pooled) + cosines(pooled[:, 1], text.pooled)) / 2
+    expected = 2 * (words + info_nce_of_similarity(of_sides, scale=20.0))
+    torch.testing.assert_close(model.training_loss(None, batch), expected)
 
 
 def test_pairs_without_a_description_are_named() -> None:
