@@ -104,6 +104,9 @@ class PairModule(LightningModule):
         if isinstance(no_decay, str):
             raise ConfigError(f"no_decay is {no_decay!r}; expected a list of suffixes, such as [{no_decay!r}]")
         self.no_decay = tuple(no_decay)
+        self.lr: float | None = None
+        """Learning rate in place of the optimizer's; Lightning's learning rate finder sets it."""
+        self._lr_of_optimizer: float | None = None
         self.init_from: str | None = init_from
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
@@ -275,7 +278,9 @@ class PairModule(LightningModule):
         assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         check_trainable_precision(self, optimizer)
+        self._lr_of_optimizer = self.lr
         for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if self.lr is None else self.lr
             group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(NO_DECAY), 1.0)
         schedules = [self.schedule_of(group["name"].removesuffix(NO_DECAY)) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
@@ -389,6 +394,9 @@ class PairModule(LightningModule):
             refuse_unreadable(self.hparams, type(self).__name__)  # now rather than after hours of training
         if not self.training:
             self.train()
+        if self.lr != self._lr_of_optimizer:
+            # the callback LearningRateFinder has just run: factors and schedules of the groups start from its result
+            self.trainer.strategy.setup_optimizers(self.trainer)
 
     def on_train_start(self) -> None:
         """Restore the random state of the checkpoint, one per rank."""
