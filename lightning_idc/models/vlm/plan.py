@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ import torch
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.vlm.costs import PairCost, cost_of_pair
-from lightning_idc.models.vlm.families import family_for
+from lightning_idc.models.vlm.families import family_for, family_of
+from lightning_idc.models.vlm.known_models import KNOWN_MODELS
+from lightning_idc.models.vlm.loading import configured, train_tokenizer
 from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.models.vlm.prompting import PROMPT
-from lightning_idc.models.vlm.published import Source, find_model, read_config
+from lightning_idc.models.vlm.published import Source, find_model, is_local, read_config
+from lightning_idc.models.vlm.rates import MEASURED_ON, PEAK_TFLOPS, pairs_per_second
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import class_of
 
@@ -63,6 +66,9 @@ class Plan:
         loaders: number of processes per machine that load the weights; only the first one with sharding.
         cost: cost of one pair; None without images.
         batch: number of pairs per device and step.
+        compiled: whether the layers are compiled.
+        devices: number of devices that train.
+        epochs: number of passes over the data; None if it is not limited.
     """
 
     trained: dict[str, int]
@@ -75,6 +81,9 @@ class Plan:
     loaders: int = 1
     cost: PairCost | None = None
     batch: int = 1
+    compiled: bool = False
+    devices: int = 1
+    epochs: int | None = None
 
     @property
     def parts(self) -> dict[str, int]:
@@ -105,6 +114,20 @@ class Plan:
     def activations(self) -> int:
         """Estimated bytes per device of activations and logits."""
         return 0 if self.cost is None else self.batch * self.cost.activations + self.cost.logits
+
+    def time_table(self, pairs: int) -> list[str]:
+        """Lines with the estimated speed on each GPU, and the time for ``pairs`` training pairs."""
+        if self.cost is None:
+            return []
+        epochs = self.epochs or 1
+        source = f"measured on an {MEASURED_ON}, scaled by data sheet to others"
+        lines = [f"{'speed':<24}estimated for supervised training; {source}"]
+        for gpu in PEAK_TFLOPS:
+            rate = self.devices * pairs_per_second(self.cost.step, gpu, self.compiled)
+            hours = pairs * epochs / rate / 3600
+            name = gpu if self.devices == 1 else f"{self.devices} x {gpu}"
+            lines.append(f"  {name:<22}{rate:>12.3g} pairs/s, {hours:.2g} h for {pairs:,} pairs, epochs: {epochs}")
+        return lines
 
     def table(self) -> str:
         """Table for the terminal."""
@@ -138,6 +161,9 @@ def plan_of(
 ) -> Plan:
     """Plan for a published model; its weights are neither read nor allocated.
 
+    A model of :data:`~lightning_idc.models.vlm.known_models.KNOWN_MODELS` needs no files and no network; without its
+    tokenizer, the tokens of the prompt are counted as words.
+
     Args:
         model: folder or hub id.
         adapters: adapters by name, not yet installed.
@@ -152,12 +178,9 @@ def plan_of(
     Raises:
         ConfigError: the model does not exist or is not a vision-language model.
     """
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoModelForImageTextToText
 
-    find_model(model, revision)
-    source = Source(model, revision)
-    config = read_config(source)
-    processor = AutoProcessor.from_pretrained(model, **source.options())
+    config, processor = _config_and_processor(model, revision, images.prompt if images else PROMPT)
     with torch.device("meta"):
         inner = AutoModelForImageTextToText.from_config(config)
         family = family_for(inner, processor)
@@ -203,6 +226,21 @@ def plan_of(
     )
 
 
+def _config_and_processor(model: str, revision: str | None, prompt: str) -> tuple[Any, Any]:
+    """Configuration and processor of a model: of its folder, the cache, the library or the hub, in this order."""
+    from transformers import AutoProcessor
+
+    if model in KNOWN_MODELS and not is_local(model, revision):
+        architecture = KNOWN_MODELS[model]
+        special_tokens = family_of(architecture["model_type"]).special_tokens.values()
+        tokenizer = train_tokenizer([prompt] * 2, 1000, special_tokens)  # merges every word into one token
+        config, processor, _ = configured(architecture, tokenizer)
+        return config, processor
+    find_model(model, revision)
+    source = Source(model, revision)
+    return read_config(source), AutoProcessor.from_pretrained(model, **source.options())
+
+
 def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     """Plan for a training stage of a recipe.
 
@@ -229,7 +267,7 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     optimizer = str((options.get("optimizer") or {}).get("class_path", "AdamW"))
     momentum = ((options.get("optimizer") or {}).get("init_args") or {}).get("momentum")
     moments = 2 if "Adam" in optimizer else 1 if momentum else 0
-    return plan_of(
+    planned = plan_of(
         options["model"],
         adapters,
         str(trainer.get("precision", "32-true")),
@@ -239,6 +277,10 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         options.get("revision"),
         _images(options, (config.get("data") or {}).get("init_args") or {}),
         1 if sharded and not options.get("quantize") else loaders,
+    )
+    epochs = trainer.get("max_epochs")
+    return replace(
+        planned, compiled=bool(options.get("compile")), devices=loaders * nodes, epochs=int(epochs) if epochs else None
     )
 
 

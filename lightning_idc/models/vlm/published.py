@@ -217,6 +217,16 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d"))
 
 
+def is_local(name: str, revision: str | None = None) -> bool:
+    """Whether a model is a folder or in the Hugging Face cache; the hub is not asked."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(name).is_dir() or bool(snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        return False
+
+
 def find_model(name: str, revision: str | None = None) -> None:
     """Check that a model is a folder, in the cache or on the hub.
 
@@ -227,13 +237,10 @@ def find_model(name: str, revision: str | None = None) -> None:
         if not Path(name, "config.json").is_file():
             raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
         return
-    from huggingface_hub import HfApi, snapshot_download
-
-    try:
-        snapshot_download(name, revision=revision, local_files_only=True)
+    if is_local(name, revision):
         return
-    except Exception:
-        pass
+    from huggingface_hub import HfApi
+
     try:
         # one request with a short timeout: transformers itself would retry every file
         HfApi().model_info(name, revision=revision, timeout=5)
