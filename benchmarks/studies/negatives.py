@@ -29,8 +29,8 @@ def side_by_side(folder: Path, rows: int, seed: int = 0) -> str:
     Raises:
         ValueError: no pair was compared by all stages.
     """
-    files = sorted(folder.glob(f"*/{NEGATIVES}"), key=lambda path: (path.stat().st_mtime_ns, path))
-    stages = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    files = sorted(folder.glob(f"*/**/{NEGATIVES}"), key=lambda path: (path.stat().st_mtime_ns, path))
+    stages = {path.relative_to(folder).parts[0]: json.loads(path.read_text(encoding="utf-8")) for path in files}
     common = sorted(set.intersection(*map(set, stages.values()))) if stages else []
     if not common:
         raise ValueError(f"no pair was compared by all stages of {folder} ({', '.join(stages) or 'there are none'})")

@@ -29,6 +29,9 @@ def default_negatives(data: PairDataModule) -> NegativeSource:
 class PreferenceOptimization(PolicyCallback):
     """Trains a captioner by direct preference optimisation instead of by the caption loss.
 
+    The last comparison of each pair is written to ``negatives.json`` in the folder of the logger, or in
+    ``default_root_dir`` without a logger.
+
     Each chosen caption of the batch (``captions_per_pair`` per pair) is compared with one rejected caption. Start from
     a supervised captioner with ``init_from``, which then is the reference policy.
 
@@ -126,4 +129,4 @@ class PreferenceOptimization(PolicyCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
-        self.addon(pl_module).record.save(trainer.default_root_dir)
+        self.addon(pl_module).record.save(trainer.log_dir or trainer.default_root_dir)

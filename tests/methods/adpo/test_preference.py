@@ -16,6 +16,7 @@ from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET, Losses, assert_same, fit, host_state
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.negatives import (
@@ -275,6 +276,12 @@ def test_the_negatives_of_a_run_are_kept_for_reading(tmp_path: Path) -> None:
     met = json.loads((tmp_path / "negatives.json").read_text())
     assert len(met) == 16
     assert met["000"]["negative"] == "it turned green" and met["000"]["positive"] in TinySource(16, 0).captions(0)
+
+
+def test_the_negatives_of_a_plain_trainer_go_to_the_folder_of_its_logger(tmp_path: Path) -> None:
+    fit([PreferenceOptimization(negatives=Fixed())], tmp_path, logger=CSVLogger(tmp_path), max_steps=1)
+    (file,) = tmp_path.rglob("negatives.json")
+    assert file.parent == tmp_path / "lightning_logs" / "version_0"
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
