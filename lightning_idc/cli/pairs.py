@@ -102,8 +102,8 @@ def predict(
 ) -> int:
     """Caption pairs of files, or a split of a data module.
 
-    PAIRS are two folders with equal file names, a folder with before/ and after/, a .csv or .jsonl with the columns
-    before and after, or a .txt with two paths a line: `predict old new --out captions.csv`.
+    PAIRS are two folders with equal file names, a folder with before/ and after/ (or A/ and B/), a .csv or .jsonl with
+    the columns before and after, or a .txt with two paths a line: `predict old new --out captions.csv`.
 
     With --config FILE, --data CLASS or --ckpt_path FILE in place of PAIRS, a split of a data module is captioned, with
     the keys of `fit`: `predict --ckpt_path best.ckpt --data FolderPairs --data.root my_pairs`.

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.sampling import PairSampler, sample_seed
@@ -136,6 +137,10 @@ class Concatenation(PairSource):
         sample.id = self.ids[index]
         sample.meta = {**sample.meta, "part": name}
         return sample
+
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
+        name, pair = self._positions[index]
+        return self.sources[name].original(pair)
 
     def captions(self, index: int) -> list[str]:
         name, pair = self._positions[index]

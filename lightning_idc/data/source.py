@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_idc.images.types import PairSample
@@ -61,6 +62,15 @@ class PairSource(Dataset[PairSample], ABC):
         height, width = self.load(index).before.shape[1:]
         return height, width
 
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
+        """Images of a pair before they are resized to ``image_size``, for reports; by default those of :meth:`load`.
+
+        Returns:
+            Images before and after, uint8 ``(3, H, W)``, whose sizes may differ.
+        """
+        sample = self.load(index)
+        return sample.before, sample.after
+
     def fingerprint(self) -> str | None:
         """Digest of everything that determines the images of :meth:`load`; None if it cannot be computed."""
         return None
@@ -93,6 +103,9 @@ class View(PairSource):
 
     def load(self, index: int) -> PairSample:
         return self.source.load(self.indices[index])
+
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.source.original(self.indices[index])
 
     def captions(self, index: int) -> list[str]:
         return self.source.captions(self.indices[index])

@@ -8,7 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
+from lightning_idc.images.resize import resize
+from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.bootstrap import bootstrap
 from lightning_idc.metrics.captions import ScoringResources
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
 
 PER_PAIR = ("CIDEr-D", "METEOR", "ROUGE-L")
+MAX_SIDE = 1024
+"""Maximum height and width of the images of a report in pixels."""
 
 
 @dataclass
@@ -162,10 +167,15 @@ class Results:
         return cards
 
     def entries(self, records: Sequence[dict[str, Any]]) -> Iterator[Entry]:
-        """Entries of a report, lazily, with images if there are data."""
+        """Entries of a report, lazily, with the original images if there are data."""
         samples = self._samples(records)
         for record in records:
-            sample = next(samples, None)
+            sample, images, boxes = next(samples, None), None, None
+            if sample is not None:
+                images = self._original(sample)
+                if sample.boxes is not None:
+                    scale = [images[0].shape[axis] / sample.before.shape[axis] for axis in (2, 1)]
+                    boxes = sample.boxes * sample.boxes.new_tensor(scale * 2)
             yield Entry(
                 record["id"],
                 record["caption"],
@@ -174,17 +184,31 @@ class Results:
                 record["log_prob"],
                 self.of_pairs.get(record["id"], {}),
                 self.facts.get(record["id"], {}),
-                None if sample is None else (sample.before, sample.after),
-                None if sample is None else sample.boxes,
+                images,
+                boxes,
                 record.get("change_score"),
             )
 
-    def _samples(self, records: Sequence[dict[str, Any]]) -> Iterator[Any]:
+    def _original(self, sample: PairSample) -> tuple[Tensor, Tensor]:
+        """Original images of a pair, both of the size of the first, up to `MAX_SIDE` pixels."""
+        assert self.data is not None
+        source = self.data.pairs_of(self.split)
+        before, after = source.original(self._indices[sample.id])
+        scale = min(1.0, MAX_SIDE / max(before.shape[1:]))
+        size = (max(1, round(before.shape[1] * scale)), max(1, round(before.shape[2] * scale)))
+        return resize(before, size), resize(after, size)
+
+    @cached_property
+    def _indices(self) -> dict[str, int]:
+        """Index of each pair of the split by id."""
+        assert self.data is not None
+        return {id: index for index, id in enumerate(self.data.pairs_of(self.split).ids)}
+
+    def _samples(self, records: Sequence[dict[str, Any]]) -> Iterator[PairSample]:
         if self.data is not None:
             source = self.data.pairs_of(self.split)
-            index_of = {id: index for index, id in enumerate(source.ids)}
             for record in records:
-                yield source.load(index_of[record["id"]])
+                yield source.load(self._indices[record["id"]])
 
 
 def spread(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

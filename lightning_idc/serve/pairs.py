@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import SIDES, is_pair_column, pairs_of
-from lightning_idc.data.tables.pair_folders import images_below
+from lightning_idc.data.tables.pair_columns import is_pair_column, pairs_of
+from lightning_idc.data.tables.pair_folders import images_below, side_folders
 from lightning_idc.data.tables.tables import Faults, read_table, table_ending
 from lightning_idc.images.decode import decode
 from lightning_idc.images.raw import opaque
@@ -24,8 +24,8 @@ from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundEr
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 EXPECTED = (
-    "expected two folders, a folder that holds before/ and after/, a .csv, .tsv or .jsonl table with the columns "
-    "before and after, or a .txt list with two paths a line"
+    "expected two folders, a folder that holds before/ and after/ (or A/ and B/), a .csv, .tsv or .jsonl table with "
+    "the columns before and after, or a .txt list with two paths a line"
 )
 
 
@@ -76,9 +76,9 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
 
 
 def sides_of(folder: Path) -> list[Path]:
-    """The folders ``before`` and ``after`` in a folder; empty if one is missing."""
-    sides = [folder / side for side in SIDES]
-    return sides if all(side.is_dir() for side in sides) else []
+    """The folders ``before`` and ``after`` in a folder, or those of another pair of names; empty if one is missing."""
+    names = side_folders(folder).get(None, ())
+    return [folder / name for name in names]
 
 
 def _of_folders(before: Path, after: Path) -> list[FilePair]:

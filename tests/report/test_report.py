@@ -12,16 +12,17 @@ import torch
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
-from PIL import ImageFont
+from PIL import Image, ImageFont
 from rich.console import Console
 
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
+from lightning_idc.data import FolderPairs
 from lightning_idc.data.source import PairSource
-from lightning_idc.images.types import Caption
+from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.baselines import check_baselines
-from lightning_idc.report.results import spread
+from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
@@ -153,6 +154,25 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
     assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_report_shows_the_original_images(tmp_path: Path) -> None:
+    """A hair-fine change is mush in the image that the captioner sees."""
+    for number, (side, size) in enumerate((("before", (2048, 512)), ("after", (1024, 256)))):
+        (tmp_path / side).mkdir()
+        Image.new("RGB", size, (90 * number, 120, 120)).save(tmp_path / side / "a.png")
+    (tmp_path / "captions.csv").write_text("id,captions,split\na,it is redder,test\n")
+    data = FolderPairs(tmp_path, image_size=32)
+    record = {"id": "a", "caption": "c", "references": ["r"], "change_type": None, "log_prob": None}
+    (entry,) = Results([record], None, data, "test").entries([record])
+    assert entry.images is not None and [image.shape for image in entry.images] == [(3, 256, 1024)] * 2
+    assert entry.images[1][0].eq(90).all()
+    # boxes are of the image that the captioner sees
+    boxed = PairSample("a", torch.zeros(3, 32, 32).byte(), torch.zeros(3, 32, 32).byte(), boxes=torch.ones(1, 2, 4) * 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(data.pairs_of("test")), "load", lambda source, index: boxed)
+        (entry,) = Results([record], None, data, "test").entries([record])
+    assert entry.boxes is not None and entry.boxes[0, 0].tolist() == [256.0, 64.0, 256.0, 64.0]
 
 
 def test_the_file_of_a_prediction_is_not_replaced_by_a_test(tmp_path: Path) -> None:

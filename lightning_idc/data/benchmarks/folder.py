@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
+from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, splits_of
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, splits_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, is_pair_column, pairs_of
-from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
+from lightning_idc.data.tables.pair_folders import read_two_folders, side_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -50,7 +50,8 @@ class FolderPairs(PairDataModule):
     Tables may be gzipped. With two folders, ``captions.csv`` or ``captions.jsonl`` has the columns id (the file name
     without its extension) and captions. A table with a column rejected contains preferences, in the layouts of
     `PreferencePairs`. Splits come from the column split or from the files ``train.csv``, ``val.csv`` and ``test.csv``;
-    otherwise a hash of the id decides, so that adding pairs does not change the split of others. Prediction uses the
+    otherwise a hash of the id orders the pairs and ``shares`` cut the order, so that adding pairs moves only the few
+    others at the cuts to the next split. Prediction uses the
     split ``predict`` if there is one, else all pairs if there are no captions, else the test split.
 
     Args:
@@ -58,6 +59,8 @@ class FolderPairs(PairDataModule):
             included, and files that are not images are listed in a warning.
         annotations: path of the table relative to the root, which may also be a JSON list; None searches the root for
             a CSV, TSV or JSONL file.
+        sides: names of the folders of first and second images; None recognises ``before`` and ``after``, ``A`` and
+            ``B``, ``T1`` and ``T2``, ``im1`` and ``im2``, also below ``train/``, ``val/`` and ``test/``.
         shares: fractions of train, val and test for pairs without a split.
         on_empty: treatment of empty captions: ``raise`` an error, or ``skip`` them and pairs with no other captions.
         on_bad: treatment of pairs with missing or unreadable images: ``raise`` an error, or ``skip`` them after opening
@@ -80,6 +83,7 @@ class FolderPairs(PairDataModule):
         self,
         root: str | Path = "data",
         annotations: str | None = None,
+        sides: tuple[str, str] | None = None,
         shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
         on_empty: OnBad = "raise",
         on_bad: OnBad = "raise",
@@ -91,6 +95,7 @@ class FolderPairs(PairDataModule):
         check_shares(shares)
         self.files = Root(root, follow_links)
         self.root, self.annotations, self.shares = self.files.path, annotations, tuple(shares)
+        self.sides = None if sides is None else (sides[0], sides[1])
         self.on_empty, self.on_bad = on_empty, on_bad
         self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
@@ -105,8 +110,8 @@ class FolderPairs(PairDataModule):
         if "skip" in (self.on_empty, self.on_bad):
             raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
         by_split: dict[str, list[Record]] = {}
-        for record in self._preferences:
-            by_split.setdefault(split_of(record, self.shares), []).append(record)
+        for record, name in zip(self._preferences, splits_of(self._preferences, self.shares), strict=True):
+            by_split.setdefault(name, []).append(record)
         records = by_split.get(split) or (by_split.get("test") if split == "predict" else None)
         if not records:
             raise DataError(f"{self.root}: the split {split!r} has no preferences; name it in a column split")
@@ -177,7 +182,7 @@ class FolderPairs(PairDataModule):
 
         files = self._tables()
         if files is None:
-            records, self._no_captions = read_two_folders(self.files)
+            records, self._no_captions = read_two_folders(self.files, side_folders(self.root, self.sides))
         else:
             tables = [(read_table(path, is_pair_column), split) for path, split in files]
             if any(holds_preferences(table.names) for table, _ in tables):
@@ -193,8 +198,8 @@ class FolderPairs(PairDataModule):
         split_indices = pc.index_in(records.rows.column("split"), value_set=split_names)
         split_indices = split_indices.fill_null(-1).to_numpy().copy()
         unassigned = np.flatnonzero(split_indices < 0)
-        for index, id in zip(unassigned.tolist(), records.take(unassigned).ids, strict=True):
-            split_indices[index] = SPLITS.index(split_by_hash(id, self.shares))
+        hashed = splits_by_hash(records.take(unassigned).ids, self.shares)
+        split_indices[unassigned] = [SPLITS.index(split) for split in hashed]
         self._by_split = {
             split: records.take(np.flatnonzero(split_indices == index)) for index, split in enumerate(SPLITS)
         }
@@ -213,7 +218,7 @@ class FolderPairs(PairDataModule):
         parts = [(path, split) for path in files if (split := SAME.get(table_stem(path), table_stem(path))) in SPLITS]
         if parts:
             return list(parts)
-        two_folders = all((self.root / side).is_dir() for side in ("before", "after"))
+        two_folders = bool(side_folders(self.root, self.sides))
         others = [path for path in files if not (two_folders and table_stem(path) == "captions")]
         if len(others) == 1:
             return [(others[0], None)]
@@ -221,8 +226,9 @@ class FolderPairs(PairDataModule):
             names = ", ".join(path.name for path in others)
             raise DataError(f"{self.root} holds several tables ({names}); say which with annotations: NAME")
         if not two_folders:
+            sides = self.sides or ("before", "after")
             raise DatasetNotFoundError(
-                f"{self.root} holds neither a table nor the folders before/ and after/.{_EXPECTED}"
+                f"{self.root} holds neither a table nor the folders {sides[0]}/ and {sides[1]}/.{_EXPECTED}"
             )
         return None
 
@@ -230,6 +236,7 @@ class FolderPairs(PairDataModule):
 _EXPECTED = """ Expected one of:
 
   before/NAME.png, after/NAME.png, captions.csv     columns id (NAME), captions; perhaps split, change_type
+  A/ and B/, T1/ and T2/, im1/ and im2/             in place of before/ and after/; other names with sides: [OLD, NEW]
   pairs.csv or pairs.jsonl                          columns before, after, captions; perhaps id, split, change_type
   train.csv, val.csv, test.csv                      the same columns, one file per split
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
@@ -206,10 +208,13 @@ class TableSource(PairSource):
                         yield number, _below(self._folder, path, where), where
             row += len(part)
 
-    def load(self, index: int) -> PairSample:
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
         row = self._images[index]
         files = [self._file(column.cell(row), f"{self._row(index)}, {column}") for column in self._columns]
-        before, after = read_pair(files[0], files[1], self.options, self._row(index))
+        return read_pair(files[0], files[1], self.options, self._row(index))
+
+    def load(self, index: int) -> PairSample:
+        before, after = self.original(index)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         captions, kind = list(self._captions[index]), self._kinds[index]

@@ -12,7 +12,7 @@ import torch
 from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import FileSource, Record, check_shares, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, check_shares, splits_by_hash
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -100,7 +100,9 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         return Counts(len(records), sum(len(record.captions) for record in records), records=len(self._all_records()))
 
     def read(self, split: Split) -> list[Record]:
-        return [record for record in self._all_records() if split_by_hash(image_of(record.id), self.shares) == split]
+        records = self._all_records()
+        splits = splits_by_hash((image_of(record.id) for record in records), self.shares)
+        return [record for record, name in zip(records, splits, strict=True) if name == split]
 
     def source_of(self, records: Any) -> BoxedSource:
         return BoxedSource(records, self.image_size, self.interpolation, self.image_options)

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, split_by_hash
+from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, splits_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -66,7 +66,8 @@ class PreferencePairs(PairDataModule):
             if not path.is_file():
                 raise DatasetNotFoundError(f"there is no file {str(path)!r}; name it with annotations")
             self._records = read_preferences(self.files, [(path, None)])
-        records = [r for r in self._records if split_of(r, self.shares) == split]
+        splits = splits_of(self._records, self.shares)
+        records = [record for record, name in zip(self._records, splits, strict=True) if name == split]
         if not records:
             raise DataError(f"{self.annotations}: the split {split!r} has no pairs; name it in a column split")
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
@@ -82,17 +83,19 @@ _CONVERSATION = ("prompt", "conversations", "messages", "chosen")
 _MARKERS = re.compile(r"(?:Image-\d+:\s*)?<(?:image|video)>")
 
 
-def split_of(record: Record, shares: Sequence[float]) -> str:
-    """Split of a pair from its record, or from a hash of its id.
+def splits_of(records: Sequence[Record], shares: Sequence[float]) -> list[str]:
+    """Split of each pair from its record; a hash of the ids decides where records have none.
 
     Raises:
-        DataError: the split of the record is unknown.
+        DataError: the split of a record is unknown.
     """
-    name = (record.split or "").lower()
-    split = SAME.get(name, name) or split_by_hash(record.id, shares)
-    if split not in SPLITS:
-        raise DataError(f"{record.where}: the split {name!r} is unknown; expected one of {', '.join(SPLITS)}")
-    return split
+    names = [SAME.get(name, name) for name in ((record.split or "").lower() for record in records)]
+    hashed = iter(splits_by_hash((record.id for record, name in zip(records, names, strict=True) if not name), shares))
+    splits = [name or next(hashed) for name in names]
+    for record, split in zip(records, splits, strict=True):
+        if split not in SPLITS:
+            raise DataError(f"{record.where}: the split {split!r} is unknown; expected one of {', '.join(SPLITS)}")
+    return splits
 
 
 def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[Record]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record, check_shares, split_by_hash
+from lightning_idc.data.tables.files import Record, check_shares, splits_by_hash
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError
@@ -147,13 +147,16 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
 
     def read(self, split: Split) -> list[Record]:
         listed = self._listed()
-        pre_images: set[str] = set()
+        rows = [
+            (row, [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")])
+            for row in read_objects(self.file("RSCC_qvq.jsonl"))
+        ]
+        pre_images = {sides[0] for _, sides in rows}
+        unlisted = [name for name in pre_images if name not in listed]
+        splits = dict(zip(unlisted, splits_by_hash(unlisted, self._without_test(bool(listed))), strict=True))
         records = []
-        for row in read_objects(self.file("RSCC_qvq.jsonl")):
-            sides = [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")]
-            pre_images.add(sides[0])
-            record_split = "test" if sides[0] in listed else split_by_hash(sides[0], self._without_test(bool(listed)))
-            if record_split == split:
+        for row, sides in rows:
+            if splits.get(sides[0], "test") == split:
                 before, after = (self.files.file(side, row.where) for side in sides)
                 texts = sentences(row.values.get("change_caption"), row.where)
                 records.append(Record(sides[0], row.where, before, after, texts))

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from torch import Tensor
+
 from lightning_idc.data.source import PairSource
 from lightning_idc.images.decode import size_of_image
 from lightning_idc.images.options import PLAIN, ImageOptions
@@ -104,9 +107,13 @@ class FileSource(PairSource):
         record = self.records[index]
         return self.size or size_of_image(record.before, record.name) or super().image_size(index)
 
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
+        record = self.records[index]
+        return read_pair(record.before, record.after, self.options, record.name)
+
     def load(self, index: int) -> PairSample:
         record = self.records[index]
-        before, after = read_pair(record.before, record.after, self.options, record.name)
+        before, after = self.original(index)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         elif self.scale_after:
@@ -243,10 +250,33 @@ def check_shares(shares: Sequence[float]) -> None:
         raise ConfigError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
 
 
-def split_by_hash(name: str, shares: Sequence[float]) -> str:
-    """Split of an id, determined by its hash only, so that adding pairs does not change it."""
-    point = int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big") / 2**64
-    return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
+def splits_by_hash(names: Iterable[str], shares: Sequence[float]) -> list[str]:
+    """Split of each name: the distinct names are ordered by a hash and cut at the shares.
+
+    The order of a table has no effect, and adding names moves only the few others at the cuts: to the next split, never
+    between train and test unless the share of val is close to 0.
+
+    Args:
+        names: names; equal ones are in one split.
+        shares: fractions of train, val and test, which are met up to one name.
+
+    Example:
+        >>> from collections import Counter
+        >>> Counter(splits_by_hash(map(str, range(300)), (0.8, 0.1, 0.1)))
+        Counter({'train': 240, 'val': 30, 'test': 30})
+    """
+    hashes = np.fromiter(map(_hash_of, names), np.uint64)
+    ordered = np.unique(hashes)
+    numbers = np.zeros(len(hashes), int)
+    for share in (shares[0], shares[0] + shares[1]):
+        if (cut := round(len(ordered) * share)) < len(ordered):
+            numbers += hashes >= ordered[cut]
+    return [("train", "val", "test")[number] for number in numbers]
+
+
+def _hash_of(name: str) -> int:
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
 
 
 def progress(records: Sequence[Record], title: str) -> Sequence[Record]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import unicodedata
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, group_rows, is_pair_column
+from lightning_idc.data.tables.pair_columns import CAPTIONS, SAME, SIDES, SPLITS, group_rows, is_pair_column
 from lightning_idc.data.tables.record_table import RecordTable, concatenate
 from lightning_idc.data.tables.tables import (
     ENDINGS,
@@ -31,8 +32,40 @@ from lightning_idc.utils.text import printable
 _IGNORED = ("Thumbs.db", "desktop.ini")
 
 
-def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
-    """Match images of ``before/`` and ``after/`` by name, and add the captions of a table.
+FOLDERS = (SIDES, ("A", "B"), ("T1", "T2"), ("t1", "t2"), ("im1", "im2"))
+"""Names of the two folders of images that are recognised, such as those of data sets of change detection."""
+
+
+def side_folders(root: Path, sides: tuple[str, str] | None = None) -> dict[str | None, tuple[str, str]]:
+    """Folders of the first and the second images in a root folder, relative to it, by split.
+
+    Args:
+        root: folder with ``before/`` and ``after/`` or another pair of names, or with such a pair in each of its
+            folders ``train/``, ``val/`` and ``test/``.
+        sides: names of the two folders; one of :data:`FOLDERS` when None.
+
+    Returns:
+        The folders; the split is None without folders of splits. Empty if there are none.
+    """
+    for first, second in FOLDERS if sides is None else (sides,):
+        if (root / first).is_dir() and (root / second).is_dir():
+            return {None: (first, second)}
+        by_split: dict[str | None, tuple[str, str]] = {}
+        for folder in sorted(root.iterdir()):
+            split = SAME.get(folder.name.lower(), folder.name.lower())
+            if split in SPLITS and (folder / first).is_dir() and (folder / second).is_dir():
+                by_split[split] = (f"{folder.name}/{first}", f"{folder.name}/{second}")
+        if by_split:
+            return by_split
+    return {}
+
+
+def read_two_folders(root: Root, folders: Mapping[str | None, tuple[str, str]]) -> tuple[RecordTable, str | None]:
+    """Match images of two folders by name, and add the captions of a table.
+
+    Args:
+        root: root folder.
+        folders: folders of both sides by split, from :func:`side_folders`. With splits, an id is ``SPLIT/NAME``.
 
     Returns:
         The pairs, and an error message if there is no table of captions, else None.
@@ -43,18 +76,8 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
     import pyarrow
     import pyarrow.compute as pc
 
-    images = [images_below(root, side) for side in SIDES]
-    unmatched = sorted(images[0].keys() ^ images[1].keys())
-    if unmatched:
-        examples = ", ".join(f"{'before' if name in images[0] else 'after'}/{name}" for name in unmatched[:SHOWN])
-        raise DataError(
-            f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {examples}"
-            f"{', ...' if len(unmatched) > SHOWN else ''}"
-        )
-    names = sorted(images[0])
-    paths = [pyarrow.array([side[name] for name in names], pyarrow.large_string()) for side in images]
-    pairs = Table(Faults(root.path, ""), ["id"], {}, np.zeros(len(names), np.int32))
-    uncaptioned = group_rows(pairs, root, pyarrow.array(names, pyarrow.large_string()), tuple(paths))
+    parts = [_matched(root, sides, split) for split, sides in folders.items()]
+    uncaptioned = concatenate(parts)
     path = _captions_in(root.path)
     if path is None:
         return uncaptioned, (
@@ -70,15 +93,38 @@ def read_two_folders(root: Root) -> tuple[RecordTable, str | None]:
     ids = pyarrow.array(map(_composed, ids.to_pylist()), pyarrow.large_string())
     index = pc.index_in(ids, value_set=uncaptioned.ids.values)
     unknown = np.flatnonzero(pc.is_null(index).to_numpy(zero_copy_only=False))
+    names = " and ".join(f"{side}/" for side in next(iter(folders.values())))
     table.faults.add_rows(
         table.lines[unknown],
-        lambda row: f"there are no images called {short(ids[int(unknown[row])].as_py())} in before/ and after/",
+        lambda row: f"there are no images called {short(ids[int(unknown[row])].as_py())} in {names}",
     )
     table.faults.check()
-    captioned = group_rows(table, root, ids, tuple(side.take(index) for side in paths))
-    captionless = np.setdiff1d(np.arange(len(names)), index.to_numpy())
+    sides = tuple(uncaptioned.rows.column(side).take(index) for side in SIDES)
+    if None not in folders:
+        table.columns["split"] = uncaptioned.rows.column("split").take(index)
+    captioned = group_rows(table, root, ids, sides)
+    captionless = np.setdiff1d(np.arange(len(uncaptioned)), index.to_numpy())
     records = concatenate([captioned, uncaptioned.take(captionless)])
     return records.take(pc.sort_indices(records.ids.values).to_numpy()), None
+
+
+def _matched(root: Root, sides: tuple[str, str], split: str | None) -> RecordTable:
+    """Pairs of images with equal names in two folders, without captions."""
+    import pyarrow
+
+    images = [images_below(root, side) for side in sides]
+    unmatched = sorted(images[0].keys() ^ images[1].keys())
+    if unmatched:
+        examples = ", ".join(f"{sides[0] if name in images[0] else sides[1]}/{name}" for name in unmatched[:SHOWN])
+        raise DataError(
+            f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {examples}"
+            f"{', ...' if len(unmatched) > SHOWN else ''}"
+        )
+    names = sorted(images[0])
+    paths = [pyarrow.array([side[name] for name in names], pyarrow.large_string()) for side in images]
+    ids = [name if split is None else f"{split}/{name}" for name in names]
+    pairs = Table(Faults(root.path, ""), ["id"], {}, np.zeros(len(names), np.int32))
+    return group_rows(pairs, root, pyarrow.array(ids, pyarrow.large_string()), tuple(paths), split)
 
 
 def _captions_in(folder: Path) -> Path | None:

@@ -277,6 +277,9 @@ class Corrupted(View):
         )
         return replace(sample, before=before, after=after, captions=self.captions(index))
 
+    def original(self, index: int) -> tuple[Tensor, Tensor]:
+        return PairSource.original(self, index)  # corrupted, as the captioner sees them
+
     def _words(self) -> list[str]:
         if self._vocabulary is None:
             texts = (caption for index in range(len(self)) for caption in self.source.captions(index))
