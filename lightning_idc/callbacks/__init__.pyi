@@ -19,4 +19,5 @@ from lightning_idc.methods.policy.policy import GroupRelative as GroupRelative
 from lightning_idc.methods.policy.policy import SelfCritical as SelfCritical
 from lightning_idc.methods.policy.server_rollouts import ServerRollouts as ServerRollouts
 from lightning_idc.methods.procap.log_procedures import LogProcedures as LogProcedures
+from lightning_idc.methods.stateful_encoder.callback import StatefulEncoderAdapter as StatefulEncoderAdapter
 from lightning_idc.models.vlm.lora import LoRA as LoRA

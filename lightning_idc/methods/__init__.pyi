@@ -72,3 +72,4 @@ from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureMo
 from lightning_idc.methods.procap.procedure import WarmupHold as WarmupHold
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer as NamingTokenizer
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining as TokenizerTraining
+from lightning_idc.methods.stateful_encoder.adapter import StatefulEncoder as StatefulEncoder

@@ -233,6 +233,15 @@ PLUGINS = {
         host=MaskedGridCaptioner,
     ),
     "MDP": Plugin(("MDPAdapter", "MDP"), lambda: [callbacks.MDPAdapter(heads=2, hidden=8, stacked=1)]),
+    "MDP, control": Plugin(
+        ("MDPAdapter", "MDP"), lambda: [callbacks.MDPAdapter(heads=2, hidden=8, stacked=1, control=True)]
+    ),
+    "stateful encoder": Plugin(
+        ("StatefulEncoderAdapter", "StatefulEncoder"), lambda: [callbacks.StatefulEncoderAdapter(heads=2, hidden=8)]
+    ),
+    "stateful encoder, control": Plugin(
+        ("StatefulEncoderAdapter", "StatefulEncoder"), lambda: [callbacks.StatefulEncoderAdapter(heads=2, control=True)]
+    ),
     "LoRA": Plugin(("LoRA", "LoraAdapter"), lambda: [lora()]),
     "LoRA and MDP": Plugin(("LoRA", "MDPAdapter"), lambda: [callbacks.MDPAdapter(heads=2, stacked=1), lora()]),
 }

@@ -152,6 +152,8 @@ class MDPOptions:
         softmax: whether sigma of Eq. 7 is a softmax over depths; otherwise the sigmoid of Eq. 1.
         as_printed: whether only Eq. 4 to 8 are computed: no residuals, no norms, no layer after Eq. 8. Untrained, it
             then changes the features of a trained model.
+        control: whether each image is compared with itself in place of the other one: equally many parameters, without
+            a view of the other image. Not in the paper.
     """
 
     heads: PositiveInt | None = None
@@ -160,6 +162,7 @@ class MDPOptions:
     shared: bool = True
     softmax: bool = False
     as_printed: bool = False
+    control: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -188,7 +191,7 @@ class MultiScaleDifferentialPerception(nn.Module):
         heads = settings.heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
             raise ConfigError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
-        self.softmax, self.as_printed = settings.softmax, settings.as_printed
+        self.softmax, self.as_printed, self.control = settings.softmax, settings.as_printed, settings.control
         self.recomputes = False
         """Whether activations of each depth are recomputed in the backward pass (activation checkpointing)."""
         # depths differ in scale by orders of magnitude, too much for shared weights
@@ -221,7 +224,11 @@ class MultiScaleDifferentialPerception(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Refined last features ``(B, 2, L, D)`` from features ``(B, 2, L, D)`` of every depth, the deepest last."""
-        fused = self.fuse(features)
+        if self.control:
+            alone = [images.flatten(0, 1)[:, None].expand(-1, 2, -1, -1) for images in features]
+            fused = self.fuse(alone)[:, 0].unflatten(0, (-1, 2))
+        else:
+            fused = self.fuse(features)
         return fused if self.as_printed else features[-1] + self.out(fused)
 
     def _depth(self, index: int, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
-"""FeatureRewriter: reads the hidden states of a vision tower and replaces its output, by forward hooks.
+"""Adapters in stock vision towers, by forward hooks.
 
-This is how MDP (M3Diff, section 4) gets between a stock vision tower and the language model behind it.
+:class:`FeatureRewriter` reads hidden states at several depths and replaces the output of the tower, as MDP does
+(M3Diff, section 4). :class:`BlockRewriter` replaces the states after each of several layers, as a stateful encoder
+does.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from lightning_idc.utils.errors import ConfigError
 
 FeatureRewrite = Callable[[list[Tensor]], Tensor]
 """Maps the features ``(B, 2, L, D)`` of every depth, the deepest last, to the new output, ``(B, 2, L, D)``."""
+BlockRewrite = Callable[[int, Tensor], Tensor]
+"""Maps the index of a layer and the states ``(B, 2, L, D)`` after it to new states of the same shape."""
 
 
 class FeatureRewriter:
@@ -91,20 +95,101 @@ class FeatureRewriter:
         if not self._positions_per_pair:
             raise ConfigError("MDP rewrites the features of pairs; call encode of the captioner, not the model itself")
         depths = [*(self.hidden_states[depth] for depth in self.inner_layers), last]
-        # a row is an image, a tile or a patch, depending on the family; the first image's rows always come first
-        rows = [states.reshape(-1, states.shape[-1]) for states in depths]
-        rows_per_position = len(rows[-1]) // sum(self._positions_per_pair)
-        sizes = [rows_per_position * positions for positions in self._positions_per_pair]
-        return self._rewrite_rows(rows, sizes).reshape(last.shape)
+        return rewrite_by_pair(self.rewrite, depths, self._positions_per_pair)
 
-    def _rewrite_rows(self, rows: list[Tensor], sizes: list[int]) -> Tensor:
-        """Rewrite the rows ``(N, D)`` of every depth, ``sizes[i]`` of them per pair; equal sizes form one batch."""
-        if len(set(sizes)) == 1:
-            return self.rewrite([depth.unflatten(0, (len(sizes), 2, -1)) for depth in rows]).flatten(0, 2)
-        by_pair = [depth.split(sizes) for depth in rows]
-        rewritten: dict[int, Tensor] = {}
-        for size in sorted(set(sizes)):
-            same_size = [pair for pair, other in enumerate(sizes) if other == size]
-            batch = [torch.stack([pieces[pair] for pair in same_size]).unflatten(1, (2, -1)) for pieces in by_pair]
-            rewritten |= dict(zip(same_size, self.rewrite(batch).flatten(1, 2), strict=True))
-        return torch.cat([rewritten[pair] for pair in range(len(sizes))])
+
+class BlockRewriter:
+    """Hooks after layers of a vision tower, active only within :meth:`encoding`.
+
+    Args:
+        blocks: layers of the tower.
+        gate: module between the tower and the language model, such as a projector.
+        gate_is_output: whether the features are the output of ``gate``; otherwise they are its input.
+        layers: depths after which states are replaced, from 1, in increasing order.
+        depth: number of layers before the gate; the states after the last one are replaced at the gate, as some
+            models take them from a record that hooks do not change.
+        rewrite: function that computes the new states.
+    """
+
+    def __init__(
+        self,
+        blocks: nn.ModuleList,
+        gate: nn.Module,
+        gate_is_output: bool,
+        layers: Sequence[int],
+        depth: int,
+        rewrite: BlockRewrite,
+    ) -> None:
+        self.rewrite = rewrite
+        self.enabled = True
+        self._positions_per_pair: list[int] = []
+        for index, layer in enumerate(layers):
+            if layer < depth:
+                blocks[layer - 1].register_forward_hook(partial(self._replace_block, index))
+            elif gate_is_output:
+                gate.register_forward_hook(partial(self._replace_output, index))
+            else:
+                gate.register_forward_pre_hook(partial(self._replace_input, index))
+
+    @contextmanager
+    def encoding(self, positions_per_pair: Sequence[int]) -> Iterator[None]:
+        """Context in which the tower encodes pairs; the argument is that of :meth:`FeatureRewriter.encoding`."""
+        self._positions_per_pair = list(positions_per_pair)
+        try:
+            yield
+        finally:
+            self._positions_per_pair = []
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Context in which no states are replaced."""
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
+
+    def _replace_block(self, index: int, block: nn.Module, inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (self._rewritten(index, output[0]), *output[1:])
+        return self._rewritten(index, output)
+
+    def _replace_input(self, index: int, gate: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (self._rewritten(index, inputs[0]), *inputs[1:])
+
+    def _replace_output(self, index: int, gate: nn.Module, inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = self._rewritten(index, output.last_hidden_state)
+        return output
+
+    def _rewritten(self, index: int, states: Tensor) -> Tensor:
+        if not self.enabled:
+            return states
+        if not self._positions_per_pair:
+            raise ConfigError(
+                "StatefulEncoder reads pairs of images; call encode of the captioner, not the model itself"
+            )
+        return rewrite_by_pair(lambda batch: self.rewrite(index, batch[0]), [states], self._positions_per_pair)
+
+
+def rewrite_by_pair(rewrite: FeatureRewrite, depths: list[Tensor], positions_per_pair: Sequence[int]) -> Tensor:
+    """New states of a tower, in the shape of the last of ``depths``.
+
+    Args:
+        rewrite: function of the states ``(B, 2, L, D)`` of every depth; pairs of equal size form one batch.
+        depths: states of the tower, of any shape ``(..., D)``.
+        positions_per_pair: positions of the tower for each pair, in any common unit.
+    """
+    # a row is an image, a tile or a patch, depending on the family; the first image's rows always come first
+    rows = [states.reshape(-1, states.shape[-1]) for states in depths]
+    rows_per_position = len(rows[-1]) // sum(positions_per_pair)
+    sizes = [rows_per_position * positions for positions in positions_per_pair]
+    if len(set(sizes)) == 1:
+        pairs = [depth.unflatten(0, (len(sizes), 2, -1)) for depth in rows]
+        return rewrite(pairs).reshape(depths[-1].shape)
+    by_pair = [depth.split(sizes) for depth in rows]
+    rewritten: dict[int, Tensor] = {}
+    for size in sorted(set(sizes)):
+        same_size = [pair for pair, other in enumerate(sizes) if other == size]
+        batch = [torch.stack([pieces[pair] for pair in same_size]).unflatten(1, (2, -1)) for pieces in by_pair]
+        rewritten |= dict(zip(same_size, rewrite(batch).flatten(1, 2), strict=True))
+    return torch.cat([rewritten[pair] for pair in range(len(sizes))]).reshape(depths[-1].shape)

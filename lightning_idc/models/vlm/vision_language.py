@@ -12,8 +12,8 @@ Shapes: B pairs, P prompt tokens, N rows of S tokens, D channels, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import signature
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
-from lightning_idc.models.vlm.feature_rewrite import FeatureRewrite, FeatureRewriter
+from lightning_idc.models.vlm.feature_rewrite import BlockRewrite, BlockRewriter, FeatureRewrite, FeatureRewriter
 from lightning_idc.models.vlm.tying import untie_differing
 from lightning_idc.models.vlm.windows import attend_segments_at_once
 
@@ -48,7 +48,8 @@ class VisionLanguageModel(nn.Module):
         """Precision of the frozen weights where the trainable ones are float32."""
         self.media_tokens = frozenset(media_tokens(model.config))
         """Ids of the placeholders of images, videos and sound."""
-        self.feature_rewriter: FeatureRewriter | None = None
+        self.rewriters: list[FeatureRewriter | BlockRewriter] = []
+        """Adapters in the vision tower."""
         self.is_compiled = False
         """Whether :func:`~lightning_idc.models.vlm.compiling.compile_layers` has compiled the layers."""
         self._forward_arguments = frozenset(signature(model.forward).parameters)
@@ -267,17 +268,33 @@ class VisionLanguageModel(nn.Module):
 
     def rewrite_features(self, layers: Sequence[int], rewrite: FeatureRewrite) -> None:
         """Replace the output of the tower by ``rewrite`` of the features ``(B, 2, L, D)`` of each of ``layers``."""
+        self.rewriters.append(FeatureRewriter(*self._blocks_and_gate(), layers, rewrite))
+
+    def rewrite_blocks(self, layers: Sequence[int], rewrite: BlockRewrite) -> None:
+        """Replace the states ``(B, 2, L, D)`` after ``layers[i]`` of the tower by ``rewrite(i, states)``."""
+        self.rewriters.append(BlockRewriter(*self._blocks_and_gate(), layers, self.feature_depth, rewrite))
+
+    def _blocks_and_gate(self) -> tuple[nn.ModuleList, nn.Module, bool]:
+        """Layers of the tower, the module behind them, and whether the features are its output."""
         blocks, gate = (self.model.get_submodule(path) for path in (self.family.blocks, self.family.gate))
-        self.feature_rewriter = FeatureRewriter(blocks, gate, self.family.gate_is_output, layers, rewrite)
+        return blocks, gate, self.family.gate_is_output
 
-    def stock_features(self) -> AbstractContextManager[None]:
-        """Context in which the output of the tower is not rewritten."""
-        return nullcontext() if self.feature_rewriter is None else self.feature_rewriter.disabled()
+    @contextmanager
+    def stock_features(self) -> Iterator[None]:
+        """Context in which the states of the tower are not replaced."""
+        with ExitStack() as stack:
+            for rewriter in self.rewriters:
+                stack.enter_context(rewriter.disabled())
+            yield
 
-    def _rewriting(self, pixels: dict[str, Tensor], num_pairs: int) -> AbstractContextManager[None]:
-        if self.feature_rewriter is None:
-            return nullcontext()
-        return self.feature_rewriter.encoding(self.family.patches_per_pair(pixels) or [1] * num_pairs)
+    @contextmanager
+    def _rewriting(self, pixels: dict[str, Tensor], num_pairs: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.rewriters:
+                positions = self.family.patches_per_pair(pixels) or [1] * num_pairs
+                for rewriter in self.rewriters:
+                    stack.enter_context(rewriter.encoding(positions))
+            yield
 
     @property
     def language_modules(self) -> tuple[str, ...]:

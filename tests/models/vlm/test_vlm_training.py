@@ -126,7 +126,7 @@ def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
         batch = model.collate(samples())
         model.caption_loss(model.encode(batch), batch).backward()
         assert model.adapters["mdp"].mdp.recomputes == checkpointing  # type: ignore[union-attr]
-        assert model.net.feature_rewriter.hidden_states == {}  # type: ignore[union-attr]
+        assert model.net.rewriters[0].hidden_states == {}  # type: ignore[union-attr]
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     plain, checkpointed = gradients(False), gradients(True)

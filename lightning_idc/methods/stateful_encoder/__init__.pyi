@@ -1,0 +1,3 @@
+from lightning_idc.methods.stateful_encoder.adapter import StatefulEncoder as StatefulEncoder
+from lightning_idc.methods.stateful_encoder.callback import StatefulEncoderAdapter as StatefulEncoderAdapter
+from lightning_idc.methods.stateful_encoder.net import CrossImageLayer as CrossImageLayer
