@@ -6,6 +6,8 @@ import gzip
 import json
 import random
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -153,6 +155,44 @@ def test_alignment_is_the_best_of_all() -> None:
         if (chunks, words, words) == (1, len(said), len(expected)):
             chunks = 0  # the program counts no chunk of a candidate that matches from end to end
         assert counts[[21, 22, 20], column].tolist() == [words, words, chunks], (said, expected)
+
+
+def test_plain_python_aligns_as_the_compiled_functions() -> None:
+    generator = random.Random(0)
+    text = "a the red cube cubes moved moves moving in front of before behind big large it has been is gone"
+    words = text.split()
+    texts = [generator.choices(words, k=generator.randint(0, 14)) for _ in range(600)]
+    texts[::50] = texts[1::50]
+    loaded = scorer._load()
+    assert isinstance(loaded, scorer.Scorer)
+    sentences = loaded._sentences(texts)
+    candidates, references = np.arange(300), 300 + np.arange(300)
+    candidates[:20] = references[:20]
+    plain, compiled = (scorer.align(sentences, candidates, references, compiled) for compiled in (False, True))
+    assert len(plain.pair) > 500 and set(plain.kind.tolist()) == {0, 1, 2, 3}
+    for field, found, expected in zip(plain._fields, plain, compiled, strict=True):
+        assert np.array_equal(found, expected), field
+
+
+@pytest.mark.parametrize(
+    ("pairs", "is_loaded", "is_installed", "expected"),
+    [(5000, False, True, False), (5001, False, True, True), (5001, False, False, False), (1, True, True, True)],
+)
+def test_numba_is_used_where_it_pays(
+    pairs: int, is_loaded: bool, is_installed: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # restored at the end of the test
+    monkeypatch.setitem(sys.modules, "numba", None) if is_loaded else monkeypatch.delitem(sys.modules, "numba", False)
+    monkeypatch.setattr(scorer, "find_spec", lambda name: object() if is_installed else None)
+    assert scorer._is_worth_compiling(pairs) == expected
+
+
+def test_few_captions_are_scored_without_numba() -> None:
+    code = "import sys; from lightning_idc.metrics.coco import Meteor; texts = {1: ['the red cubes moved']}; "
+    code += "print(Meteor().compute_score(texts, {1: ['the red cube moved']})[0], 'numba' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert float(printed[0]) == scored(["the red cube moved"], [["the red cubes moved"]]).corpus
+    assert printed[1] == "False"
 
 
 def table(folder: Path) -> Path:

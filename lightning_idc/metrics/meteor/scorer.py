@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
@@ -21,6 +23,8 @@ from lightning_idc.metrics.meteor.statistics import additive_counts, count, from
 from lightning_idc.metrics.meteor.wordnet import WordNet
 from lightning_idc.utils.files import default_cache_dir
 
+MAX_INTERPRETED = 5000
+"""Number of pairs of a candidate and a reference up to which plain Python is faster than importing numba."""
 _WORDS_AT_ONCE = 1 << 19
 """Maximum number of words processed at once; eight times as many take a gigabyte."""
 # endings of all suffixes that the stemmer changes; other words are their own stems
@@ -92,7 +96,9 @@ class Scorer:
         per_pair = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
         sentences = self._sentences([*candidates, *(tokens for of_pair in references for tokens in of_pair)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
-        counts = _align(sentences, candidate, len(per_pair) + np.arange(len(candidate)))
+        reference = len(per_pair) + np.arange(len(candidate))
+        aligned = align(sentences, candidate, reference, compiled=_is_worth_compiling(len(candidate)))
+        counts = count(sentences, candidate, reference, aligned)
         scores = from_statistics(additive_counts(counts))
         order = np.lexsort((-scores, candidate))
         return counts[:, order[np.cumsum(per_pair) - per_pair]]
@@ -127,14 +133,29 @@ class Scorer:
         return relate(*same_set(group, owner), len(words))
 
 
-def _align(sentences: Sentences, candidates: Ints, references: Ints) -> Floats:
-    """Counts of the alignments of pairs of sentences, ``(23, B)``."""
-    # imported late: numba takes half a second to import
-    from lightning_idc.metrics.meteor.matching import find_matches
-    from lightning_idc.metrics.meteor.search import choose
+def align(sentences: Sentences, candidates: Ints, references: Ints, compiled: bool) -> Matches:
+    """Alignments of pairs of sentences: the chosen matches.
+
+    Args:
+        sentences: the corpus.
+        candidates: sentence of each pair's candidate, ``(B,)``.
+        references: sentence of each pair's reference, ``(B,)``.
+        compiled: use the functions that numba compiles, which are faster once they are loaded.
+    """
+    if compiled:
+        # imported late: numba takes longer to import than plain Python to align a few thousand pairs
+        from lightning_idc.metrics.meteor.matching import find_matches
+        from lightning_idc.metrics.meteor.search import choose
+    else:
+        from lightning_idc.metrics.meteor.interpreted import choose, find_matches
 
     start, matches = find_matches(sentences, candidates, references)
     lengths = np.stack([sentences.lengths[candidates], sentences.lengths[references]], 1)
     chosen = choose(start, matches, lengths)
     pair = np.repeat(np.arange(len(candidates)), np.diff(start))[chosen]
-    return count(sentences, candidates, references, Matches(pair, *matches[:, chosen]))
+    return Matches(pair, *matches[:, chosen])
+
+
+def _is_worth_compiling(pairs: int) -> bool:
+    """Whether numba, where it is installed, pays for its import: for many pairs, or since it is loaded already."""
+    return "numba" in sys.modules or (pairs > MAX_INTERPRETED and find_spec("numba") is not None)

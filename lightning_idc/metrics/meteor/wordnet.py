@@ -6,6 +6,7 @@ of irregular forms or, for other words, from the first of WordNet's detachment r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from zipfile import ZipFile
 
 _RULES = (
@@ -46,7 +47,7 @@ class WordNet:
         return next(([form] for form in forms if form in self._synsets), [])
 
 
-def _pairs(jar: ZipFile, name: str) -> list[tuple[str, str]]:
-    """Lines of a file two by two."""
+def _pairs(jar: ZipFile, name: str) -> Iterator[tuple[str, str]]:
+    """Lines of a file two by two; no list of them is made, as there are 150,000."""
     lines = jar.read(name).decode("utf-8").splitlines()
-    return list(zip(lines[::2], lines[1::2], strict=True))
+    return zip(lines[::2], lines[1::2], strict=True)
