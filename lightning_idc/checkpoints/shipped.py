@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightning_idc.utils.plugins import plugin_folders
+
 SHIPPED = Path(__file__).resolve().parents[1] / "serve" / "models"
 """Folder with one folder per captioner."""
 DEFAULT = "clevr"
 
 
 def shipped_models() -> dict[str, Path]:
-    """Folders of the captioners that come with the library, by name, the default first."""
+    """Folders of the captioners of the library, the default first, and then of installed plug-ins, by name."""
     folders = sorted(
         (path.parent for path in SHIPPED.glob("*/config.json")), key=lambda path: (path.name != DEFAULT, path)
     )
-    return {path.name: path for path in folders}
+    added = [path.parent for folder in plugin_folders("MODELS") for path in sorted(folder.glob("*/config.json"))]
+    models: dict[str, Path] = {}
+    for folder in [*folders, *added]:
+        models.setdefault(folder.name, folder)
+    return models

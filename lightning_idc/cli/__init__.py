@@ -17,8 +17,8 @@ VERBS = {
     "describe": ("describe.describe", "say what changed between two images, and where"),
     "compare": ("pairs.compare", "compare two folders of images: BEFORE AFTER [--fail_on changed]"),
     "score": ("score.score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
-    "data": ("data.COMMANDS", "check, prepare or count data sets; verify, refilter, export or push stores"),
-    "list": ("listing.list_names", "recipes | models | data | protocols that come with the library"),
+    "data": ("data.COMMANDS", "check, prepare, count or export data sets; verify, refilter, export or push stores"),
+    "list": ("listing.list_names", "recipes | models | data | protocols | plugins that are installed"),
     "export": ("export.export", "onnx | torch | hf: a captioner for programs without this library"),
     "convert": ("convert.convert", "convert an official checkpoint: METHOD CHECKPOINT --out OUT"),
     "push": ("export.push", "upload a captioner to the Hugging Face hub"),
@@ -138,12 +138,13 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
 
 
 def _without_imports(argv: list[str]) -> list[str]:
-    """Arguments without ``--import MODULE``; the modules are imported, except for the verb ``run``.
+    """Arguments without ``--import MODULE``; these modules and plug-ins are imported, except for the verb ``run``.
 
     Raises:
         ConfigError: a module cannot be imported.
     """
     from lightning_idc.utils.errors import ConfigError
+    from lightning_idc.utils.plugins import plugins
 
     rest: list[str] = []
     modules = [name for name in os.environ.get(IMPORTS, "").split(",") if name]
@@ -156,6 +157,7 @@ def _without_imports(argv: list[str]) -> list[str]:
             modules.append(name)
         else:
             raise ConfigError("--import needs the name of a module, as in --import mine")
+    plugins()
     name_modules(modules, "--import")
     if rest[0] != "run":
         import_named_modules()
@@ -163,13 +165,16 @@ def _without_imports(argv: list[str]) -> list[str]:
 
 
 def import_named_modules() -> None:
-    """Import the modules of ``--import`` and of a recipe's ``import``.
+    """Import the modules of plug-ins, of ``--import`` and of a recipe's ``import``.
 
     Raises:
         ConfigError: a module cannot be imported.
     """
     from lightning_idc.utils.errors import ConfigError
+    from lightning_idc.utils.plugins import plugins
 
+    for plugin in plugins():
+        plugin.load()
     for name in filter(None, os.environ.get(IMPORTS, "").split(",")):
         try:
             importlib.import_module(name)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_idc.utils.errors import ConfigError, DatasetNotFoundError
+from lightning_idc.utils.plugins import plugin_data
 from lightning_idc.utils.text import printable
 
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
 
-MODULES = {
+_BUILT_IN = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
     "folder": "lightning_idc.data.benchmarks.folder.FolderPairs",
     "deeppcb": "lightning_idc.data.benchmarks.deeppcb.DeepPCB",
@@ -34,6 +35,11 @@ MODULES = {
     "omnidiff": "lightning_idc.data.benchmarks.omnidiff.OmniDiff",
     "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
+
+
+def data_modules() -> dict[str, str]:
+    """Class paths of the data modules of the library and of installed plug-ins, by name."""
+    return plugin_data() | _BUILT_IN
 
 
 def check(name: str, **keys: Any) -> int:
@@ -148,22 +154,112 @@ def refilter(folder: Path, *, out: Path, preset: str = "paper") -> int:
 
 
 def export(
-    folder: Path, *, out: str, layout: Literal["parquet", "webdataset", "jsonl"] = "parquet", dropped: bool = False
+    name: str,
+    *,
+    out: str,
+    format: Literal["trl", "ms-swift", "llamafactory", "parquet", "webdataset", "jsonl"] = "parquet",
+    split: Literal["train", "val", "test"] | None = None,
+    negatives: str | None = None,
+    model: str | None = None,
+    rows_per_pair: int = 1,
+    rejected_images: Literal["identical", "swapped"] | None = None,
+    prompt: str | None = None,
+    seed: int = 0,
+    dropped: bool = False,
+    overwrite: bool = False,
+    **keys: Any,
 ) -> int:
-    """Write records as files for other tools.
+    """Write pairs, or the records of a store, as files for other trainers and dataset libraries.
 
     Args:
-        folder: store of records.
-        out: new folder, local or a URL of fsspec such as s3://bucket/name.
-        layout: parquet with a typed column per fact, tar files of WebDataset, or JSON lines of data-juicer.
+        name: a name of `lightning-idc list data`, or the class path of your PairDataModule; further options, such as
+            --root DIR, are its arguments. Or a store of records.
+        out: new folder; for records also a URL of fsspec such as s3://bucket/name.
+        format: trl, ms-swift or llamafactory: their columns; parquet or webdataset: plain columns; jsonl: JSON lines of
+            data-juicer, for records.
+        split: split to export; all splits when not given.
+        negatives: source of rejected captions, such as RandomCaption or {class: AdversarialRetriever, weights: FILE}.
+        model: captioner for sources that read its features or sample from it, as in `describe`.
+        rows_per_pair: maximum number of rows per pair, each with another chosen caption.
+        rejected_images: additional images for which the caption is wrong, the first image twice or in reverse order.
+        prompt: prompt of pairs without a question of their own.
+        seed: seed of the rejected captions.
         dropped: include records that a filter dropped.
+        overwrite: let the output replace other files.
     """
-    from lightning_idc.synthesis.export import export_records
+    if (Path(name).expanduser() / "manifest.json").is_file():
+        return _export_records(Path(name).expanduser(), out, format, dropped, keys)
+    if format == "jsonl":
+        raise ConfigError("jsonl is the format of records; expected trl, ms-swift, llamafactory, parquet or webdataset")
+    from lightning_idc.data.export.files import export_pairs
+    from lightning_idc.data.export.rows import PROMPT
+
+    data = _build(name, "export", keys)
+    data.prepare_data()
+    splits = [split] if split else list(data.labelled)
+    rejected = None
+    if negatives is not None:
+        from lightning_idc.cli.configuration import parse_value
+        from lightning_idc.methods.adpo.drawing import draw_all
+        from lightning_idc.serve.opening import load
+
+        value = parse_value(negatives)
+        source = build_objects({"class": value} if isinstance(value, str) else value)
+        captioner = None if model is None else load(model)
+        rejected = {part: draw_all(source, data, part, rows_per_pair, captioner, seed) for part in splits}
+    elif model is not None:
+        raise ConfigError("--model is the captioner of --negatives; expected both or neither")
+    counts = export_pairs(
+        data,
+        out,
+        format,
+        splits,
+        rejected=rejected,
+        rejected_images=rejected_images,
+        rows_per_pair=rows_per_pair,
+        prompt=PROMPT if prompt is None else prompt,
+        overwrite=overwrite,
+    )
+    print(f"{', '.join(f'{count:,} rows of {part}' for part, count in counts.items())} in {out}")
+    return 0
+
+
+def _export_records(folder: Path, out: str, format: str, dropped: bool, keys: dict[str, Any]) -> int:
+    from lightning_idc.synthesis.export import LAYOUTS, export_records
     from lightning_idc.synthesis.store import RecordStore
 
-    written = export_records(RecordStore(folder.expanduser()), out, layout, dropped=dropped)
+    layout = next((layout for layout in LAYOUTS if layout == format), None)
+    if layout is None or keys:
+        unread = f"--{next(iter(keys))}" if layout else f"--format {format}"
+        raise ConfigError(f"{unread} is an option of pairs; {str(folder)!r} is a store of records")
+    written = export_records(RecordStore(folder), out, layout, dropped=dropped)
     print(f"{len(written)} files in {out}")
     return 0
+
+
+def build_objects(value: Any) -> Any:
+    """Value with every ``{class: NAME, argument: value}`` in it replaced by an object of that class.
+
+    Raises:
+        ConfigError: a class or an argument is unknown.
+
+    Example:
+        >>> build_objects({"class": "RandomCaption", "candidates": 8}).candidates
+        8
+    """
+    if isinstance(value, list):
+        return [build_objects(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    arguments = {key: build_objects(item) for key, item in value.items()}
+    if "class" not in arguments:
+        return arguments
+    from lightning_idc.cli.signatures import check_arguments
+    from lightning_idc.utils.names import class_of, full_name
+
+    path = full_name(arguments.pop("class"))
+    check_arguments(arguments, path, path.rpartition(".")[2])
+    return class_of(path)(**arguments)
 
 
 def push(folder: Path, repo: str, *, public: bool = False) -> int:
@@ -190,7 +286,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "export": export,
     "push": push,
 }
-"""Sub-verbs of `data`: three about a data module, four about the stores of `data verify`."""
+"""Sub-verbs of `data`: about a data module, about the stores of `data verify`, or, as `export`, about both."""
 
 
 def _say(line: str) -> None:
@@ -210,16 +306,17 @@ def _build(name: str, verb: str, arguments: dict[str, Any]) -> PairDataModule:
     from lightning_idc.data.datamodule import PairDataModule
     from lightning_idc.utils.names import class_of, full_name, is_public, nearest
 
-    if name not in MODULES and "." not in name and not is_public(name):
-        raise ConfigError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
-    kind = class_of(MODULES.get(name, name))
+    modules = data_modules()
+    if name not in modules and "." not in name and not is_public(name):
+        raise ConfigError(f"no data module is called {name!r}; {nearest(name, modules)}")
+    kind = class_of(modules.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
         raise ConfigError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
-    check_arguments(arguments, full_name(MODULES.get(name, name)), f"data {verb} {name}")
+    check_arguments(arguments, full_name(modules.get(name, name)), f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
         p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in arguments
     ]
     if missing:
         raise ConfigError(f"data {verb} {name} needs --{missing[0]} VALUE")
-    return kind(**arguments)
+    return kind(**build_objects(arguments))

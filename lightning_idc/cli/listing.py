@@ -12,15 +12,15 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import nearest
 
 
-def list_names(kind: Literal["recipes", "models", "data", "protocols"], name: str | None = None) -> int:
-    """List recipes, captioners, data modules or protocols of scores, or show one of them.
+def list_names(kind: Literal["recipes", "models", "data", "protocols", "plugins"], name: str | None = None) -> int:
+    """List recipes, captioners, data modules, protocols of scores or plug-ins, or show one of them.
 
     `lightning-idc list recipes quickstart > mine.yaml` copies a recipe for editing.
 
     Args:
         kind: kind of entries.
         name: name of an entry to print: the YAML of a recipe, the card of a captioner, the documentation of a data
-            module, or the definition of a protocol.
+            module, the definition of a protocol, or the documentation of a plug-in.
     """
     entries, show, line = _KINDS[kind]()
     if name is None:
@@ -73,16 +73,21 @@ def _models() -> _Kind:
 
 
 def _data() -> _Kind:
-    from lightning_idc.cli.data import MODULES
+    from lightning_idc.cli.data import data_modules
     from lightning_idc.utils.names import definition
 
     def about(path: str) -> str:
         """Docstring of a class, read from its source: importing Lightning for it would take seconds."""
         source = definition(path)
-        assert source is not None and isinstance(source[1], ast.ClassDef)
+        if source is None or not isinstance(source[1], ast.ClassDef):
+            return ""  # such as a compiled class of a plug-in
         return ast.get_docstring(source[1]) or ""
 
-    return MODULES, lambda path: f"{path}\n\n{about(path)}", lambda path: f"{path}\n    {about(path).splitlines()[0]}"
+    return (
+        data_modules(),
+        lambda path: f"{path}\n\n{about(path)}",
+        lambda path: "\n    ".join([path, *about(path).splitlines()[:1]]),
+    )
 
 
 def _protocols() -> _Kind:
@@ -95,9 +100,19 @@ def _protocols() -> _Kind:
     return PROTOCOLS, lambda protocol: json.dumps(protocol.definition(), indent=1), line
 
 
+def _plugins() -> _Kind:
+    from lightning_idc.utils.plugins import Plugin, plugins
+
+    def show(plugin: Plugin) -> str:
+        return f"{plugin.module}\n\n{inspect.getdoc(plugin.load()) or ''}"
+
+    return {plugin.name: plugin for plugin in plugins()}, show, lambda plugin: f"{plugin.package}  {plugin.module}"
+
+
 _KINDS: dict[str, Callable[[], _Kind]] = {
     "recipes": _recipes,
     "models": _models,
     "data": _data,
     "protocols": _protocols,
+    "plugins": _plugins,
 }

@@ -6,13 +6,14 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning_idc.synthesis.juicer import sample_of
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.errors import ConfigError, DataError
 
 Layout = Literal["parquet", "webdataset", "jsonl"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 _SUFFIXES = {
     b"\x89PNG": "png",
     b"\xff\xd8\xff": "jpg",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_idc.cli.data import MODULES
+from lightning_idc.cli.data import data_modules
 from lightning_idc.cli.recipes.classes import set_key, with_classes
 from lightning_idc.cli.recipes.compose import Recipe, Stage
 from lightning_idc.cli.signatures import TOP, arguments_of, check_config, unknown_key
@@ -121,11 +121,12 @@ def use_data(recipe: Recipe, name: str) -> str:
     Raises:
         ConfigError: there is no such data, or no stage of the recipe trains or tests on pairs.
     """
-    if name not in MODULES and "." not in name and not is_public(name):
-        raise ConfigError(f"--data {name}: there is no data of this name; {nearest(name, MODULES)}")
+    modules = data_modules()
+    if name not in modules and "." not in name and not is_public(name):
+        raise ConfigError(f"--data {name}: there is no data of this name; {nearest(name, modules)}")
     if all(stage.run == "predict" for stage in recipe.stages):
         raise ConfigError(f"--data {name}: no stage of {recipe.path.name} trains or tests on pairs; leave --data out")
-    path = full_name(MODULES.get(name, name))
+    path = full_name(modules.get(name, name))
     argument_names = arguments_of(path)
     tested = (recipe.stages[-1].options.get("data") or {}).get("class")
     for part in _all_data(recipe.stages):

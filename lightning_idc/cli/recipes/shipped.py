@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import nearest
+from lightning_idc.utils.plugins import plugin_folders
 
 
 def shipped_folder() -> Path:
@@ -16,9 +17,9 @@ def shipped_folder() -> Path:
 
 
 def shipped() -> dict[str, Path]:
-    """Files of the shipped recipes, by name."""
-    folder = shipped_folder()
-    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*.yaml"))}
+    """Files of the recipes of the library and of installed plug-ins, by name."""
+    folders = [*plugin_folders("RECIPES"), shipped_folder()]
+    paths = {path.relative_to(folder): path for folder in folders for path in sorted(folder.rglob("*.yaml"))}
     return {name.with_suffix("").as_posix(): path for name, path in paths.items() if name.parts[0] != "_base"}
 
 

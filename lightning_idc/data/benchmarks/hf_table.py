@@ -16,6 +16,7 @@ from lightning_idc.data.datamodule import SPLITS as ALL_SPLITS
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.tables.files import state_of
+from lightning_idc.data.tables.messages import is_conversation, last_text
 from lightning_idc.data.tables.tables import missing_column
 from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.read import read_pair
@@ -143,7 +144,7 @@ class TableSource(PairSource):
         if captions:
             values_of_rows = list(texts[captions])
             self._captions = [
-                list(filter(None, sentences(text, self._row(row)))) if text is not None else []
+                list(filter(None, sentences(answer_of(text), self._row(row)))) if text is not None else []
                 for row, text in enumerate(values_of_rows)
             ]
         self._meta = self._preferences(texts, preference_columns, len(table))
@@ -164,7 +165,7 @@ class TableSource(PairSource):
         rows = zip(*(columns.get(key, nothing) for key in ("rejected", "margin", "error_type")), strict=True)
         return [
             meta_of_preference(
-                [] if texts is None else list(filter(None, sentences(texts, self._row(row)))),
+                [] if texts is None else list(filter(None, sentences(answer_of(texts), self._row(row)))),
                 margin_of(margin, self._row(row)),
                 None if kind is None else str(kind),
             )
@@ -233,6 +234,11 @@ class TableSource(PairSource):
         )
 
 
+def answer_of(value: Any) -> Any:
+    """Text of the last message of a conversation; any other value unchanged."""
+    return last_text(value) if is_conversation(value) else value
+
+
 def _undecoded(table: Any, columns: Sequence[str]) -> Any:
     """Table with undecoded images: bytes and paths."""
     import datasets
@@ -281,12 +287,12 @@ class HuggingFaceTable(PairDataModule):
             ``save_to_disk``, or a name on the hub.
         before: column of first images, or ``images.0`` for the first element of a column of lists.
         after: column of second images.
-        captions: column of texts or of lists of texts.
+        captions: column of texts, of lists of texts, or of conversations, of which the last message counts.
         id: columns of which the values together are the id of a pair; empty for the row number in the split.
         change_type: column of labels.
         config: configuration name of a data set on the hub that has several.
         splits: name of each split in the table; splits without a name do not exist.
-        rejected: column of rejected captions, texts or lists of texts; ``captions`` then has the chosen ones.
+        rejected: column of rejected captions, in the forms of ``captions``, which then has the chosen ones.
         margin: column of preference margins.
         error_type: column of error types of the rejected captions.
         options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.

@@ -11,6 +11,7 @@ from typing import Any
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, splits_by_hash
+from lightning_idc.data.tables.messages import last_text, message_text
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -163,7 +164,7 @@ def _answers(row: Row) -> tuple[str, str]:
 
 def _caption(row: Row, column: str) -> str:
     value = row.values.get(column)
-    text = _text(value[-1] if isinstance(value, list) and value else value)
+    text = last_text(value)
     if not text:
         raise DataError(f"{row.where}: {column} is {short(value)}; expected a caption")
     return text
@@ -172,30 +173,21 @@ def _caption(row: Row, column: str) -> str:
 def _question(row: Row) -> str | None:
     """Question about the pair without image markers; None if the row has no question."""
     if question := row.values.get("question"):
-        return _without_markers(_text(question))
+        return _without_markers(message_text(question))
     for column in _CONVERSATION:
         value = row.values.get(column)
         if isinstance(value, list):
             turns = [turn for turn in value if isinstance(turn, Mapping)]
             user_turns = [turn for turn in turns if (turn.get("role") or turn.get("from")) in ("user", "human")]
             if user_turns:
-                return _without_markers(_text(user_turns[-1]))
+                return _without_markers(message_text(user_turns[-1]))
         elif column == "prompt" and value:
-            return _without_markers(_text(value))
+            return _without_markers(message_text(value))
     return None
 
 
 def _without_markers(text: str) -> str | None:
     return " ".join(_MARKERS.sub(" ", text).split()) or None
-
-
-def _text(value: Any) -> str:
-    """Text of a string, a message or a list of message parts; empty for any other value."""
-    if isinstance(value, Mapping):
-        value = value.get("content", value.get("value"))
-    if isinstance(value, list):
-        value = " ".join(str(part.get("text")) for part in value if isinstance(part, Mapping) and part.get("text"))
-    return " ".join(value.split()) if isinstance(value, str) else ""
 
 
 def margin_of(value: Any, where: str) -> float | None:

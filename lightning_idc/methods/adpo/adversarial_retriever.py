@@ -19,7 +19,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_idc.checkpoints.reading import read_checkpoint
-from lightning_idc.images.types import PairBatch
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, offer
 from lightning_idc.methods.adpo.pool import (
@@ -254,10 +255,19 @@ class AdversarialRetriever(AddonCallback):
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
             raise ConfigError(f"AdversarialRetriever trains with a PairCaptioner; this is a {type(module).__name__}")
-        pool = build_pool(train_data(module), self.weighting, self.no_change_fraction, self.too_similar, self.threshold)
+        return self.retriever(module, train_data(module))
+
+    def retriever(self, captioner: PairCaptioner, data: PairDataModule) -> Retriever:
+        """A retriever that draws from the captions of the training split, with the weights of ``weights``.
+
+        Args:
+            captioner: captioner whose features it reads.
+            data: data module with the training split.
+        """
+        pool = build_pool(data, self.weighting, self.no_change_fraction, self.too_similar, self.threshold)
         addon = Retriever(
             pool=pool,
-            matcher=self._matcher(module, pool),
+            matcher=self._matcher(captioner, data, pool),
             baseline=self.baseline,
             candidates=self.candidates,
             scale=self.scale,
@@ -270,29 +280,27 @@ class AdversarialRetriever(AddonCallback):
             addon.load_state_dict(_retriever_state(self.weights, self.name))
         return addon
 
-    def _matcher(self, captioner: PairCaptioner, pool: CaptionPool) -> PairTextMatcher:
+    def _matcher(self, captioner: PairCaptioner, data: PairDataModule, pool: CaptionPool) -> PairTextMatcher:
+        sample = data.pairs_of("train").load(0)
         if self.encoder is None:
-            return FeatureHeads(pool.texts, memory_width(captioner))
+            return FeatureHeads(pool.texts, memory_width(captioner, sample))
         from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
         encoder = load_module(Clip4IdcRetrieval, self.encoder)
         height, width = encoder.built_net.clip.visual.image_size
-        sample = train_data(captioner).pairs_of("train").load(0)
         images = torch.stack([sample.before, sample.after])[None]
-        device = captioner.trainer.strategy.root_device
         return EncoderHeads(
             pool.texts,
             encoder,
             train_encoder=self.train_encoder,
             image_size=(height, width),
             images=images,
-            device=device,
+            device=captioner.device,
         )
 
 
-def memory_width(captioner: PairCaptioner) -> int:
-    """Width of a captioner's features, measured on one training pair."""
-    sample = train_data(captioner).pairs_of("train").load(0)
+def memory_width(captioner: PairCaptioner, sample: PairSample) -> int:
+    """Width of a captioner's features, measured on a pair."""
     return trial_features(captioner, captioner.collate([sample])).memory.shape[-1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,14 @@ from lightning_idc.methods.adpo.pool import (
     Weighting,
     choose,
 )
-from lightning_idc.models.distributed import mean_over_processes
+from lightning_idc.models.distributed import get_rank_world_size, mean_over_processes
 from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.bounds import PositiveFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.datamodule import PairDataModule, Split
+    from lightning_idc.data.synthetic.source import SyntheticSource
     from lightning_idc.models.addon import TrainingStep
     from lightning_idc.models.captioner import PairCaptioner
 
@@ -63,6 +64,8 @@ class NegativeSource(ABC):
 
     fraction: float = 1.0
     """Fraction of the negatives that an add-on draws where it replaces another source."""
+    reads_captioner: bool = False
+    """Whether :meth:`draw` reads the captioner's features or samples from it."""
 
     def setup(self, data: PairDataModule) -> None:  # noqa: B027 - not every source reads the data
         """Read the captions to draw from; called once, before training."""
@@ -140,21 +143,17 @@ def offer(
     step: TrainingStep[PairCaptioner], pool: CaptionPool, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Candidates of a step on this process, ``(N,)``, and which of them may be a negative of which pair, ``(B, N)``."""
-    trainer = step.module.trainer
-    indices, allowed = pool.offer(
-        size,
-        step.batch.references,
-        generator,
-        rank=trainer.global_rank,
-        num_processes=trainer.world_size,
-    )
+    rank, num_processes = get_rank_world_size()
+    indices, allowed = pool.offer(size, step.batch.references, generator, rank, num_processes)
     log_too_similar(step, pool)
     return indices, allowed
 
 
 def log_too_similar(step: TrainingStep[PairCaptioner], pool: CaptionPool) -> None:
     """Log the fraction of captions that were no negatives because of their similarity to a reference."""
-    if pool.too_similar is not None and step.module.trainer.training:
+    # negatives of an export are drawn without a trainer
+    trainer = step.module._trainer
+    if pool.too_similar is not None and trainer is not None and trainer.training:
         fraction = mean_over_processes(torch.tensor(pool.read_similar_fraction(), device=step.batch.tokens.device))
         step.module.log("train/negatives/too_similar", fraction, batch_size=len(step.batch))
 
@@ -231,24 +230,42 @@ class Counterfactual(NegativeSource):
         return RejectedCaptions(rows)
 
 
-def ground_truth_lookup(data: PairDataModule, user: str) -> Any:
-    """Function from the id of a training pair to its ground truth.
+def ground_truth_lookup(data: PairDataModule, user: str) -> Callable[[str], Any]:
+    """Function from the id of a pair to its ground truth; the splits after the training split are read on demand.
 
     Raises:
         ConfigError: the training split is not rendered.
     """
+    rendered: dict[str, tuple[SyntheticSource, int]] = {}
+    remaining = [split for split in data.labelled if split != "train"]
+
+    def read(split: Split) -> None:
+        source = _rendered(data, split, user)
+        for index, id in enumerate(source.ids):
+            rendered.setdefault(id, (source, index))
+
+    def ground_truth(id: str) -> Any:
+        while id not in rendered and remaining:
+            read(remaining.pop(0))
+        source, index = rendered[id]
+        return source.truth(index)
+
+    read("train")
+    return ground_truth
+
+
+def _rendered(data: PairDataModule, split: Split, user: str) -> SyntheticSource:
     from lightning_idc.data.source import View
     from lightning_idc.data.synthetic.source import SyntheticSource
 
-    source: Any = data.pairs_of("train")
+    source: Any = data.pairs_of(split)
     while isinstance(source, View):
         source = source.source
     if not isinstance(source, SyntheticSource):
         raise ConfigError(
-            f"{user} needs the ground truth of SyntheticPairs; the training split is a {type(source).__name__}"
+            f"{user} needs the ground truth of SyntheticPairs; the {split} split is a {type(source).__name__}"
         )
-    index_of = {id: index for index, id in enumerate(source.ids)}
-    return lambda id: source.truth(index_of[id])
+    return source
 
 
 class FromData(NegativeSource):
@@ -320,6 +337,7 @@ class SelfSampled(NegativeSource):
     ) -> None:
         check_arguments(SelfSampled.__init__, locals())
         self.temperature, self.top_p, self.verify = temperature, top_p, verify
+        self.reads_captioner = True
         self.fallback = RandomCaption(too_similar=too_similar, threshold=threshold)
 
     def setup(self, data: PairDataModule) -> None:
@@ -361,6 +379,7 @@ class _WeightedSources(NegativeSource, nn.Module):
             source for source in sources if isinstance(source, nn.Module) and not _is_addon(source)
         )
         self.weights = torch.tensor(weights)
+        self.reads_captioner = any(source.reads_captioner for source in sources)
 
     def setup(self, data: PairDataModule) -> None:
         for source in self.sources:

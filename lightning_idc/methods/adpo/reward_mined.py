@@ -51,6 +51,7 @@ class RewardMined(NegativeSource):
         check_arguments(RewardMined.__init__, locals())
         self.reward, self.samples, self.max_reward = reward, samples, max_reward
         self.temperature, self.top_p = temperature, top_p
+        self.reads_captioner = True
         self.fallback = RandomCaption(too_similar=too_similar, threshold=threshold)
 
     def setup(self, data: PairDataModule) -> None:

@@ -101,9 +101,10 @@ def test_every_parameter_is_trained_at_a_rate_of_its_own(tmp_path: Path) -> None
 def test_features_are_measured_where_the_weights_are(tmp_path: Path) -> None:
     """During setup Lightning has named the accelerator already, but not moved the weights there."""
     model = fit([], tmp_path, max_epochs=0)
-    width = memory_width(model)
+    sample = model.data.pairs_of("train").load(0)
+    width = memory_width(model, sample)
     model._device = torch.device("meta")
-    assert memory_width(model) == width
+    assert memory_width(model, sample) == width
 
 
 def test_the_policy_feels_nothing_of_the_retrievers_gradient(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Export of pairs to the files of other trainers and of dataset libraries."""
