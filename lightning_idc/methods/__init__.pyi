@@ -46,6 +46,8 @@ from lightning_idc.methods.policy.references import AdaptersOff as AdaptersOff
 from lightning_idc.methods.policy.references import FrozenCopy as FrozenCopy
 from lightning_idc.methods.policy.references import MovingAverage as MovingAverage
 from lightning_idc.methods.policy.references import NoReference as NoReference
+from lightning_idc.methods.policy.reward_functions import as_swift_orm as as_swift_orm
+from lightning_idc.methods.policy.reward_functions import as_trl_reward as as_trl_reward
 from lightning_idc.methods.policy.rewards import CiderReward as CiderReward
 from lightning_idc.methods.policy.rewards import FactsReward as FactsReward
 from lightning_idc.methods.policy.rewards import LengthReward as LengthReward

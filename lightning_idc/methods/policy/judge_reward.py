@@ -55,6 +55,10 @@ class JudgeReward(Reward):
         self.endpoint, self.images, self.tries, self.unreadable = endpoint, images, tries, unreadable
         self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, max_score)
 
+    @property
+    def reads_images(self) -> bool:
+        return self.images
+
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         if "{expected}" in self.rubric.prompt:
             check_references(pairs, "the judge")

@@ -32,6 +32,16 @@ class Reward(ABC):
         self.parts: dict[str, tuple[float, int]] = {}
         """Sum and count of each component of the last rewards, for logging; the same names in every step."""
 
+    @property
+    def reads_data(self) -> bool:
+        """Whether :meth:`setup` must have read the training data before the first reward."""
+        return type(self).setup is not Reward.setup
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the rewards depend on the images."""
+        return True
+
     def missing(self, data: PairDataModule) -> str | None:
         """What the reward needs and the data do not have, such as scene facts; None if nothing is missing."""
         return None
@@ -128,6 +138,10 @@ class FactsReward(Reward):
     def missing(self, data: PairDataModule) -> str | None:
         return None if "changes" in data.pairs_of("train")[0].meta else "scene facts"
 
+    @property
+    def reads_images(self) -> bool:
+        return False
+
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         rows = []
         self.parts = dict.fromkeys((f"facts/{name}" for name in self.weights), (0.0, 0))
@@ -182,10 +196,18 @@ class MetricReward(Reward):
         self.metric = metric
         self.frequencies: References | None = None
 
+    @property
+    def reads_data(self) -> bool:
+        return self.metric.startswith("CIDEr")
+
+    @property
+    def reads_images(self) -> bool:
+        return False
+
     def setup(self, data: PairDataModule) -> None:
         from lightning_idc.metrics.captions import References
 
-        if self.metric.startswith("CIDEr"):
+        if self.reads_data:
             source = data.pairs_of("train")
             captions = {id: list(source.captions(index)) for index, id in enumerate(source.ids)}
             self.frequencies = References({id: texts for id, texts in captions.items() if texts})
@@ -240,6 +262,10 @@ class LengthReward(Reward):
             raise ConfigError(f"free is {free} and max_words is {max_words}; expected 0 <= free < max_words")
         self.free, self.max_words = free, max_words
 
+    @property
+    def reads_images(self) -> bool:
+        return False
+
     def of(self, text: str) -> float:
         """Reward of one caption."""
         return -min(1.0, max(0.0, (len(words_of(text)) - self.free) / (self.max_words - self.free)))
@@ -282,6 +308,14 @@ class WeightedRewards(Reward):
     def missing(self, data: PairDataModule) -> str | None:
         missing = [reward.missing(data) for reward, weight in zip(self.rewards, self.weights, strict=True) if weight]
         return None if None in missing else ", ".join(dict.fromkeys(filter(None, missing)))
+
+    @property
+    def reads_data(self) -> bool:
+        return any(reward.reads_data for reward in self.rewards)
+
+    @property
+    def reads_images(self) -> bool:
+        return any(reward.reads_images for reward in self.rewards)
 
     def setup(self, data: PairDataModule) -> None:
         super().setup(data)
