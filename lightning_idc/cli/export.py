@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
@@ -11,7 +13,51 @@ from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 
+if TYPE_CHECKING:
+    from lightning_idc.models.vlm.publishing import CardFacts
+
 Layout = Literal["captioner", "model", "adapters"]
+
+
+@dataclass(frozen=True, slots=True)
+class CardOptions:
+    """What the card of a repository says.
+
+    Args:
+        results: metrics.json of a test, for the scores on the card and in .eval_results.
+        dataset: repository of the benchmark on the hub, OWNER/NAME; needed for .eval_results.
+        license: identifier of the licence, such as apache-2.0.
+        limits: what the captioner does not do, in sentences.
+    """
+
+    results: Path | None = None
+    dataset: str | None = None
+    license: str | None = None
+    limits: str | None = None
+
+    def facts(self) -> CardFacts:
+        """Contents of the card and of the files next to it.
+
+        Raises:
+            ConfigError: the results cannot be read.
+        """
+        from lightning_idc.models.vlm.publishing import CardFacts
+
+        if self.results is None:
+            return CardFacts(None, self.license, self.dataset, self.limits)
+        import yaml
+
+        from lightning_idc.report.hub_results import hub_entries
+
+        try:
+            result = json.loads(self.results.expanduser().read_text(encoding="utf-8"))
+            scores = {name: value for name, value in result["scores"][result["headline"]].items() if value is not None}
+            entries = hub_entries(result, self.dataset) if self.dataset else []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"--results {str(self.results)!r} is not the metrics.json of a test ({error})") from error
+        name = f".eval_results/{result['protocol']['name'].replace('/', '_')}.yaml"
+        files = {name: yaml.safe_dump(entries, sort_keys=False)} if entries else {}
+        return CardFacts(scores, self.license, self.dataset, self.limits, files)
 
 
 def export(
@@ -19,6 +65,7 @@ def export(
     *,
     out: Path,
     options: ModelOptions,
+    card: CardOptions,
     layout: Layout = "captioner",
     overwrite: bool = False,
 ) -> int:
@@ -31,6 +78,7 @@ def export(
         kind: format of the files.
         out: output folder.
         options: the captioner.
+        card: the card of hf.
         layout: layout of hf: captioner for this library; model for a vision-language model in the format of
             transformers and vLLM, with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
@@ -39,7 +87,7 @@ def export(
         raise ConfigError(f"--layout belongs to `export hf`; found it with {kind}")
     with capture_warnings():
         if kind == "hf":
-            output = _write_repository(out, f"OWNER/{out.resolve().name}", options, layout, overwrite)
+            output = _write_repository(out, f"OWNER/{out.resolve().name}", options, card, layout, overwrite)
         else:
             from lightning_idc.serve.export import graphs, write_graphs
 
@@ -50,19 +98,28 @@ def export(
     return 0
 
 
-def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "captioner", overwrite: bool = False) -> int:
+def push(
+    repo: str,
+    *,
+    out: Path,
+    options: ModelOptions,
+    card: CardOptions,
+    layout: Layout = "captioner",
+    overwrite: bool = False,
+) -> int:
     """Upload a captioner with its card to the Hugging Face hub; a new repository is private.
 
     Args:
         repo: OWNER/NAME on the hub.
         out: folder for the files before the upload.
         options: the captioner.
+        card: the card.
         layout: captioner for this library; model for a vision-language model in the format of transformers and vLLM,
             with LoRA merged; adapters for LoRA in PEFT's format.
         overwrite: replace files of the folder that this command did not write.
     """
     with capture_warnings():
-        output = _write_repository(out, repo, options, layout, overwrite)
+        output = _write_repository(out, repo, options, card, layout, overwrite)
         try:
             print(upload(output, repo, "Upload an image difference captioner"))
         except ConfigError as error:
@@ -71,12 +128,15 @@ def push(repo: str, *, out: Path, options: ModelOptions, layout: Layout = "capti
     return 0
 
 
-def _write_repository(out: Path, repo: str, options: ModelOptions, layout: Layout, overwrite: bool) -> Output:
+def _write_repository(
+    out: Path, repo: str, options: ModelOptions, card: CardOptions, layout: Layout, overwrite: bool
+) -> Output:
     from lightning_idc.models.vlm.publishing import CARD, repository, write_repository
 
     _check_folder(out)
-    repository(out, overwrite, _inputs(options)).check(CARD)
-    return write_repository(options.open(), out, repo, layout, overwrite=overwrite, inputs=_inputs(options))
+    facts = card.facts()
+    repository(out, overwrite, _inputs(options)).check(CARD, *facts.files)
+    return write_repository(options.open(), out, repo, layout, facts, overwrite, _inputs(options))
 
 
 def _inputs(options: ModelOptions) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import yaml
 from helpers.servers import serving
 from huggingface_hub import constants
 
@@ -74,7 +75,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        name = path.removeprefix(f"/{REPO}/resolve/{SHA}/")
+        name = path.removeprefix(f"/{REPO}/resolve/{SHA}/").removeprefix(f"/{REPO}/resolve/main/")
         if path.startswith(f"/api/models/{REPO}"):
             siblings = [{"rfilename": file} for file in self.server.files]
             found = [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in self.server.files.items()]
@@ -101,16 +102,34 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield server
 
 
+def scored(folder: Path) -> Path:
+    """Results of a captioner that is always right."""
+    captions = {"a": "the cube moved", "b": "the ball is gone now"}
+    for name, texts in (("said", captions), ("expected", {id: [text] for id, text in captions.items()})):
+        (folder / f"{name}.json").write_text(json.dumps(texts))
+    said, expected, out = (str(folder / name) for name in ("said.json", "expected.json", "metrics.json"))
+    assert main(["score", said, "--references", expected, "--out", out]) == 0
+    return Path(out)
+
+
 def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 0
+    results = scored(tmp_path)
+    options = ["--results", str(results), "--dataset", "people/pairs", "--license", "cc0-1.0", "--limits", "Toys only."]
+    assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model), *options]) == 0
     assert f"{constants.ENDPOINT}/{REPO}" in capsys.readouterr().out
     assert hub.visibility == "private" and hub.tokens == {"Bearer hf_of_nobody"}
-    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    written = {path.relative_to(tmp_path / "out").as_posix(): path.read_bytes() for path in files}
     assert hub.files == written and {"README.md", "config.json", "model.safetensors"} <= set(written)
     card = hub.files["README.md"].decode()
     assert huggingface_hub.ModelCard(card).data.pipeline_tag == "image-to-text" and str(tmp_path) not in card
+    data = huggingface_hub.ModelCard(card).data
+    assert (data.license, data.datasets) == ("cc0-1.0", ["people/pairs"]) and "CIDEr-D" in data.metrics
+    assert "## Limits\n\nToys only." in card and "| ROUGE-L | 100.00 |" in card
+    entries = yaml.safe_load(hub.files[".eval_results/coco.yaml"])
+    assert {entry["dataset"]["task_id"]: entry["value"] for entry in entries}["coco_rouge_l"] == 100
     # the code of the card, on another machine
     (code,) = [part.removeprefix("python\n") for part in card.split("```")[1::2]]
     pair = lightning_idc.sample_pair()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,13 @@ from lightning_idc.utils.uploads import upload
 LAYOUTS = ("captioner", "model", "adapters")
 CARD = "README.md"
 _USES = {
-    "captioner": """from huggingface_hub import snapshot_download
-from lightning_idc.models.loading import load_captioner
+    "captioner": """import lightning_idc
 
-captioner = load_captioner(snapshot_download("{repo}"))
+captioner = lightning_idc.load("{repo}")
 print(captioner.describe("before.png", "after.png").text)""",
-    "model": """from lightning_idc.models.vlm.opening import open_captioner
+    "model": """import lightning_idc
 
-captioner = open_captioner("{repo}", prompt={prompt!r})
+captioner = lightning_idc.load("{repo}", prompt={prompt!r})
 print(captioner.describe("before.png", "after.png").text)""",
     "adapters": """from huggingface_hub import snapshot_download
 from lightning_idc.models import VLMCaptioner
@@ -36,12 +36,31 @@ print(captioner.describe("before.png", "after.png").text)""",
 }
 
 
+@dataclass(frozen=True, slots=True)
+class CardFacts:
+    """What a model card says besides the captioner's own hyper-parameters.
+
+    Args:
+        scores: scores by metric; those of the last evaluation when None.
+        license: identifier of the licence on the hub, such as apache-2.0.
+        dataset: repository of the benchmark that was scored, OWNER/NAME.
+        limits: what the captioner does not do, in sentences.
+        files: further files of the repository by path, such as ``.eval_results/coco.yaml``.
+    """
+
+    scores: Mapping[str, float] | None = None
+    license: str | None = None
+    dataset: str | None = None
+    limits: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
 def write_repository(
     captioner: PairCaptioner,
     folder: str | Path,
     repo: str,
     layout: str = "captioner",
-    scores: Mapping[str, float] | None = None,
+    facts: CardFacts | None = None,
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> Output:
@@ -54,7 +73,7 @@ def write_repository(
         layout: ``captioner`` for the self-contained folder of ``save_pretrained``; ``model`` for the format of
             transformers and vLLM, with LoRA merged permanently; ``adapters`` for LoRA in PEFT's format, and MDP.
             Captioners other than vision-language models only have the layout ``captioner``.
-        scores: scores on the card; those of the last evaluation when None.
+        facts: scores, licence and limits on the card, and further files.
         overwrite: whether existing files in the folder may be replaced.
         inputs: files and folders that the captioner was loaded from.
 
@@ -68,7 +87,8 @@ def write_repository(
         raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
     if isinstance(captioner, VLMCaptioner) and layout == "adapters":
         _check_adapters(captioner)
-    card = card_of(captioner, repo, layout, scores)  # before adapters are merged
+    facts = CardFacts() if facts is None else facts
+    card = card_of(captioner, repo, layout, facts)  # before adapters are merged
     output = repository(folder, overwrite, inputs)
     with output as draft:
         if not isinstance(captioner, VLMCaptioner) or layout == "captioner":
@@ -77,7 +97,9 @@ def write_repository(
             captioner.save_adapters(draft)
         else:
             captioner.save_model(draft, merge=True)
-        fill(draft / CARD, card)
+        for path, text in {CARD: card, **facts.files}.items():
+            (draft / path).parent.mkdir(parents=True, exist_ok=True)
+            fill(draft / path, text)
     return output
 
 
@@ -101,7 +123,7 @@ def push_to_hub(
     captioner: PairCaptioner,
     repo: str,
     layout: str = "captioner",
-    scores: Mapping[str, float] | None = None,
+    facts: CardFacts | None = None,
     private: bool = True,
     message: str = "Upload an image difference captioner",
 ) -> str:
@@ -111,7 +133,7 @@ def push_to_hub(
         captioner: captioner to upload.
         repo: ``OWNER/NAME``.
         layout: see :func:`write_repository`.
-        scores: see :func:`write_repository`.
+        facts: see :func:`write_repository`.
         private: whether a new repository is private.
         message: commit message.
 
@@ -119,23 +141,24 @@ def push_to_hub(
         ConfigError: see :func:`write_repository`; raised before the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return upload(write_repository(captioner, folder, repo, layout, scores), repo, message, private)
+        return upload(write_repository(captioner, folder, repo, layout, facts), repo, message, private)
 
 
-def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:
-    """Text of the model card: metadata of the hub, usage, training and scores.
+def card_of(captioner: PairCaptioner, repo: str, layout: str, facts: CardFacts) -> str:
+    """Text of the model card: metadata of the hub, usage, training, scores and limits.
 
     Args:
         captioner: captioner to describe.
         repo: ``OWNER/NAME``.
         layout: see :func:`write_repository`.
-        scores: scores by metric; those of the last evaluation when None.
+        facts: scores, licence and limits.
     """
     from huggingface_hub import ModelCardData
 
     options, is_vlm = captioner.hparams, isinstance(captioner, VLMCaptioner)
     base = captioner.built_net.base_name if is_vlm else None
     prompt = options["prompt"] if is_vlm else None
+    scores = facts.scores
     if scores is None and captioner.scores is not None:
         scores = captioner.scores.as_dict()
     # the path of a local folder is private
@@ -145,6 +168,9 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[st
         "pipeline_tag": "image-text-to-text" if is_vlm else "image-to-text",
         "tags": ["image-difference-captioning", "lightning-idc", *captioner.adapters],
         "base_model": public_base,
+        "license": facts.license,
+        "datasets": None if facts.dataset is None else [facts.dataset],
+        "metrics": list(scores) if scores else None,
     }
     metadata = ModelCardData(**{name: value for name, value in metadata_fields.items() if value is not None}).to_yaml()
     usage = _USES[layout].format(repo=repo, prompt=prompt, base=public_base or "the base model")
@@ -166,9 +192,19 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[st
     if scores:
         lines = "\n".join(f"| {name} | {value:.2f} |" for name, value in scores.items())
         text.append(f"| metric | value |\n|---|---|\n{lines}\n")
-    if "mdp" in captioner.adapters and layout != "model":
-        text.append("MDP rewrites the features of both images; programs other than lightning_idc cannot run it.\n")
+    text.append(f"## Limits\n\n{' '.join(_limits(captioner, layout, facts))}\n")
     return "\n".join(text)
+
+
+def _limits(captioner: PairCaptioner, layout: str, facts: CardFacts) -> list[str]:
+    """Sentences of the card's section on limits."""
+    sentences = [] if facts.limits is None else [facts.limits]
+    if not isinstance(captioner, VLMCaptioner):
+        domain = captioner.input_spec.domain or "unknown images"
+        sentences.append(f"Trained on {domain}; it describes other images as if they were of this kind.")
+    if "mdp" in captioner.adapters and layout != "model":
+        sentences.append("MDP rewrites the features of both images; programs other than lightning_idc cannot run it.")
+    return sentences or ["None were measured."]
 
 
 def _options_text(record: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from lightning_idc.models.vlm.asking import QuestionAnswerer
 from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.opening import open_captioner
-from lightning_idc.models.vlm.publishing import push_to_hub, write_repository
+from lightning_idc.models.vlm.publishing import CardFacts, push_to_hub, write_repository
 from lightning_idc.utils.errors import ConfigError
 
 QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
@@ -274,7 +274,7 @@ def test_what_is_pushed_is_whole_and_has_a_card(
     freeze = ["model", "lm_head"] if layout == "adapters" else None
     model.add_adapter("lora", LoraAdapter, rank=2, alpha=4, freeze=freeze)
     expected = scores(stirred(model))
-    assert push_to_hub(model, "me/spot", layout, scores={"CIDEr-D": 12.345}) == "https://hub/me/spot"
+    assert push_to_hub(model, "me/spot", layout, CardFacts({"CIDEr-D": 12.345})) == "https://hub/me/spot"
     pushed = tmp_path / "me" / "spot"
     assert (pushed / ".private").read_text() == "True"
     card = huggingface_hub.ModelCard.load(pushed / "README.md", ignore_metadata_errors=False)
