@@ -31,7 +31,7 @@ def sources() -> dict[str, str]:
         paths = (ROOT / "docs" / folder).glob("*.md")
         found |= {path.relative_to(ROOT).as_posix(): f"{folder}/{path.name}" for path in paths}
     found |= {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-    found["SECURITY.md"] = "security.md"
+    found |= {"SECURITY.md": "security.md", "AGENTS.md": "agents.md"}
     for path in sorted(PACKAGE.rglob("README.md")):
         folders = path.parent.relative_to(PACKAGE).parts
         is_method = folders[0] in ("methods", "models")
