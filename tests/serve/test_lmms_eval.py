@@ -20,12 +20,13 @@ import yaml
 from helpers.tiny import TinyPairs
 
 import lightning_idc
+from lightning_idc.cli.data import data_modules
 from lightning_idc.data import SyntheticPairs
 from lightning_idc.data.export.files import export_pairs
 from lightning_idc.metrics import score_captions
 from lightning_idc.metrics.captions import USUAL
-from lightning_idc.metrics.protocols import PROTOCOLS
 from lightning_idc.serve.lmms_eval import TASKS, scoring
+from lightning_idc.utils.names import class_of
 
 torch.set_num_threads(1)
 NAMES = {
@@ -80,7 +81,9 @@ def test_every_task_scores_under_a_protocol_with_its_baselines() -> None:
         answers = [row["captions"][0] for row in rows]
         records = [config["process_results"](row, [text]) for row, text in zip(rows, answers, strict=True)]
         assert records[0].keys() == {entry["metric"] for entry in config["metric_list"]}
-        assert next(iter(records[0].values()))["protocol"] in PROTOCOLS
+        protocol = next(iter(records[0].values()))["protocol"]
+        benchmark = data_modules().get(name.removeprefix("idc_"))
+        assert protocol == ("difference-list" if benchmark is None else class_of(benchmark).protocol)
         values = {
             entry["metric"]: entry["aggregation"]([record[entry["metric"]] for record in records])
             for entry in config["metric_list"]
