@@ -268,7 +268,7 @@ class LengthReward(Reward):
 
     def of(self, text: str) -> float:
         """Reward of one caption."""
-        return -min(1.0, max(0.0, (len(words_of(text)) - self.free) / (self.max_words - self.free)))
+        return min(0.0, max(-1.0, (self.free - len(words_of(text))) / (self.max_words - self.free)))
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         return torch.tensor([[self.of(text) for text in row] for row in texts])
