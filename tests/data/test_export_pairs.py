@@ -18,7 +18,7 @@ from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.export.files import export_pairs
 from lightning_idc.data.source import PairSource
 from lightning_idc.images.read import read_image
-from lightning_idc.methods import Counterfactual, FactsReward, RandomCaption, as_trl_reward
+from lightning_idc.methods import BoxReward, Counterfactual, FactsReward, RandomCaption, as_trl_reward
 from lightning_idc.methods.adpo.drawing import draw_all
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -121,6 +121,10 @@ def test_exported_facts_reward_as_the_pairs_do(tmp_path: Path, rendered: Synthet
     export_pairs(rendered, tmp_path, "trl", ["test"])
     rows = datasets.load_dataset("parquet", data_files=str(tmp_path / "*.parquet"), cache_dir=str(tmp_path / "cache"))
     columns = {name: list(rows["train"][name]) for name in ("id", "captions", "facts")}
+    columns["boxes"], columns["images"] = list(rows["train"]["boxes"]), list(rows["train"]["images"])
+    pair = rendered.pairs_of("test").load(0)
+    boxes = pair.boxes[~pair.boxes.isnan().any(-1)].tolist()
+    assert as_trl_reward(BoxReward(image="either"))([str(boxes[:1]), "none"], **columns)[0] > 0.4
     reward = as_trl_reward(FactsReward())
     assert reward(completions=list(rows["train"]["completion"]), prompts=[], **columns) == [1.0, 1.0]
 

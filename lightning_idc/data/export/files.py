@@ -36,7 +36,8 @@ def export_pairs(
     """Write the pairs of a data module as files for another trainer or for a dataset library.
 
     Images are written losslessly, at the ``image_size`` of the data module or their original size. Every row has the
-    columns ``id``, ``captions`` (all references), ``change_type``, ``difficulty``, ``difficulty_level`` and ``facts``.
+    columns ``id``, ``captions`` (all references), ``change_type``, ``difficulty``, ``difficulty_level``, ``boxes`` and
+    ``facts``.
 
     Args:
         data: benchmark, folder, mixture or rendered pairs.
@@ -138,6 +139,7 @@ def _features(format: Format, has_rejected: bool, rejected_images: RejectedImage
     answer = List({"role": text, "content": text}) if format == "trl" else text
     columns: dict[str, Any] = {name: text for name in ("id", "change_type", "difficulty_level", "facts")}
     columns |= {"captions": List(text), "difficulty": Value("float64"), "prompt": answer}
+    columns["boxes"] = List(List(List(Value("float32"))))
     if has_rejected:
         columns |= {"chosen": answer, "rejected": answer}
     elif format == "trl":

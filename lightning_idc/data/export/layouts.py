@@ -16,7 +16,7 @@ SIDES_OF: dict[RejectedImages, tuple[int, int]] = {"identical": (0, 0), "swapped
 
 def shared_columns(row: ExportRow) -> dict[str, Any]:
     """Columns of every layout; trainers ignore those that they do not know, and pass them to rewards."""
-    names = ("id", "captions", "change_type", "difficulty", "difficulty_level", "facts")
+    names = ("id", "captions", "change_type", "difficulty", "difficulty_level", "boxes", "facts")
     return {name: getattr(row, name) for name in names}
 
 

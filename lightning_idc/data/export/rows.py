@@ -37,6 +37,7 @@ class ExportRow:
         change_type: label of the change.
         difficulty: 1 - overlap of the views (``meta["iou"]``); None where it is not known.
         difficulty_level: level of difficulty that the data names; None without one.
+        boxes: changed regions in pixels, as :class:`PairSample` has them, with None for NaN; None without any.
         facts: JSON of the pair's ``meta``, from which :class:`~lightning_idc.methods.FactsReward` reads.
     """
 
@@ -49,6 +50,7 @@ class ExportRow:
     change_type: str | None
     difficulty: float | None
     difficulty_level: str | None
+    boxes: list[list[list[float | None]]] | None
     facts: str
 
 
@@ -104,6 +106,7 @@ class ExportRows:
                     change_type=sample.change_type,
                     difficulty=None if (iou := sample.meta.get("iou")) is None else 1.0 - float(iou),
                     difficulty_level=None if (level := sample.meta.get("difficulty")) is None else str(level),
+                    boxes=None if sample.boxes is None else _without_nan(sample.boxes),
                     facts=facts_of(sample.meta),
                 )
 
@@ -112,6 +115,11 @@ def resized_pairs(data: PairDataModule, split: Split) -> PairDataset:
     """The pairs of a split at the ``image_size`` of the data module, without its transform."""
     transforms = [Resize(data.image_size, data.interpolation)] if data.image_size else []
     return PairDataset(data.pairs_of(split), transforms, seed=0, drawn=False)
+
+
+def _without_nan(boxes: Tensor) -> list[list[list[float | None]]]:
+    """Boxes ``(N, 2, 4)`` as lists with None for NaN, which JSON does not have."""
+    return [[[None if value != value else value for value in box] for box in sides] for sides in boxes.tolist()]
 
 
 def facts_of(meta: Mapping[str, Any]) -> str:

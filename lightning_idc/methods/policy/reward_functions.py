@@ -1,11 +1,13 @@
 """Rewards in the signatures of other trainers: a function for TRL's GRPOTrainer, a class for ms-swift's ``orms``.
 
-Both read the columns that ``lightning-idc data export`` writes: ``captions`` (references), ``facts`` and ``id``.
+Both read the columns that ``lightning-idc data export`` writes: ``captions`` (references), ``facts``, ``boxes``,
+``images`` and ``id``.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -42,8 +44,8 @@ class RewardFunction:
 
         Args:
             completions: N generated texts, or N conversations whose last message is the answer.
-            columns: ``captions`` (N lists of references), ``facts`` (N JSON texts), ``id`` and ``images`` (N lists of
-                two images), each only where the reward reads it; other columns are ignored.
+            columns: ``captions`` (N lists of references), ``facts`` (N JSON texts), ``boxes``, ``id`` and ``images``
+                (N lists of two images), each only where the reward reads it; other columns are ignored.
 
         Raises:
             DataError: a column that the reward reads is missing or malformed.
@@ -63,6 +65,7 @@ class RewardFunction:
             references=[list(captions or ()) for captions in (columns.get("captions") or empty)[first]],
             change_types=[None] * len(rows),
             meta=[_facts(facts) for facts in (columns.get("facts") or empty)[first]],
+            boxes=[_boxes(boxes) for boxes in (columns.get("boxes") or [None] * len(texts))[first]],
         )
         rewards: list[float] = compute_rewards(self.reward, pairs, rows).flatten().tolist()
         return rewards
@@ -146,6 +149,22 @@ def _facts(value: Any) -> dict[str, Any]:
     if not isinstance(facts, Mapping):
         raise DataError(f"facts is {value!r:.80}; expected the text of a JSON object, as `data export` writes it")
     return dict(facts)
+
+
+def _boxes(value: Any) -> Tensor | None:
+    """Boxes ``(M, 2, 4)`` of a pair, with NaN for None; None where there are none.
+
+    Raises:
+        DataError: the value has another form.
+    """
+    if value is None:
+        return None
+    try:
+        numbers = [[[math.nan if edge is None else edge for edge in box] for box in sides] for sides in value]
+        return torch.tensor(numbers, dtype=torch.float32).reshape(-1, 2, 4)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"boxes is {value!r:.80}; expected for each change two boxes of four numbers, as `data export` writes"
+        raise DataError(message) from error
 
 
 def _image(value: Any) -> Tensor:

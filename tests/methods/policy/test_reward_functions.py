@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_idc.data import SyntheticPairs
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods import (
+    BoxReward,
     CiderReward,
     FactsReward,
     LengthReward,
@@ -80,6 +81,17 @@ def test_facts_are_read_from_json(tmp_path: Any) -> None:
 class Brightness(Reward):
     def __call__(self, pairs: PairBatch, texts: Any) -> Tensor:
         return pairs.images.float().mean((1, 2, 3, 4))[:, None].expand(-1, len(texts[0]))
+
+
+def test_boxes_are_those_of_the_column() -> None:
+    from PIL import Image
+
+    images = [[Image.new("RGB", (8, 8))] * 2] * 2
+    boxes = [[[[1, 1, 4, 4], [None] * 4]], []]
+    texts = ["moved: [1, 1, 4, 4]", "moved: [1, 1, 4, 4]"]
+    assert as_trl_reward(BoxReward())(texts, images=images, boxes=boxes) == [1.0, 0.0]
+    with pytest.raises(DataError, match=r"boxes is \[1, 2\]; expected for each change two boxes"):
+        as_trl_reward(BoxReward())(texts, images=images, boxes=[[1, 2], []])
 
 
 def test_a_reward_of_ones_own_gets_the_images() -> None:
