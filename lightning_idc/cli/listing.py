@@ -104,7 +104,7 @@ def _plugins() -> _Kind:
     from lightning_idc.utils.plugins import Plugin, plugins
 
     def show(plugin: Plugin) -> str:
-        return f"{plugin.module}\n\n{inspect.getdoc(plugin.load()) or ''}"
+        return f"{plugin.module}\n\n{getattr(plugin.load(), '__doc__', None) or ''}"
 
     return {plugin.name: plugin for plugin in plugins()}, show, lambda plugin: f"{plugin.package}  {plugin.module}"
 
