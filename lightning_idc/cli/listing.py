@@ -55,7 +55,7 @@ def _recipes() -> _Kind:
         about = recipe.get("recipe") or {}
         axes = (recipe.get("matrix") or {}).items()
         title = f"{about.get('title', '')} ({about.get('minutes', '?')} min)"
-        return "\n    ".join([title, *(f"--matrix.{axis} {' | '.join(entries)}" for axis, entries in axes)])
+        return "\n    ".join([title, *(f"--matrix.{axis} {' | '.join(map(str, entries))}" for axis, entries in axes)])
 
     return shipped(), _text, line
 
