@@ -60,7 +60,7 @@ class Rubric:
         # the scale itself, as the prompt names it, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{maximum}\b\)?", " ", text)
         # a number of another scale or an end of a range is not a score either
-        not_of_this_scale = rf"(?!\s*{_OUT_OF}\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
+        not_of_this_scale = rf"(?!\s*{_OUT_OF}\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+(?:to|or)\s+)\d)"
         marked = re.finditer(
             rf"{_BEFORE_SCORE}{_FRACTION}(?P<score>{_NUMBER})(?!\.?\d){not_of_this_scale}", text, re.IGNORECASE
         )

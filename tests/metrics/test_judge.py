@@ -61,6 +61,7 @@ from lightning_idc.utils.errors import DataError
         ("Score: 3 of 4", None),
         ("I'd rate it 3 of 4.", None),
         ("a score of 40 to 50", None),
+        ("Score: 40 or 50", None),
         ("75/100.5", None),
         ("Score: 150", None),
         ("Score: 1000", None),
