@@ -28,8 +28,9 @@ from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.serve.rules_captioner import NAME, RulesCaptioner
+from lightning_idc.serve.tiles import TileOptions, answer_scene
 from lightning_idc.synthesis.actors import ActorPool, connected
-from lightning_idc.utils.errors import DataError, IDCError
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import atomic_write, digest
 
 _RETRIES = 3
@@ -93,7 +94,7 @@ def run_batch(
     ids = [pair.id for pair in pairs]
     # images in other folders often have the same names
     files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
-    decisive = [*ids, *files, str((gate, options.where, list(options.ignore)))]
+    decisive = [*ids, *files, str((gate, options.where, list(options.ignore), options.tile, options.stride))]
     key = digest(NAME, *decisive) if isinstance(captioner, RulesCaptioner) else prediction_key(captioner, decisive)
     done = _resumed_answers(part, key)
     if done:
@@ -131,9 +132,35 @@ def answered(
     Raises:
         ConfigError: the batch size or the number of workers is invalid.
     """
+    if options.tile is not None:
+        yield from _scenes(captioner, pairs, options, gate)
+        return
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
         yield list(_records(captioner, batch, options.where, prompt))
+
+
+def _scenes(
+    captioner: PairCaptioner | RulesCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
+) -> Iterator[list[dict[str, Any]]]:
+    """Answers about pairs of large scenes, tile by tile, one record per list."""
+    if options.ignore:
+        raise ConfigError("--ignore is not available with --tile; mask the images beforehand")
+    tiles = TileOptions(options.tile, options.stride)
+    for pair in pairs:
+        if pair.before is None or pair.after is None:
+            yield [_record(pair, "new" if pair.before is None else "deleted")]
+            continue
+        try:
+            comparison = None if gate is None else compare_files(pair.before, pair.after, pair.id, None, gate.value)
+            if gate is not None and comparison is not None and comparison.pixels <= gate.pixels:
+                yield [_record(pair, "unchanged", comparison=comparison)]
+                continue
+            answer, _ = answer_scene(captioner, pair.before, pair.after, tiles, options.where, pair.id)
+        except IDCError as error:
+            yield [{**_record(pair, "failed"), "error": str(error)}]
+        else:
+            yield [_record(pair, "changed" if answer.says_changed else "unchanged", answer, comparison)]
 
 
 def answered_on_ray(

@@ -25,6 +25,8 @@ class BatchOptions:
             images by the names of the pairs.
         engine: ray distributes batches to actors, on this machine or on a cluster.
         actors: number of Ray actors, each with its captioner.
+        tile: height and width of the tiles in which large scenes are described, in pixels; see `describe`.
+        stride: distance of neighbouring tiles; three quarters of the tile when not given.
         gpus: GPUs per Ray actor; with a fraction, several actors share one.
     """
 
@@ -37,6 +39,8 @@ class BatchOptions:
     engine: Literal["process", "ray"] = "process"
     actors: PositiveInt = 2
     gpus: NonNegativeFloat = 0
+    tile: PositiveInt | None = None
+    stride: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -46,7 +46,10 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
     with Image.open(picture) as image:
         assert image.width > 3 * 300
     assert main(["describe", *pair, "--model", str(model), "--out", str(tmp_path / "answer.jpg")]) == 1
-    assert "expected a name that ends with .png" in capsys.readouterr().err and not (tmp_path / "answer.jpg").exists()
+    assert (
+        "expected a name that ends with .png or .geojson" in capsys.readouterr().err
+        and not (tmp_path / "answer.jpg").exists()
+    )
     assert main(["describe", *pair, "--model", str(model)]) == 0
     assert found["caption"] in capsys.readouterr().out
 
