@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -85,6 +86,7 @@ def check_pairs(
     has_unique_ids = data.ids_are_names()
     digests: dict[str, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
+    unreadable: dict[str, list[tuple[str, str, str]]] = {}
     for split in splits:
         try:
             source = data.pairs_of(split)
@@ -104,7 +106,7 @@ def check_pairs(
             try:
                 sample = source.load(index)
             except IDCError as error:
-                faults.setdefault("pairs cannot be read", []).append(str(error))
+                unreadable.setdefault(_cause(str(error)), []).append((split, name, str(error)))
                 continue
             split_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
             twin, twin_split = digests.setdefault(_digest(sample), (name, split))
@@ -113,16 +115,34 @@ def check_pairs(
             if twin_split != split and split_of_id.get(name, split) == split:  # shared ids are reported above
                 faults.setdefault(f"pairs have the same images as one in {twin_split}", []).append(f"{name} = {twin}")
         for what, names in faults.items():
-            named_pairs = _some(names, "; " if what.endswith("read") else ", ")
-            problems[f"{split}: {len(names)} of {len(source)} {what}: {named_pairs}"] = None
+            problems[f"{split}: {len(names)} of {len(source)} {what}: {_some(names, ', ')}"] = None
         captions = sum(len(source.captions(index)) for index in range(len(source)))
         say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(split_sizes)}")
         if repeats:
             say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
         sizes += split_sizes
+    problems |= dict.fromkeys(map(_unreadable, unreadable.values()))
     if len(sizes) > 1 and data.image_size is None and not data.group_by_size:
         problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
     return list(problems)
+
+
+def _cause(message: str) -> str:
+    """What messages about several pairs have in common: all but names, origins and numbers."""
+    return re.sub(r"'[^']*'|\([^)]*, line \d+\)|\d+", "", message)
+
+
+def _unreadable(faults: Sequence[tuple[str, str, str]]) -> str:
+    """Message about pairs that cannot be read for one cause.
+
+    Args:
+        faults: split, name and message of each pair.
+    """
+    counts = Counter(split for split, _, _ in faults)
+    head = ", ".join(f"{count} {split}" for split, count in counts.items())
+    others = [name for _, name, _ in faults[1:]]
+    more = f"; the same with {_some(others, ', ')}" if others else ""
+    return f"{head} pairs cannot be read: {faults[0][2]}{more}"
 
 
 def _digest(sample: PairSample) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.checking import check
@@ -78,9 +79,29 @@ def test_all_faults_are_told_at_once(root: Path) -> None:
         f"{root / 'test.jsonl'}, line 1: the path '../x.png' leaves the data folder; only files below it are read"
     ]
     (root / "test.jsonl").unlink()
-    first, *rest = check(FolderPairs(root), print)
-    assert first.startswith("train: 2 of 3 pairs cannot be read: pair 'train-0'") and "'train-1'" in first
+    *rest, empty, page = check(FolderPairs(root), print)
+    assert empty.startswith("1 train pairs cannot be read: pair 'train-0'")
+    assert page.startswith("1 train pairs cannot be read: pair 'train-1'")
     assert len(rest) == 2 and all("has no pairs" in problem for problem in rest)
+
+
+def test_the_check_of_a_folder_names_a_recipe(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "check", "folder", "--root", str(root)]) == 0
+    out = capsys.readouterr().out
+    assert "3 training pairs are too few to learn from scratch" in out and "own_boards" in out
+    monkeypatch.setattr("lightning_idc.cli.data.FEW_PAIRS", 3)
+    assert main(["data", "check", "folder", "--root", str(root)]) == 0
+    assert "3 training pairs: lightning-idc run own_pairs" in capsys.readouterr().out
+
+
+def test_pairs_with_one_fault_are_one_message(root: Path) -> None:
+    for name in ("train-0-after", "train-2-before", "val-21-after"):
+        (root / f"{name}.png").write_bytes(b"")
+    (problem,) = check(FolderPairs(root), print)
+    assert problem.startswith("2 train, 1 val pairs cannot be read: pair 'train-0'")
+    assert problem.endswith("; the same with train-2, val-21")
 
 
 def test_pairs_that_repeat_another_of_their_split_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -239,10 +239,10 @@ def test_check_counts_what_is_wrong() -> None:
     assert check(Counting(), print) == []
     data = Counting({"train": ["a", "broken", "b"], "val": ["c", "mute", "a"], "test": []})
     assert check(data, print) == [
-        "train: 1 of 3 pairs cannot be read: pair 'broken' is damaged",
         "val: 1 of 3 pairs have no caption: mute",
         "val: 1 of 3 ids are also in train: a",
         "Counting: the split 'test' has no pairs",
+        "1 train pairs cannot be read: pair 'broken' is damaged",
     ]
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
+from lightning_idc.data.benchmarks.masks import MaskedSource
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
@@ -74,7 +76,7 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
     def read(self, split: Split) -> list[Record]:
         path = self.file(*self.annotations(split)[0])
         value = read_json(path, dict)
-        listed = _official(path, value["images"]) if "images" in value else _plain(path, value)
+        listed = listed_images(path, value["images"]) if "images" in value else _plain(path, value)
         records = []
         for where, name, record_split, texts in listed:
             check_split(record_split, where)
@@ -86,13 +88,58 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
         return records
 
 
-_Listed = list[tuple[str, str, str, list[str]]]
+class LEVIRMCI(LEVIRCC):
+    """LEVIR-MCI: the pairs and sentences of LEVIR-CC with masks of changed roads and buildings.
+
+    ``masks`` of a pair are the pixels of either class, the same ones on both sides.
+
+    Features: satellite images of one location, years apart; five sentences and a mask of changes per pair.
+    Format: PNG and JSON.
+    Splits: 6,815 train, 1,333 val and 1,929 test pairs.
+    Licence: academic use.
+    Cite: Liu, Chen, Zhang, Qi, Zou, Shi: Change-Agent (TGRS 2024), https://github.com/Chen-Yang-Liu/Change-Agent
+
+    Args:
+        options: arguments of :class:`~lightning_idc.data.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = LEVIRMCI.split("data/levir_mci", "test")[0]
+        >>> pair.masks.shape[0]
+        2
+    """
+
+    folder = "levir_mci"
+    title = "LEVIR-MCI"
+    tree = f"{LEVIRCC.tree}\nimages/train/label/train_000001.png  0: unchanged, else a changed road or building"
+    steps = (
+        "fetch LEVIR-MCI-dataset.zip of the Hugging Face dataset lcybuaa/LEVIR-MCI (academic use), unpack it, and give "
+        "the folder with images as root."
+    )
+    remotes = (Remote("images", "https://huggingface.co/datasets/lcybuaa/LEVIR-MCI", page=True),)
+
+    def source_of(self, records: Sequence[Record]) -> MaskedSource:
+        plain = super().source_of(records)
+        return MaskedSource(plain, lambda before: [before.parents[1] / "label" / before.name])
 
 
-def _official(path: Path, images: Any) -> _Listed:
+Listed = list[tuple[str, str, str, list[str]]]
+"""Origin, file name, split and sentences of each pair."""
+
+
+def listed_images(path: Path, images: Any, split: Split | None = None) -> Listed:
+    """Entries of a list of images in Karpathy's format, which captions of satellite images share.
+
+    Args:
+        path: file of the list, for messages.
+        images: objects with filename, split and sentences.
+        split: split of all entries; that of each entry when None.
+
+    Raises:
+        DataError: an entry has another format.
+    """
     if not isinstance(images, list):
         raise DataError(f"{path}: images is {short(images)}; expected a list")
-    listed: _Listed = []
+    listed: Listed = []
     for number, image in enumerate(images, 1):
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
@@ -101,12 +148,12 @@ def _official(path: Path, images: Any) -> _Listed:
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # sentences in the release end with " .", which the scoring protocols of this family remove
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]
-        listed.append((where, needed(row, "filename"), needed(row, "split"), texts))
+        listed.append((where, needed(row, "filename"), split or needed(row, "split"), texts))
     return listed
 
 
-def _plain(path: Path, table: dict[str, Any]) -> _Listed:
-    listed: _Listed = []
+def _plain(path: Path, table: dict[str, Any]) -> Listed:
+    listed: Listed = []
     for name, texts in table.items():
         where = f"{path}, {name}"
         listed.append((where, name, name.partition("_")[0], sentences(texts, where)))

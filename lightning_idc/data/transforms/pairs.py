@@ -66,11 +66,11 @@ class Resize(PairTransform):
             before=resize(sample.before, self.size, self.interpolation),
             after=resize(sample.after, self.size, self.interpolation),
             boxes=None if sample.boxes is None else sample.boxes * scale,
-            masks=None if sample.masks is None else _resized_masks(sample.masks, self.size),
+            masks=None if sample.masks is None else resize_masks(sample.masks, self.size),
         )
 
 
-def _resized_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+def resize_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize masks with max pooling, so that small changes do not vanish."""
     height, width = masks.shape[1:]
     smaller = F.adaptive_max_pool2d(masks[None].float(), (min(height, size[0]), min(width, size[1])))
