@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_idc.images.display import to_pil
 from lightning_idc.images.types import PairSample
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def plot_pair(sample: PairSample, side: int = 320, captions: int = 5, heat: Tens
     for column, image in enumerate(panels):
         left = _MARGIN + column * (size[0] + _GAP)
         draw.text((left, _MARGIN - 2), _PANELS[column], _QUIET, font)
-        panel = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        panel = to_pil(image)
         sheet.paste(panel.resize(size, Image.Resampling.BICUBIC), (left, top))
         for box in [] if sample.boxes is None or column > 1 else sample.boxes[:, column].tolist():
             if all(value == value for value in box):  # NaN: the change has no extent on this side

@@ -12,9 +12,10 @@ from urllib.parse import quote
 
 from torch import Tensor
 
+from lightning_idc.images.display import to_pil
 from lightning_idc.metrics.confusion import Confusion
 from lightning_idc.report.baselines import BaselineCheck
-from lightning_idc.report.pages import LOSSLESS_PIXELS, data_uri, number, to_pil, write_page
+from lightning_idc.report.pages import LOSSLESS_PIXELS, data_uri, number, write_page
 from lightning_idc.report.summary import Summary, as_table
 from lightning_idc.report.table import Table
 from lightning_idc.utils.outputs import Output

@@ -17,11 +17,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lightning_idc.images.display import to_pil
 from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from PIL.Image import Image
 
 PER_PAGE = 20
 """Number of pairs that a browser draws at a time, as in `common.js`."""
@@ -100,18 +100,11 @@ def _images_of_pairs(aside: IO[str]) -> Iterator[tuple[str, str]]:
         yield index, Markup(text)
 
 
-def to_pil(image: Tensor) -> Image:
-    """Pillow image from a uint8 image ``(3, H, W)``."""
-    from PIL import Image
-
-    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-
-
 def data_uri(image: Tensor, max_side: int) -> str:
     """Data URL of an image, scaled to at most ``max_side`` pixels.
 
     Args:
-        image: uint8 ``(3, H, W)``.
+        image: uint8 ``(C, H, W)``.
         max_side: maximum height and width in pixels.
     """
     from PIL.Image import Resampling

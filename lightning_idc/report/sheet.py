@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lightning_idc.images.display import to_pil
 from lightning_idc.utils.text import plain
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _framed_image(image: Tensor, height: int, width: int, boxes: Tensor | None, 
     )
     frame = Image.new("RGB", (width, height), PAPER)
     left, top = (width - size[0]) // 2, (height - size[1]) // 2
-    frame.paste(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, resampling), (left, top))
+    frame.paste(to_pil(image).resize(size, resampling), (left, top))
     draw = ImageDraw.Draw(frame)
     draw.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline=FRAME)
     for box in [] if boxes is None else boxes[:, side].tolist():

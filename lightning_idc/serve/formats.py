@@ -250,9 +250,7 @@ def _entry(record: Record, options: ImageOptions) -> Entry:
     entry = Entry(record["id"], text, [], record["status"], record["log_prob"], change_score=record["change_score"])
     if record["before"] and record["after"] and record["status"] != "failed":
         first, second = read_pair(record["before"], record["after"], options)
-        # pages show the first three bands
-        pair = [(image if len(image) > 2 else image[:1].expand(3, -1, -1))[:3] for image in (first, second)]
-        entry.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))
+        entry.images = first, resize(second, (first.shape[1], first.shape[2]))
         entry.boxes = torch.tensor(record["boxes"], dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
     return entry
 

@@ -22,6 +22,7 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.baselines import check_baselines
+from lightning_idc.report.html import Entry, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
@@ -154,6 +155,16 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
     assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 6])
+def test_images_of_any_number_of_channels_are_shown(channels: int, tmp_path: Path) -> None:
+    """Captioners of more than three bands are tested, too."""
+    image = torch.full((channels, 200, 300), 7, dtype=torch.uint8)
+    write_report(tmp_path / "r.html", "t", [Entry("a", "c", ["r"], images=(image, image))], full_size=True)
+    with Image.open(tmp_path / "r_pictures" / "000001_after.jpg") as shown:
+        assert shown.mode == "RGB" and shown.getpixel((5, 5)) == (7, 7, 7)
+    assert contact_sheet([Card(image, image, "t", "c")]).mode == "RGB"
 
 
 def test_the_report_shows_the_original_images(tmp_path: Path) -> None:
