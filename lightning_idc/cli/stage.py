@@ -91,6 +91,8 @@ def run_verb(verb: str, config: dict[str, Any], files: Sequence[Path], only_prin
         print(cli.parser.dump(cli.config, skip_none=False), end="")
         return 0
     cli.run()
+    # the first process of a recipe's stage is in `run_stage`; Lightning starts the others as verbs, which end here
+    cli.trainer.strategy.barrier()
     destroy_process_group()
     return 0
 

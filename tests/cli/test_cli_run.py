@@ -232,6 +232,20 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals =
 
 
 @pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_a_stage_in_two_processes_that_lightning_starts_hands_its_checkpoint_on(tmp_path: Path) -> None:
+    """The second process runs a verb, and not a stage; both must come to the same end."""
+    (tmp_path / "toy.yaml").write_text(FIT + "  test: {of: second}\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--out", "out", "--stages.second.trainer.devices",
+         "2", "--stages.second.trainer.strategy", "ddp", "--trainer.accelerator", "cpu"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert json.loads((tmp_path / "out" / "test" / DONE).read_text())["metrics"]
+
+
+@pytest.mark.dist
 def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: Any, tmp_path: Path) -> None:
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
     Path("toy.yaml").write_text(FIT)
