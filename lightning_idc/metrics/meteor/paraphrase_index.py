@@ -6,7 +6,6 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +54,9 @@ def _fingerprint(source: Path) -> str:
 
 def _pieces(source: Path) -> Iterator[bytes]:
     """Text of a gzip file in pieces; a thread decompresses the next piece meanwhile."""
+    # imported late, since the index is built once
+    from concurrent.futures import ThreadPoolExecutor
+
     unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
     with source.open("rb") as file, ThreadPoolExecutor(1) as pool:
 
