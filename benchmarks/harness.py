@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import re
+import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -51,28 +54,45 @@ class RowFailed(Exception):
         return (str(self).strip().splitlines() or ["without a word"])[-1]
 
 
-_MARK = "RESULT "
-
-
 def measure_apart(*arguments: object) -> dict[str, Any]:
-    """What the running script measures with other arguments in a process of its own, which ends with `give_back`.
+    """Run this script with other arguments in a process of its own, and return the row that it hands to `give_back`.
 
-    Memory is then that of one row, and no row finds what another left.
+    Peak memory is then that of one row, and no row inherits state from another. The processes are forked from a server
+    that has imported the script, so that each row does not import torch again.
 
     Raises:
         RowFailed: the process failed.
     """
-    command = [sys.executable, "-m", _module(), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RowFailed(done.stderr[-3000:])
-    found: dict[str, Any] = json.loads(done.stdout.rpartition(_MARK)[2])
-    return found
+    module = _module()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    with tempfile.TemporaryDirectory() as folder:
+        output, row = Path(folder) / "output", Path(folder) / "row.json"
+        process = context.Process(target=_run_row, args=(module, [*map(str, arguments)], output, row))
+        process.start()
+        process.join()
+        if process.exitcode or not row.is_file():
+            raise RowFailed(output.read_text(encoding="utf-8", errors="replace")[-3000:])
+        result: dict[str, Any] = json.loads(row.read_text(encoding="utf-8"))
+    return result
+
+
+_ROW_FILE = "IDC_BENCHMARK_ROW"
+
+
+def _run_row(module: str, arguments: list[str], output: Path, row: Path) -> None:
+    """Run a module as a script in this process; what it prints goes to a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.environ[_ROW_FILE] = str(row)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def give_back(row: Mapping[str, Any]) -> None:
-    """Hand a row to the process that `measure_apart` was called in."""
-    print(_MARK + json.dumps(row))
+    """Hand a row to the process that called `measure_apart`."""
+    Path(os.environ[_ROW_FILE]).write_text(json.dumps(row), encoding="utf-8")
 
 
 def complete(result: Mapping[str, Any], *packages: str, seeds: Sequence[int], java: bool = False) -> dict[str, Any]:

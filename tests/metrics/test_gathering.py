@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import launch
 
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.metric import CaptionScores
@@ -35,27 +33,7 @@ def scores_of(records: list[dict]) -> dict[str, float]:
 @pytest.mark.dist
 def test_two_processes_see_every_pair_once(tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text(json.dumps(RECORDS), encoding="utf-8")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE.parent)]),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "two_ranks.py"), str(rank), str(tmp_path)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            assert process.wait(timeout=240) == 0, process.stderr and process.stderr.read()
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    launch(HERE / "two_ranks.py", tmp_path, processes=2)
     ids, captions = [r["id"] for r in RECORDS], [r["caption"] for r in RECORDS]
     for rank in range(2):
         results = json.loads((tmp_path / f"results{rank}.json").read_text(encoding="utf-8"))

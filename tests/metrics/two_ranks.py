@@ -14,8 +14,9 @@ from lightning_idc.metrics import BLEU, ROUGEL, CIDErD
 from lightning_idc.metrics.metric import CaptionScores
 
 
-def main(rank: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     records = json.loads((folder / "records.json").read_text(encoding="utf-8"))
     metric = CaptionScores()
     results = []
@@ -40,4 +41,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    run_script(main, int(sys.argv[1]), Path(sys.argv[2]))
+    run_script(main, Path(sys.argv[1]))

@@ -114,7 +114,9 @@ def check_run(path: Path, folder: Path, half: bool) -> None:
         home = folder / "out" / stage.name
         record = json.loads((home / "stage.json").read_text(encoding="utf-8"))
         if stage.run == "fit":
-            config = (home / "config.yaml").read_text(encoding="utf-8")
+            # in the logger's folder, where the recipe has a logger
+            (config_file,) = home.rglob("config.yaml")
+            config = config_file.read_text(encoding="utf-8")
             assert not half or "precision: bf16-mixed" in config, "a stage that trains does so as asked"
             assert (folder / "out" / record["best"]).is_file()
         if stage.run == "test":

@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,12 @@ def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -
 
     target = tmp_path / "many.html"
     write(target, 2000)
-    taken = {name: min(tries) for name, tries in seconds_to_open(browser, target, 3, "p1999").items()}
-    assert target.stat().st_size > 30e6 and taken["first pair"] < 1, taken
-    assert taken["any pair"] < 1.5, "under one second where nothing else runs"
+    assert target.stat().st_size > 30e6
+    # a second where nothing else runs; beside another process a try may take longer, so several are made
+    fastest = {"first pair": inf, "any pair": inf}
+    for _ in range(8):
+        for name, (seconds,) in seconds_to_open(browser, target, 1, "p1999").items():
+            fastest[name] = min(fastest[name], seconds)
+        if fastest["first pair"] < 1 and fastest["any pair"] < 1.5:
+            return
+    raise AssertionError(f"seconds until pairs are shown: {fastest}")
