@@ -180,6 +180,10 @@ class ShowResults(Callback):
                     say(f"no scores under {protocol.name} in {METRICS}: {error}")
         if results.summary is not None:
             values["summary"] = results.summary.as_dict()
+        speeds = {name.partition("/")[2]: float(value) for name, value in trainer.callback_metrics.items()}
+        speeds = {name: value for name, value in speeds.items() if name.endswith("_per_second")}
+        if speeds:
+            values["throughput"] = speeds
         return values
 
     def _save_report(

@@ -100,6 +100,11 @@ class AddonCallback(Callback):
         names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
         if names.count(self.name) > 1:
             raise ConfigError(f"two add-ons are called {self.name!r}; give them different `name`s")
+        if isinstance(module, PairModule) and self.at is not None:
+            raise ConfigError(
+                f"{type(self).__name__}: `at` is {self.at!r}, and a {type(module).__name__} passes its features to "
+                "add-ons itself; leave `at` out"
+            )
         check_order(trainer, self, "add-on")
         if stage != "fit":
             return

@@ -75,6 +75,8 @@ class PairCaptioner(PairModule):
     word_hparams: tuple[str, ...] = ("vocabulary",)
     takes_prompt: ClassVar[bool] = False
     """Whether :meth:`describe` accepts a ``prompt``."""
+    reads_noise: ClassVar[bool] = False
+    """Whether :meth:`encode` hides the patches that ``batch.noise`` masks."""
     max_caption_tokens: ClassVar[int | None] = None
     """Maximum length of a training caption, begin and end token included; longer ones are cut. None keeps all."""
     # once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead

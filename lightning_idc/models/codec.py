@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_idc.images.types import PairBatch, PairSample, ProvidesCaptions, stack_images
 from lightning_idc.models.captions import chosen_captions, pad_captions
-from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary
+from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary, words_of
 from lightning_idc.utils.errors import DataError
 
 
@@ -73,6 +75,27 @@ class CaptionCodec:
         return tokens.expand(shape).to(device), mask.expand(shape).to(device)
 
 
+def report_unknown_words(vocabulary: Vocabulary, captions: Sequence[str]) -> None:
+    """Print how many words of the training captions a vocabulary of whole words lacks; they cannot be learned.
+
+    Args:
+        vocabulary: vocabulary that was not built from these captions, such as that of ``init_from``.
+        captions: training captions.
+    """
+    if type(vocabulary) is not Vocabulary:
+        return  # sub-words spell any word
+    known = set(vocabulary.words)
+    counts = Counter(word for caption in captions for word in words_of(caption))
+    unknown = [word for word in counts if word not in known]
+    if unknown:
+        total = sum(counts.values())
+        rank_zero_info(
+            f"{len(unknown)} of {len(counts)} distinct words of the training captions are not in the vocabulary "
+            f"({sum(counts[word] for word in unknown) / total:.1%} of all words), such as {unknown[0]!r}; they are "
+            "learned as <unk>"
+        )
+
+
 def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tuple[Vocabulary | None, dict[str, Any]]:
     """Vocabulary of a captioner, from its hyper-parameters or built from the training captions.
 
@@ -92,6 +115,8 @@ def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tu
     # fitting also takes the other hyper-parameters from the data; a test needs the vocabulary only
     if not isinstance(data, ProvidesCaptions) or not (fitting or words is None):
         return vocabulary, {}
+    if fitting and vocabulary is not None:
+        report_unknown_words(vocabulary, data.train_captions())
     learned: dict[str, Any] = {"image_size": hparams["image_size"] or data.image_size}
     if words is None or None in (hparams["max_length"], hparams["no_change_captions"]):
         captions = data.train_captions()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,17 @@ class TimmGrid(GridBackbone):
         super().__init__(model.feature_info[index]["num_chs"], *normalisation)
         self.model, self.name, self.index = model, name, index
 
+    @property
+    def depth_widths(self) -> list[int]:
+        return [info["num_chs"] for info in self.model.feature_info[: self.index + 1]]
+
     def grid(self, images: Tensor) -> Tensor:
+        return self.grids(images, [len(self.depth_widths)])[0]
+
+    def grids(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         try:
-            return self.model.forward_intermediates(images, indices=[self.index], intermediates_only=True)[0]
+            indices = [depth - 1 for depth in depths]
+            return list(self.model.forward_intermediates(images, indices=indices, intermediates_only=True))
         except AssertionError as error:  # raised by timm for an unsupported size
             height, width = images.shape[-2:]
             raise DataError(

@@ -29,6 +29,7 @@ class SpecialIds(NamedTuple):
         eos: end of a caption.
         never_said: ids that are never generated.
         stops: ids that end a generated caption; ``eos`` alone when empty.
+        mask: id that is read in place of a masked word.
     """
 
     pad: int = PAD
@@ -36,6 +37,7 @@ class SpecialIds(NamedTuple):
     eos: int = EOS
     never_said: tuple[int, ...] = (PAD, BOS, UNK)
     stops: tuple[int, ...] = ()
+    mask: int = UNK
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -136,7 +138,7 @@ class ClipVocabulary(Vocabulary):
         tokenizer = _clip_tokenizer()
         self.words = list(tokenizer.encoder)
         begin, end = tokenizer.sot_token_id, tokenizer.eot_token_id
-        self.special = SpecialIds(0, begin, end, (0, begin))
+        self.special = SpecialIds(0, begin, end, (0, begin), mask=begin)
 
     @property
     def key(self) -> list[str] | str:
@@ -183,8 +185,7 @@ class BertVocabulary(Vocabulary):
         self.words = list(words)
         ids = {word: index for index, word in enumerate(self.words)}
         pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
-        # a masked word is read as [MASK], the last of the ids that are never generated
-        self.special = SpecialIds(pad, begin, end, (pad, begin, unknown, mask))
+        self.special = SpecialIds(pad, begin, end, (pad, begin, unknown, mask), mask=mask)
         self._tokenizer = BertWordPieceTokenizer(ids)
 
     @classmethod

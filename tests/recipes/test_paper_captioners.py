@@ -190,7 +190,9 @@ def namc_keys(here: Path, files: dict[str, Path], stage: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_namc_from_pre_training_to_rebuilt_patches_and_corrupted_data(here: Path, files: dict[str, Path]) -> None:
-    pairs = {"matrix.phase": "pretrain", "data.root": str(described(here / "pairs", "train"))}
+    root = str(described(here / "pairs", "train"))
+    parts = {f"data.parts.{name}.root": root for name in ("spot_the_diff", "instruct_pix2pix", "cc3m")}
+    pairs = {"matrix.phase": "pretrain", **parts}
     run("namc", here / "pretrain", **pairs, **namc_keys(here, files, "pretrain"))
     start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
     # Table 9, as its row of docs/notes/reproduction.md says

@@ -236,6 +236,8 @@ class AdversarialRetriever(AddonCallback):
         super().__init__(name, weight)
         if not temperature > 0:  # infinity is allowed: the choice is uniform
             raise ConfigError(f"temperature is {temperature}; expected a number above 0, such as 2")
+        if train_encoder and encoder is None:
+            raise ConfigError("train_encoder is true and encoder None; name the checkpoint of an encoder")
         self.encoder, self.train_encoder = encoder, train_encoder
         self.candidates, self.temperature, self.fraction = candidates, temperature, fraction
         self.scale = scale if scale is not None else 10.0 if encoder is None else 100.0

@@ -9,7 +9,7 @@ Shapes: B pairs, n tokens per image (class token included), D channels of the jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,8 @@ from lightning_idc.nn.transformer import (
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError, DataError
 
+TokensRewrite = Callable[[list[Tensor]], Tensor]
+"""Maps tokens ``(B, 2, n, C)`` of several depths, the deepest last, to new ones of the same shape."""
 BERT_EPS = 1e-12
 MAX_SCALE = 100.0
 """Maximum factor of cosines in CLIP."""
@@ -98,12 +100,32 @@ class PairClip(nn.Module):
                 f"intra_layers is {intra_layers}; expected 0 to {blocks - 1}: at least one block must attend to both "
                 f"images"
             )
+        self._rewrite: tuple[list[int], TokensRewrite] | None = None
         self.tokens_per_image, width = clip.visual.positional_embedding.shape
         self.side = nn.Parameter(torch.randn(2, width) * width**-0.5)
         self.joint_position = nn.Parameter(torch.randn(2 * self.tokens_per_image, width) * width**-0.5)
         self.ln_mid = nn.LayerNorm(width)
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1) * 255, persistent=False)
+
+    @property
+    def feature_width(self) -> int:
+        """Channels of the tokens of the image tower."""
+        return self.side.shape[1]
+
+    @property
+    def feature_depth(self) -> int:
+        """Number of blocks that encode each image separately, after which features can be replaced."""
+        return self.intra_layers
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are recomputed in the backward pass."""
+        return False
+
+    def rewrite_features(self, layers: Sequence[int], rewrite: TokensRewrite) -> None:
+        """Replace the tokens after the last separate block by ``rewrite(tokens after the layers)``."""
+        self._rewrite = (list(layers), rewrite)
 
     def normalized(self, images: Tensor) -> Tensor:
         """uint8 images ``(..., 3, H, W)`` as CLIP's image tower expects them.
@@ -129,8 +151,13 @@ class PairClip(nn.Module):
         x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
         x = visual.ln_pre(x)
         blocks = list(visual.transformer.resblocks)
+        depths = []
         for block in blocks[: self.intra_layers]:
             x = block(x)
+            depths.append(x.unflatten(0, (-1, 2)))  # (B, 2, n, C)
+        if self._rewrite is not None:
+            layers, rewrite = self._rewrite
+            x = rewrite([depths[layer - 1] for layer in layers]).flatten(0, 1)
         x = (x.unflatten(0, (-1, 2)) + self.side[:, None]).flatten(1, 2)  # (B, 2n, C)
         x = self.ln_mid(x + self.joint_position)
         for block in blocks[self.intra_layers :]:

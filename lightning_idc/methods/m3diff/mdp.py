@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.models.adapter import Adapter
+from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
 from lightning_idc.utils.errors import ConfigError
@@ -262,49 +263,78 @@ class PairTower(Protocol):
 class MDP(Adapter):
     """Adds :class:`MultiScaleDifferentialPerception` to a network.
 
+    In a :class:`~lightning_idc.nn.grid_backbone.GridBackbone` the depths differ in channels and size: those before the
+    last are averaged to its cells and projected to its channels.
+
     Args:
         layers: depths of the vision tower to read, of which the last is replaced; those that match the paper's 17, 20,
             23 and 26 of 26 when None.
         at: path of the module whose output is a grid ``(2B, D, h, w)``, before and after alternating, in networks that
-            are not a :class:`PairTower`.
+            are not a :class:`PairTower`; ``backbone`` when None.
         options: fields of :class:`MDPOptions`.
     """
 
     mdp: MultiScaleDifferentialPerception
 
-    def __init__(self, layers: Sequence[int] | None = None, at: str = "backbone", **options: Any) -> None:
+    def __init__(self, layers: Sequence[int] | None = None, at: str | None = None, **options: Any) -> None:
         super().__init__()
+        self.projections = nn.ModuleList()
         self.reads, self.at, self.options = layers, at, options
         self.on = True
 
     def install(self, net: nn.Module) -> None:
-        if isinstance(net, PairTower):
-            width = net.feature_width
-            reads = list(self.reads or matching_layers(net.feature_depth))
-            wrong = [layer for layer in reads if not 1 <= layer <= net.feature_depth]
-            if wrong or reads[-1] != net.feature_depth or sorted(set(reads)) != reads:
+        tower = next((part for part in (net, *net.children()) if isinstance(part, PairTower)), None)
+        if tower is not None:
+            if self.at is not None:
                 raise ConfigError(
-                    f"MDP cannot read the layers {reads}: expected rising depths from 1 to {net.feature_depth}, the "
-                    "last of them included"
+                    f"MDP reads the vision tower of {type(net).__name__}, and `at` is {self.at!r}; leave `at` out"
                 )
-            self.mdp = MultiScaleDifferentialPerception(width, len(reads), **self.options)
-            self.mdp.recomputes = net.recomputes
-            net.rewrite_features(reads, self.rewrite)
+            reads = self._depths(tower.feature_depth)
+            self.mdp = MultiScaleDifferentialPerception(tower.feature_width, len(reads), **self.options)
+            self.mdp.recomputes = tower.recomputes
+            tower.rewrite_features(reads, self.rewrite)
             return
+        module, path = self._grid_module(net), self.at or "backbone"
+        if isinstance(module, GridBackbone):
+            if module.reads_pairs:
+                raise ConfigError(
+                    f"MDP compares the features of two images, and {type(module).__name__} reads the pair as one; "
+                    "choose another backbone"
+                )
+            widths = module.depth_widths
+            reads = self._depths(len(widths))
+            self.mdp = MultiScaleDifferentialPerception(module.width, len(reads), **self.options)
+            self.projections = nn.ModuleList(nn.Linear(widths[depth - 1], module.width) for depth in reads[:-1])
+            module.rewrite_features(reads, self.rewrite_grids)
+            return
+        channels = getattr(module, "width", None)
+        if not isinstance(channels, int):
+            raise ConfigError(f"MDP needs the number of channels of {path!r}; {type(module).__name__} has no `width`")
+        self._depths(1)
+        self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
+        module.register_forward_hook(self.rewrite_grid)
+
+    def _grid_module(self, net: nn.Module) -> nn.Module:
         try:
-            module = net.get_submodule(self.at)
+            return net.get_submodule(self.at or "backbone")
         except AttributeError:
             paths = ", ".join(name for name, _ in net.named_children())
             raise ConfigError(
-                f"MDP finds no module {self.at!r} in {type(net).__name__}; set `at` to one of {paths}"
+                f"MDP finds no module {self.at or 'backbone'!r} in {type(net).__name__}; set `at` to one of {paths}"
             ) from None
-        channels = getattr(module, "width", None)
-        if not isinstance(channels, int):
+
+    def _depths(self, available: int) -> list[int]:
+        """Depths to read of a tower with ``available`` ones."""
+        if available < 1:
+            raise ConfigError("MDP needs a layer that encodes each image separately, and the vision tower has none")
+        reads = list(self.reads or matching_layers(available))
+        is_valid = all(isinstance(layer, int) and 1 <= layer <= available for layer in reads)
+        if not is_valid or reads[-1] != available or sorted(set(reads)) != reads:
             raise ConfigError(
-                f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`"
+                f"MDP cannot read the layers {reads}: expected rising depths from 1 to {available}, the last of them "
+                "included"
             )
-        self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
-        module.register_forward_hook(self.rewrite_grid)
+        return reads
 
     def forward(self, features: list[Tensor]) -> Tensor:
         return self.mdp(features)
@@ -325,12 +355,22 @@ class MDP(Adapter):
             self.mdp.recomputes = recomputes
         return flops, size * bytes_per_value // torch.float32.itemsize
 
-    def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
-        """Forward hook on a grid backbone."""
-        pairs = grid.flatten(2).mT.unflatten(0, (-1, 2))
+    def rewrite_grids(self, grids: list[Tensor]) -> Tensor:
+        """New grid ``(2B, D, h, w)`` from the grids of every depth, before and after alternating."""
+        last = grids[-1]
+        if not self.on:
+            return last
         # a frozen backbone runs without gradients, but MDP is trained
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.training):
-            return self.rewrite([pairs]).flatten(0, 1).mT.reshape(grid.shape)
+            size = (last.shape[-2], last.shape[-1])
+            pooled = [F.adaptive_avg_pool2d(grid, size).flatten(2).mT for grid in grids]
+            inner = [project(cells) for project, cells in zip(self.projections, pooled[:-1], strict=True)]
+            pairs = [cells.unflatten(0, (-1, 2)) for cells in (*inner, pooled[-1])]
+            return self(pairs).flatten(0, 1).mT.reshape(last.shape)
+
+    def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
+        """Forward hook on a module whose output is a grid."""
+        return self.rewrite_grids([grid])
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ class MDPAdapter(AdapterCallback):
 
     Args:
         layers: depths of the vision tower to read, the last one included; those that match the paper's when None.
-        at: path of the backbone within the network of a grid captioner.
+        at: path of the backbone within the network of a grid captioner; ``backbone`` when None.
         name: name of the adapter in checkpoints.
         options: fields of :class:`~lightning_idc.methods.m3diff.mdp.MDPOptions`.
     """
@@ -22,7 +22,7 @@ class MDPAdapter(AdapterCallback):
     options_class = MDPOptions
 
     def __init__(
-        self, layers: list[int] | None = None, at: str = "backbone", name: str = "mdp", **options: Any
+        self, layers: list[int] | None = None, at: str | None = None, name: str = "mdp", **options: Any
     ) -> None:
         settings = MDPOptions(**options)
         super().__init__(name, MDP, layers=layers, at=at, **asdict(settings))

@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.images.types import NoiseMask, PairBatch, PairFeatures
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.images.types import NoiseMask, PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.noise import bernoulli, resize_mask
+from lightning_idc.methods.namc.noise import resize_mask
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.models.addon import Addon, TrainingStep, addons_of
 from lightning_idc.models.addon_callback import AddonCallback
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.random_state import uniform_of_pairs
 from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.utils.bounds import PositiveInt, PositiveShare, check_fields
@@ -37,6 +39,11 @@ from lightning_idc.utils.errors import ConfigError, DataError
 
 Distance = Callable[..., Tensor]
 """Elementwise loss of two tensors under ``reduction="none"``, such as ``torch.nn.functional.l1_loss``."""
+
+
+MASK_RATIO = 0.2
+WIDTH, LAYERS, HEADS = 128, 2, 4
+"""Defaults of the separate encoder."""
 
 
 class ImageTokens(nn.Module):
@@ -117,25 +124,31 @@ class MaskedReconstructionOptions:
     Args:
         encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains a separate encoder,
             and through it the captioner's backbone.
-        mask_ratio: fraction of cells that are masked without noise masking, above 0 and up to 1.
-        width: width of a separate encoder.
-        layers: layers of a separate encoder.
-        heads: attention heads of a separate encoder.
+        mask_ratio: fraction of cells that are masked without noise masking, above 0 and up to 1; 0.2 when None.
+        width: width of a separate encoder; 128 when None.
+        layers: layers of a separate encoder; 2 when None.
+        heads: attention heads of a separate encoder; 4 when None.
         extras: names of the features of the before and the after image in ``PairFeatures.extras``, each ``(B, P, C)``.
 
     Raises:
-        ConfigError: ``mask_ratio`` is out of range.
+        ConfigError: a number is out of range, or one is about a separate encoder and ``encoder`` names another.
     """
 
     encoder: str | None = None
-    mask_ratio: PositiveShare = 0.2
-    width: PositiveInt = 128
-    layers: PositiveInt = 2
-    heads: PositiveInt = 4
+    mask_ratio: PositiveShare | None = None
+    width: PositiveInt | None = None
+    layers: PositiveInt | None = None
+    heads: PositiveInt | None = None
     extras: tuple[str, str] = ("before", "after")
 
     def __post_init__(self) -> None:
         check_fields(self)
+        unread = [name for name in ("width", "layers", "heads") if getattr(self, name) is not None]
+        if self.encoder is not None and unread:
+            raise ConfigError(
+                f"MaskedReconstruction: {', '.join(unread)} belong to a separate encoder, and `encoder` is "
+                f"{self.encoder!r}; leave one of them out"
+            )
 
 
 class MaskedReconstructionAddon(Addon):
@@ -163,13 +176,16 @@ class MaskedReconstructionAddon(Addon):
         self.target, self.separate_encoder, self.width = target, separate_encoder, width
         self.text = nn.Linear(text_width, width) if text_width is not None else None
         self.grid, self.options = grid, options
+        # set while the add-on is built, under a seed made from the run's seed and the add-on's name
+        self._seed = torch.initial_seed()
 
     def batch(self, step: TrainingStep) -> PairBatch:
         batch: PairBatch = step.batch
         if batch.noise is not None:
             return batch
-        probabilities = torch.full((len(batch), 2, *self.grid), self.options.mask_ratio, device=batch.images.device)
-        return replace(batch, noise=NoiseMask(bernoulli(probabilities)))
+        key = f"{self._seed}/{step.module.trainer.current_epoch}"
+        uniform = uniform_of_pairs(batch, key, (2, *self.grid)).to(batch.images.device)
+        return replace(batch, noise=NoiseMask(uniform < (self.options.mask_ratio or MASK_RATIO)))
 
     def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
         """L_MIR: mean over pairs of the mean over masked cells, so that it does not grow with their number.
@@ -242,6 +258,8 @@ class MaskedReconstruction(AddonCallback):
     """
 
     options_class = MaskedReconstructionOptions
+    reads_noise: ClassVar[bool] = True
+    """Whether masks of `NoiseMasking` have an effect though the images are not filled."""
 
     def __init__(
         self,
@@ -262,6 +280,11 @@ class MaskedReconstruction(AddonCallback):
             raise ConfigError(
                 f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(module).__name__}"
             )
+        if self.options.mask_ratio is not None and _text_width(module) is not None:
+            raise ConfigError(
+                f"MaskedReconstruction: mask_ratio is {self.options.mask_ratio}, and NoiseMasking chooses the masked "
+                "cells; leave mask_ratio out"
+            )
         height, width = module.hparams["image_size"] or (64, 64)
         channels, cells = self._measure_features(module, height, width)
         rows = round((cells * height / width) ** 0.5)
@@ -272,13 +295,14 @@ class MaskedReconstruction(AddonCallback):
             )
         separate_encoder, options = None, self.options
         if options.encoder is None:
+            width_of_encoder = options.width or WIDTH
             separate_encoder = MaskedImageEncoder(
                 channels=channels,
-                width=options.width,
+                width=width_of_encoder,
                 cells=cells,
-                layers=options.layers,
-                heads=options.heads,
-                hidden=2 * options.width,
+                layers=options.layers or LAYERS,
+                heads=options.heads or HEADS,
+                hidden=2 * width_of_encoder,
                 dropout=0.0,
             )
         encoder_width = self._encoder_width(module)
@@ -317,7 +341,7 @@ class MaskedReconstruction(AddonCallback):
 
     def _encoder_width(self, captioner: PairCaptioner) -> int:
         if self.options.encoder is None:
-            return self.options.width
+            return self.options.width or WIDTH
         encoder = dict(captioner.named_modules()).get(self.options.encoder)
         if not isinstance(encoder, MaskedImageEncoder):
             encoders = [path for path, module in captioner.named_modules() if isinstance(module, MaskedImageEncoder)]
@@ -329,10 +353,11 @@ class MaskedReconstruction(AddonCallback):
 
     def _measure_features(self, captioner: PairCaptioner, height: int, width: int) -> tuple[int, int]:
         """Channels and cells of the captioner's features, measured on one gray pair."""
-        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8)
-        no_tokens = torch.zeros(1, 1, 2, dtype=torch.long)
-        batch = PairBatch(gray, no_tokens, no_tokens.bool(), ids=["gray"], references=[[]], change_types=[None])
-        features = trial_features(captioner, batch)
+        gray = torch.full((3, height, width), 128, dtype=torch.uint8)
+        data = captioner.trainer.datamodule  # type: ignore[attr-defined]
+        # with the id of a training pair, by which a captioner may look something up
+        first = data.pairs_of("train").load(0) if isinstance(data, PairDataModule) else PairSample("gray", gray, gray)
+        features = trial_features(captioner, captioner.collate([replace(first, before=gray, after=gray)]))
         missing = [name for name in self.options.extras if name not in features.extras]
         if missing:
             raise ConfigError(

@@ -43,6 +43,7 @@ class NAMC(PairCaptioner):
         options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
+    reads_noise = True
     computation_hparams = ("heads",)
     not_stored = ("backbone_weights", "pretrained_backbone")
 

@@ -95,11 +95,6 @@ def random_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) ->
     return torch.full_like(relevance, mask_ratio) * valid
 
 
-def bernoulli(probabilities: Tensor) -> Tensor:
-    """Independent Bernoulli samples, True where masked, from torch's global generator."""
-    return torch.rand_like(probabilities) < probabilities
-
-
 def resize_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
     """Resize a mask of patches to another grid: a cell is masked if the patch at its centre is.
 

@@ -32,7 +32,7 @@ from lightning_idc.methods.policy.losses import (
 )
 from lightning_idc.methods.policy.references import ReferencePolicy
 from lightning_idc.methods.policy.rewards import Reward, compute_rewards
-from lightning_idc.methods.policy.rollout import CaptionSampler, Rollout, sample_captions
+from lightning_idc.methods.policy.rollout import CaptionSampler, Rollout, has_end, sample_captions
 from lightning_idc.models.addon import ADDON_METHODS, Addon, TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object, get_rank_world_size, mean_over_processes
@@ -165,12 +165,13 @@ class PolicyGradient(Addon):
         captioner = step.module
         key = f"{self._seed}/{captioner.trainer.current_epoch}"
         samples = self.sampler(step, self.samples, self.temperature, self.top_p, key)
-        texts = samples.texts
+        texts, ended = samples.texts, samples.ended
         is_greedy = self.surrogate.advantage == "greedy"
         if is_greedy:
-            greedy = captioner.generate(step.features, num_beams=1)
-            texts = [[*row, caption.text] for row, caption in zip(texts, greedy, strict=True)]
-        rewards = compute_rewards(self.reward, step.batch, texts).to(
+            vocabulary, greedy = captioner.built_vocabulary, captioner.decoder.search(step.features, num_beams=1).ids
+            texts = [[*row, vocabulary.decode(ids)] for row, ids in zip(texts, greedy, strict=True)]
+            ended = [[*row, has_end(ids, vocabulary.special)] for row, ids in zip(ended, greedy, strict=True)]
+        rewards = compute_rewards(self.reward, step.batch, texts, ended).to(
             samples.tokens.device
         )  # (B, K), or (B, K + 1) with the greedy caption
         if is_greedy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 Texts = Sequence[Sequence[str]]
 """K captions of each of B pairs."""
+Ended = Sequence[Sequence[bool]]
+"""Whether each of K captions of B pairs has an end."""
+END_WORD = "endofcaption"
+"""Word that stands for the end token; the tokenizer of the scores would drop punctuation."""
 
 
 class Reward(ABC):
@@ -64,8 +69,18 @@ class Reward(ABC):
             texts: K captions of each pair.
         """
 
+    def of_samples(self, pairs: PairBatch, texts: Texts, ended: Ended) -> Tensor:
+        """Rewards ``(B, K)`` of sampled captions, for rewards in which the end of a caption counts.
 
-def compute_rewards(reward: Reward, pairs: PairBatch, texts: Texts) -> Tensor:
+        Args:
+            pairs: as above.
+            texts: as above.
+            ended: whether the policy ended each caption; False where it reached the maximum length.
+        """
+        return self(pairs, texts)
+
+
+def compute_rewards(reward: Reward, pairs: PairBatch, texts: Texts, ended: Ended | None = None) -> Tensor:
     """Rewards ``(B, K)`` in float32, with their shape and values checked.
 
     Another shape would be broadcast over the captions of other pairs, and a NaN would spread to all weights.
@@ -74,11 +89,13 @@ def compute_rewards(reward: Reward, pairs: PairBatch, texts: Texts) -> Tensor:
         reward: reward function.
         pairs: B pairs.
         texts: K captions of each pair.
+        ended: whether each caption has an end; all have when None.
 
     Raises:
         DataError: the rewards are not one finite number for each caption.
     """
-    rewards, shape = reward(pairs, texts), (len(texts), len(texts[0]))
+    ended = [[True] * len(row) for row in texts] if ended is None else ended
+    rewards, shape = reward.of_samples(pairs, texts, ended), (len(texts), len(texts[0]))
     name, expected = type(reward).__name__, f"{shape[0]} x {shape[1]} finite numbers, one for each caption"
     if not isinstance(rewards, Tensor):
         raise DataError(f"{name} gave a {type(rewards).__name__}; expected a tensor of {expected}")
@@ -209,8 +226,12 @@ class MetricReward(Reward):
 
         if self.reads_data:
             source = data.pairs_of("train")
-            captions = {id: list(source.captions(index)) for index, id in enumerate(source.ids)}
+            captions = {id: self.training_captions(source.captions(index)) for index, id in enumerate(source.ids)}
             self.frequencies = References({id: texts for id, texts in captions.items() if texts})
+
+    def training_captions(self, captions: Sequence[str]) -> list[str]:
+        """Captions of one training pair as the document frequencies count them."""
+        return list(captions)
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         from lightning_idc.metrics.captions import ScoringResources, score_captions
@@ -234,10 +255,34 @@ class MetricReward(Reward):
 
 
 class CiderReward(MetricReward):
-    """CIDEr-D with document frequencies of the training captions: the reward of self-critical training (SCST)."""
+    """CIDEr-D with document frequencies of the training captions: the reward of self-critical training (SCST).
 
-    def __init__(self) -> None:
+    Args:
+        end_token: whether the end token is a word of captions and references (Rennie et al. 2017, appendix E); without
+            it, captions learn to break off, since the last words seldom pay. A caption that reached the maximum length
+            has no end token. False computes plain CIDEr-D.
+    """
+
+    def __init__(self, end_token: bool = True) -> None:
+        check_arguments(CiderReward.__init__, locals())
         super().__init__("CIDEr-D")
+        self.end_token = end_token
+
+    def training_captions(self, captions: Sequence[str]) -> list[str]:
+        return [f"{text} {END_WORD}" for text in captions] if self.end_token else list(captions)
+
+    def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+        return self.of_samples(pairs, texts, [[True] * len(row) for row in texts])
+
+    def of_samples(self, pairs: PairBatch, texts: Texts, ended: Ended) -> Tensor:
+        if not self.end_token:
+            return super().__call__(pairs, texts)
+        references = [self.training_captions(captions) for captions in pairs.references]
+        marked = [
+            [f"{text} {END_WORD}" if has_end else text for text, has_end in zip(row, ends, strict=True)]
+            for row, ends in zip(texts, ended, strict=True)
+        ]
+        return super().__call__(replace(pairs, references=references), marked)
 
 
 class LengthReward(Reward):
@@ -329,12 +374,15 @@ class WeightedRewards(Reward):
         self.rewards, self.weights = [reward for reward, _ in usable], [weight for _, weight in usable]
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+        return self.of_samples(pairs, texts, [[True] * len(row) for row in texts])
+
+    def of_samples(self, pairs: PairBatch, texts: Texts, ended: Ended) -> Tensor:
         total = torch.zeros(len(texts), len(texts[0]))
         self.parts = {}
         for reward, weight in zip(self.rewards, self.weights, strict=True):
             if not weight:
                 continue
-            values = compute_rewards(reward, pairs, texts)
+            values = compute_rewards(reward, pairs, texts, ended)
             self.parts |= {**reward.parts, f"{type(reward).__name__}/mean": (float(values.sum()), values.numel())}
             if self.normalise == "group":
                 values = group_relative(values)

@@ -5,7 +5,6 @@ Shapes: B pairs, K captions per pair, T tokens.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,6 +16,8 @@ from lightning_idc.images.types import PairBatch
 from lightning_idc.models.addon import TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
+from lightning_idc.models.random_state import pair_seeds
+from lightning_idc.nn.vocabulary import SpecialIds
 
 
 @dataclass(slots=True)
@@ -81,17 +82,6 @@ def uniform_numbers(batch: PairBatch, samples: int, length: int, key: str) -> Te
     return torch.cat(rows)
 
 
-def pair_seeds(batch: PairBatch, key: str) -> list[int]:
-    """Seed of the samples of each pair, from the seed of its visit.
-
-    Args:
-        batch: B pairs.
-        key: key of the run and the epoch.
-    """
-    visits = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
-    return [zlib.crc32(f"{key}/{id}/{visit}".encode()) for id, visit in zip(batch.ids, visits, strict=True)]
-
-
 @dataclass(frozen=True, slots=True)
 class SampledCaptions:
     """K captions of each of B pairs, before their rewards are known.
@@ -100,12 +90,14 @@ class SampledCaptions:
         tokens: ``(B, K, T)``, the begin token first.
         mask: bool ``(B, K, T)``, True at sampled tokens.
         texts: texts of the captions.
+        ended: whether the policy ended each caption; False where it reached the maximum length.
         old: as in :class:`Rollout`.
     """
 
     tokens: Tensor
     mask: Tensor
     texts: list[list[str]]
+    ended: list[list[bool]]
     old: Tensor | None = None
 
 
@@ -128,11 +120,18 @@ def sample_captions(
     captioner = step.module
     uniforms = uniform_numbers(step.batch, samples, captioner.hparams["max_length"], key)
     sampled = captioner.decoder.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
-    begin = captioner.built_vocabulary.special.bos
+    special = captioner.built_vocabulary.special
+    begin = special.bos
+    ended = grouped([has_end(ids, special) for ids in sampled.ids], samples)
     rows = grouped([[begin, *ids] for ids in sampled.ids], samples)
-    tokens, mask = pad_captions(rows, samples, captioner.built_vocabulary.special.pad)
+    tokens, mask = pad_captions(rows, samples, special.pad)
     texts = grouped([captioner.built_vocabulary.decode(ids) for ids in sampled.ids], samples)
-    return SampledCaptions(tokens.to(captioner.device), mask.to(captioner.device), texts)
+    return SampledCaptions(tokens.to(captioner.device), mask.to(captioner.device), texts, ended)
+
+
+def has_end(ids: Sequence[int], special: SpecialIds) -> bool:
+    """Whether a generated caption ends with an end token."""
+    return bool(ids) and ids[-1] in special.ends
 
 
 def grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:

@@ -9,19 +9,24 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
 from lightning_idc.data.loading import PairLoader
 from lightning_idc.methods.policy.policy_addon import PolicyGradient
-from lightning_idc.methods.policy.rollout import SampledCaptions, grouped, pair_seeds, sample_captions
+from lightning_idc.methods.policy.rollout import SampledCaptions, grouped, has_end, sample_captions
 from lightning_idc.methods.policy.server_weights import ServerWeights
 from lightning_idc.models.addon import TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
 from lightning_idc.models.distributed import all_gather_object
+from lightning_idc.models.random_state import pair_seeds
 from lightning_idc.synthesis.models.endpoint import Endpoint, image_part
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+
+PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
+"""Settings of sampling that turn off what servers take from the model's generation_config.json: the policy has none."""
 
 
 class ServerError(ConfigError):
@@ -41,8 +46,9 @@ class ServerRollouts(Callback):
     """Samples the captions of SelfCritical and GroupRelative from an OpenAI-compatible endpoint.
 
     Temperature, ``top_p`` and the number of samples and tokens are those of the training; those of the endpoint are
-    ignored. Requests run in parallel with the endpoint's retries; answers are never cached. If the server fails, the
-    run is saved as ``interrupted.ckpt`` and ends with a one-line error.
+    ignored, and so are penalties and limits of the model's ``generation_config.json``. Requests run in parallel with
+    the endpoint's retries; answers are never cached. If the server fails, the run is saved as ``interrupted.ckpt`` and
+    ends with a one-line error.
 
     The server's weights lag behind the policy's by up to ``every`` steps of ``weights``. With ``log_probs: server`` the
     probability ratio is relative to the server's weights, which accounts for the lag; tokens are the server's ids
@@ -136,6 +142,7 @@ class ServerRollouts(Callback):
             tokens=tokens.to(captioner.device),
             mask=mask.to(captioner.device),
             texts=texts,
+            ended=grouped([has_end(caption.ids, captioner.built_vocabulary.special) for caption in captions], samples),
             old=None if old is None else old.to(captioner.device),
         )
 
@@ -148,7 +155,7 @@ class ServerRollouts(Callback):
             for images, prompt in captioner.images_and_prompts(step.batch)
         ]
         max_tokens = captioner.hparams["max_length"]
-        options = {**options, "max_tokens": max_tokens}
+        options = {**options, **PLAIN_SAMPLING, "max_tokens": max_tokens}
         if self.log_probs == "server":
             options |= {"logprobs": True, "return_token_ids": True}
         choices = self.endpoint.draws(contents, pair_seeds(step.batch, key), samples, options)
@@ -171,17 +178,24 @@ class ServerRollouts(Callback):
             ids, log_probs = captioner.tokenize([text])[0][1:], []
             if choice.get("finish_reason") == "length":
                 ids = ids[:-1]
-        has_ended = bool(ids) and ids[-1] in special.ends
-        if not has_ended and choice.get("finish_reason") != "length":
+        if not has_end(ids, special) and choice.get("finish_reason") != "length":
             ids = [*ids, special.eos]  # some servers leave the end token out
-        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(captioner.built_vocabulary)]
+        vocabulary = captioner.built_vocabulary
+        beyond = next((k for k, i in enumerate(ids) if i >= len(vocabulary) and i in special.never_said), None)
+        if beyond is not None:
+            rank_zero_warn(
+                f"the endpoint sampled the id {ids[beyond]}, which the head has and the tokenizer of {len(vocabulary)} "
+                "tokens does not; captions are cut before such an id"
+            )
+            ids = ids[:beyond]
+        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(vocabulary)]
         if wrong:
             raise DataError(
                 f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) "
                 f"that the policy never generates; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
-        return _Caption(ids, log_probs[:max_tokens], captioner.built_vocabulary.decode(ids))
+        return _Caption(ids, log_probs[: len(ids)], captioner.built_vocabulary.decode(ids))
 
     @staticmethod
     def _log_probs(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:

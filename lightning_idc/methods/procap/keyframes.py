@@ -59,6 +59,11 @@ def mixed_confidence(similarities: Mapping[str, Tensor], weights: Mapping[str, f
     Returns:
         ``(l,)``.
     """
+    return 1 - mixed_difference(similarities, weights).softmax(-1)
+
+
+def mixed_difference(similarities: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Weighted sum, ``(l,)``, of the scaled squared differences; arguments as in :func:`mixed_confidence`."""
     total = torch.zeros(())
     for name, weight in weights.items():
         difference = squared_difference(similarities[name])
@@ -66,7 +71,7 @@ def mixed_confidence(similarities: Mapping[str, Tensor], weights: Mapping[str, f
         # depend on other pairs
         low, high = difference.min(), difference.max()
         total = total + weight * (difference - low) / (high - low).clamp(min=1e-12)
-    return 1 - total.softmax(-1)
+    return total
 
 
 def squared_difference(similarities: Tensor) -> Tensor:
@@ -165,17 +170,19 @@ class Keyframes:
         if self.even:
             positions = torch.tensor(evenly_spaced(len(frames), self.count))
         else:
-            weights = self._confidences(sample.id, procedure.similarities, selection)
-            if weights is None:
-                weights = torch.ones(len(frames))
+            differences = self._differences(sample.id, procedure.similarities, selection)
+            if differences is None:
+                differences = torch.zeros(len(frames))
             if seed is None:
-                positions = weights.topk(self.count).indices.sort().values
+                # by the differences themselves: with a scale of 100 most confidences are exactly 1 in float32
+                positions = differences.topk(self.count, largest=False).indices.sort().values
             else:
+                weights = 1 - differences.softmax(-1)
                 positions = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
         return torch.cat([sample.before[None], frames[positions], sample.after[None]])
 
-    def _confidences(self, name: str, stored: Tensor | None, selection: slice) -> Tensor | None:
-        """Confidence of the selected frames of a pair; None where there is no similarity to sample by."""
+    def _differences(self, name: str, stored: Tensor | None, selection: slice) -> Tensor | None:
+        """Logits of Eq. 2 of the selected frames; None where there is no similarity to sample by."""
         similarities = {} if stored is None else {INTERPOLATOR: stored[:, selection]}
         for kind, store in self._stores.items():
             if name not in store:
@@ -186,7 +193,7 @@ class Keyframes:
             similarities[kind] = torch.tensor(store.value(name, "scores"))[:, selection]
         if self.similarity is None or self.similarity == RANDOM:
             values = similarities.get(self.similarity or INTERPOLATOR)
-            return None if values is None else confidence(values, self.scale)
+            return None if values is None else squared_difference(self.scale * values)
         names = [self.similarity] if isinstance(self.similarity, str) else self.similarity
         missing = [kind for kind in names if kind not in similarities]
         if missing:
@@ -195,8 +202,8 @@ class Keyframes:
                 f"{INTERPOLATOR!r} is measured by FrameInterpolator, others by FrameSimilarity"
             )
         if isinstance(self.similarity, str):
-            return confidence(similarities[self.similarity], self.scale)
-        return mixed_confidence(similarities, self.similarity)
+            return squared_difference(self.scale * similarities[self.similarity])
+        return mixed_difference(similarities, self.similarity)
 
 
 def cosines(ends: Tensor, frames: Tensor) -> Tensor:

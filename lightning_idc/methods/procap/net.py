@@ -155,12 +155,15 @@ class ProCapNet(nn.Module):
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``: the implicit procedure (eq. 9)."""
         ends = self.encoder.embed(self.features(images))  # (B, 2, n, D)
-        return PairFeatures(self.projector(self.encoder(self.encoder.queries(ends))))
+        before, after = ends.unbind(1)
+        memory = self.projector(self.encoder(self.encoder.queries(ends)))
+        return PairFeatures(memory, extras={"before": before, "after": after})
 
     def encode_frames(self, frames: Tensor) -> PairFeatures:
         """Features of uint8 procedures ``(B, k + 2, 3, H, W)``: explicit captioning, Table 14's ablation."""
-        tokens = self.encoder.embed(self.features(frames)).flatten(1, 2) + self.encoder.position_embeddings()
-        return PairFeatures(self.projector(self.encoder(tokens)))
+        cells = self.encoder.embed(self.features(frames))  # (B, k + 2, n, D)
+        memory = self.projector(self.encoder(cells.flatten(1, 2) + self.encoder.position_embeddings()))
+        return PairFeatures(memory, extras={"before": cells[:, 0], "after": cells[:, -1]})
 
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""

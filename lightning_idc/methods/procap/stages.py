@@ -73,5 +73,6 @@ def frames_of_other_images(captioner: str, folder: str) -> ConfigError:
     return ConfigError(
         f"{captioner} reads the frames in {folder!r}, which were made from the original images, so an add-on that "
         f"changes images would have no effect; use ProCap without `explicit_frames`, or leave the images unchanged "
-        "(`fill_masked: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
+        "(`fill_masked: false` and `image_mask_ratio: 0` of NoiseMasking, `other_images: identical` of "
+        "PreferenceOptimization)"
     )

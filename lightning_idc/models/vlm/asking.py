@@ -83,7 +83,7 @@ class QuestionAnswerer:
         size = fitting_size(height, width, options["min_pixels"], options["max_pixels"])
         inputs = net.processor(
             text=[net.family.prompt(net.processor, question, images=1)],
-            images=[[resize(image, size, "bicubic")]],
+            images=[[net.family.uncropped(net.processor, resize(image, size, "bicubic"))]],
             return_tensors="pt",
             **net.family.image_options,
         ).to(captioner.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -16,13 +17,20 @@ from lightning_idc.utils.errors import ConfigError
 ANSWER = 6
 """Number of generated tokens."""
 SIZES = ((64, 64), (96, 64), (64, 96))
+CELL_SIZES = ((64, 64), (48, 80), (80, 48), (32, 96))
+"""Height and width of the images of which each cell must be visible."""
+CELLS = 4
+"""Cells along each side of an image."""
+ROUNDING = 1e-5
+"""Difference of features below which they are equal; features have a standard deviation of about 1."""
 
 
 def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]:
     """Check a model with the family that :func:`~lightning_idc.models.vlm.families.register_family` gave its type.
 
-    Scores must equal those of the stock model, batches of pairs of several sizes must equal single pairs, and greedy
-    decoding must equal ``generate`` of transformers.
+    Scores must equal those of the stock model, batches of pairs of several sizes must equal single pairs, greedy
+    decoding must equal ``generate`` of transformers, and every part of both images must be visible: the features change
+    when one of 4 x 4 cells of either image is inverted.
 
     Args:
         model: folder or hub id, for example of a tiny random model of the type.
@@ -53,7 +61,41 @@ def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]
         expected = [_generated(captioner, pair) for pair in pairs]
     if captions != expected:
         raise _broken(net, f"greedy decoding says {captions}, the model's generate {expected}")
+    for size in CELL_SIZES:
+        hidden = hidden_cells(captioner, size)
+        if hidden:
+            raise _broken(
+                net,
+                f"of images of {size[0]}x{size[1]}, {len(hidden)} of {2 * CELLS**2} cells do not reach the features, "
+                f"such as row {hidden[0][1]}, column {hidden[0][2]} of the {hidden[0][0]} image; the image processor "
+                "may crop",
+            )
     return errors
+
+
+@torch.no_grad()
+def hidden_cells(captioner: VLMCaptioner, size: tuple[int, int]) -> list[tuple[str, int, int]]:
+    """Cells of a random pair that can be inverted without a change of the features: image, row and column.
+
+    Args:
+        captioner: a captioner whose network is built.
+        size: height and width of the images.
+    """
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randint(0, 256, (2, 3, *size), generator=generator, dtype=torch.uint8)
+    height, width = size[0] // CELLS, size[1] // CELLS
+    cells = list(product(range(2), range(CELLS), range(CELLS)))
+    pairs = [pair.clone() for _ in range(1 + len(cells))]  # the first stays as it is
+    for inverted, (image, row, column) in zip(pairs[1:], cells, strict=True):
+        inverted[image, :, row * height : (row + 1) * height, column * width : (column + 1) * width].bitwise_not_()
+    samples = [PairSample(str(i), pair[0], pair[1], ["a"]) for i, pair in enumerate(pairs)]
+    memory = captioner.encode(captioner.collate(samples)).memory.float()
+    changes = (memory[1:] - memory[:1]).abs().flatten(1).amax(1)
+    return [
+        (("before", "after")[image], row, column)
+        for (image, row, column), change in zip(cells, changes.tolist(), strict=True)
+        if change < ROUNDING
+    ]
 
 
 def _broken(net: VLMNet, problem: str) -> ConfigError:

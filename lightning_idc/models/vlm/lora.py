@@ -41,6 +41,10 @@ class HasLanguageModel(Protocol):
     def language_modules(self) -> tuple[str, ...]:
         """Paths within ``model``."""
 
+    @property
+    def unused_modules(self) -> tuple[str, ...]:
+        """Paths within ``model`` of modules whose output is not used."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoraOptions:
@@ -50,9 +54,10 @@ class LoraOptions:
         rank: rank of the updates (M3Diff, table 10: 128).
         alpha: numerator of the scale ``alpha / rank`` of the updates (M3Diff: 256).
         dropout: dropout of the input of the updates.
-        targets: ``all-linear``, or a regular expression of layer paths within ``freeze``.
-        freeze: paths of modules with updates, which are frozen; the language model when None. Modules outside stay
-            trainable, as M3Diff fully trains all but the language model.
+        targets: ``all-linear``, or a regular expression of layer paths within ``freeze``. Layers whose output is not
+            used, such as those after the layer from which a vision tower's features are taken, are left out.
+        freeze: paths of modules with updates, and of other modules and parameters, which are frozen; the language model
+            when None. Modules outside stay trainable, as M3Diff fully trains all but the language model.
         modules_to_save: paths of modules that are trained as copies; disabling the adapter restores the originals.
         use_dora: train magnitudes and directions separately (DoRA, Liu et al. 2024).
         use_rslora: scale by ``alpha / sqrt(rank)`` (rsLoRA, Kalajdzievski 2023).
@@ -106,8 +111,10 @@ class LoraAdapter(Adapter):
 
         model: Any = net
         language: tuple[str, ...] = ()
+        unused: tuple[str, ...] = ()
         if isinstance(net, HasLanguageModel):
             model, language, self._base_name = net.get_submodule("model"), net.language_modules, net.base_name
+            unused = net.unused_modules
         freeze = list(self.freeze or language)
         if not freeze:
             raise ConfigError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
@@ -115,7 +122,7 @@ class LoraAdapter(Adapter):
             raise ConfigError("the network has a LoRA already; merge_adapters makes it part of the network first")
         _check_paths(model, [*freeze, *self.modules_to_save])
         config = LoraConfig(
-            target_modules=self._target_modules(model, freeze),
+            target_modules=self._target_modules(model, freeze, unused),
             modules_to_save=self.modules_to_save or None,
             base_model_name_or_path=self._base_name,
             task_type="CAUSAL_LM" if language else None,
@@ -139,24 +146,33 @@ class LoraAdapter(Adapter):
         frozen = tuple(f"{path}." for path in freeze)
         for name, parameter in model.named_parameters():
             # PEFT freezes the entire model; restore the parts outside of `freeze`
-            if name in flags and not name.startswith((*saved, *frozen)):
+            if name in flags and name not in freeze and not name.startswith((*saved, *frozen)):
                 parameter.requires_grad_(flags[name])
 
-    def _target_modules(self, model: nn.Module, freeze: Sequence[str]) -> str | list[str]:
+    def _target_modules(self, model: nn.Module, freeze: Sequence[str], unused: Sequence[str]) -> str | list[str]:
         if self.targets != ALL_LINEAR:
             roots = "|".join(path.replace(".", r"\.") for path in freeze)
             pattern = rf"(?=({roots})(\.|$))(?:{self.targets})"
             try:
-                re.compile(pattern)
+                matches = [name for name, _ in model.named_modules() if re.fullmatch(pattern, name)]
             except re.error as error:
                 raise ConfigError(
                     f"targets is {self.targets!r}, which is no regular expression ({error.msg}); expected {ALL_LINEAR} "
                     r"or one of paths of layers, for example '.*\.(q_proj|v_proj)'"
                 ) from error
+            without_effect = [name for name in matches if _is_within(name, (*unused, *_unreachable(model)))]
+            if without_effect:
+                raise ConfigError(
+                    f"targets is {self.targets!r}, which matches {without_effect[0]!r}, whose output is not used; an "
+                    "update of it would never be trained. Leave it out"
+                )
             return pattern
         inside = tuple(f"{path}." for path in freeze)
+        skipped = (*unused, *_unreachable(model))
         names = [
-            name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name.startswith(inside)
+            name
+            for name, part in model.named_modules()
+            if isinstance(part, nn.Linear) and name.startswith(inside) and not _is_within(name, skipped)
         ]
         if not names:
             raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {list(freeze)} hold no linear layers")
@@ -312,8 +328,21 @@ def _drop_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused:
         del state_dict[key]
 
 
+def _unreachable(model: nn.Module) -> list[str]:
+    """Paths of linear layers that are never called: torch's MultiheadAttention reads the weight of its last one."""
+    return [f"{name}.out_proj" for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]
+
+
+def _is_within(name: str, paths: Sequence[str]) -> bool:
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
+
+
 def _check_paths(model: nn.Module, paths: Sequence[str]) -> None:
+    """Check that paths name modules or parameters."""
+    parameters = {name for name, _ in model.named_parameters()}
     for path in paths:
+        if path in parameters:
+            continue
         try:
             model.get_submodule(path)
         except AttributeError:

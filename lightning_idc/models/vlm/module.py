@@ -159,7 +159,8 @@ class VLMCaptioner(FinetunedCaptioner):
         net = VLMNet(model, processor, family, options["scoring"])
         net.base_name = options["model"]
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision_parts(model))
-        vocabulary = TokenizerVocabulary(processor, model.generation_config, media_tokens(model.config))
+        head_size = model.config.get_text_config().vocab_size
+        vocabulary = TokenizerVocabulary(processor, model.generation_config, media_tokens(model.config), head_size)
         self.use_vocabulary(vocabulary)
         if options["max_length"] is None:
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
@@ -262,7 +263,8 @@ class VLMCaptioner(FinetunedCaptioner):
         return [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
 
     def images_and_prompts(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
-        shown = self.built_net.family.shown(self._unpadded(batch))
+        net = self.built_net
+        shown = net.family.shown(net.processor, self._unpadded(batch))
         return list(zip(shown, self._questions(batch), strict=True))
 
     def _questions(self, batch: PairBatch) -> list[str]:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.prompting import PROMPT
+from lightning_idc.models.vlm.tokens import unused_settings
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -57,6 +59,10 @@ def open_captioner(
             max_pixels=max_pixels,
         )
         captioner.build()
+        settings = unused_settings(captioner.built_net.model.generation_config)
+        if settings:
+            listed = ", ".join(f"{name} {value}" for name, value in settings.items())
+            rank_zero_info(f"decoding is greedy; of the generation_config of {model} these are not used: {listed}")
         # quantized weights are on their device already, and not every format can be moved
         return (captioner if quantize else captioner.to(torch_device)).eval()
     model_options = {"revision": revision, "quantize": quantize, "attn": attn}

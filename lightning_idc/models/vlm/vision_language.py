@@ -297,6 +297,11 @@ class VisionLanguageModel(nn.Module):
             yield
 
     @property
+    def unused_modules(self) -> tuple[str, ...]:
+        """Paths within ``model`` of modules whose output is not used."""
+        return tuple(self.family.unused(self.model))
+
+    @property
     def language_modules(self) -> tuple[str, ...]:
         """Paths of the language model within :attr:`model`."""
         return self.family.language

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -202,6 +204,58 @@ def test_it_learns_where_dropout_is_off_as_in_preference_optimisation(frozen: bo
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
     with torch.no_grad():
         assert not model.encode(batch).memory.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("backbone", "layers", "widths"),
+    [("cnn", None, [96]), ("cnn", [1, 2, 4], [32, 64]), ("residual", [2, 3, 7], [64, 64])],
+)
+def test_a_grid_backbone_is_read_at_several_depths(
+    backbone: str, layers: list[int] | None, widths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oracle runs the layers one by one, pools each depth to the last one's cells and calls Eq. 1 to 8."""
+    model = grid_captioner(backbone=backbone).eval()
+    model.add_adapter("mdp", MDP, layers=layers)
+    mdp: MDP = model.adapters["mdp"]  # type: ignore[assignment]
+    nn.init.normal_(mdp.mdp.out.weight)
+    assert [linear.in_features for linear in mdp.projections] == widths
+    cnn = model.built_net.backbone
+    images = torch.stack([pair().before, pair().after])
+    x, outputs = cnn.normalised(images), []
+    for layer in cnn.layers:
+        x = layer(x)
+        if isinstance(layer, nn.ReLU) or type(layer).__name__ == "Residual":
+            outputs.append(x.clone())
+    depths = [outputs[depth - 1] for depth in layers or [3, 4]]
+    cells = [nn.functional.adaptive_avg_pool2d(maps, x.shape[-2:]).flatten(2).mT for maps in depths]
+    cells = [*(linear(part) for linear, part in zip(mdp.projections, cells[:-1], strict=True)), cells[-1]]
+    expected = mdp.mdp([part[None] for part in cells])[0].mT.reshape(x.shape)
+    torch.testing.assert_close(cnn(images), expected, rtol=1e-4, atol=1e-4)
+    with cnn.each_image_once():
+        torch.testing.assert_close(cnn(images.repeat(2, 1, 1, 1)), expected.repeat(2, 1, 1, 1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layers", [["nonsense"], [1, 2], [2, 1, 4], [0, 4], [4, 5]])
+def test_layers_that_a_grid_backbone_does_not_have_are_refused(layers: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
+        grid_captioner().add_adapter("mdp", MDP, layers=layers)
+
+
+def test_a_backbone_that_reads_the_pair_as_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="DifferenceCNN reads the pair as one"):
+        grid_captioner(backbone="difference").add_adapter("mdp", MDP)
+
+
+def test_a_timm_backbone_is_read_at_several_depths() -> None:
+    model = grid_captioner(backbone="resnet10t").eval()
+    model.add_adapter("mdp", MDP, layers=[2, 4, 5])
+    mdp: MDP = model.adapters["mdp"]  # type: ignore[assignment]
+    assert [linear.in_features for linear in mdp.projections] == [64, 256]
+    batch = model.collate([pair()])
+    nn.init.normal_(mdp.mdp.out.weight)
+    changed = model.encode(batch).memory
+    with model.disable_adapters():
+        assert not torch.allclose(model.encode(batch).memory, changed)
 
 
 def test_a_place_that_is_not_there_is_named() -> None:

@@ -56,7 +56,7 @@ HOSTS: dict[str, Any] = {
     "namc": lambda **options: NAMC(width=32, heads=2, freeze_backbone=False, **options),
     "pair_transformer": lambda **options: PairTransformer(width=32, heads=2, encoder_layers=1, **options),
 }
-ENCODERS = {"namc": "net.encoder", "pair_transformer": None}
+ENCODERS: dict[str, Any] = {"namc": {"encoder": "net.encoder"}, "pair_transformer": {"width": 16, "heads": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ class Watch(Callback):
 def both(data: SyntheticDescriptions, host: str, **noise: Any) -> list[Callback]:
     return [
         NoiseMasking(encoder_for(data), **noise),
-        MaskedReconstruction(tokenizer(), encoder=ENCODERS[host], width=16, heads=2),
+        MaskedReconstruction(tokenizer(), **ENCODERS[host]),
     ]
 
 
@@ -280,9 +280,7 @@ def test_losses_and_gradients_are_finite_under_autocast(
     data = described(folder)
     for options in ({}, {"tokenizer": None, "distance": nn.functional.l1_loss}):
         model = HOSTS[host](dropout=0.0)
-        rebuild = MaskedReconstruction(
-            **{"tokenizer": tokenizer(), "encoder": ENCODERS[host], "width": 16, "heads": 2, **options}
-        )
+        rebuild = MaskedReconstruction(**{"tokenizer": tokenizer(), **ENCODERS[host], **options})
         fit(model, [NoiseMasking(encoder_for(data)), rebuild], data, tmp_path, max_steps=0)
         batch = collated(model, data, 4)
         expected = addon_losses(model, batch)

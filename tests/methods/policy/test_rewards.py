@@ -28,6 +28,7 @@ from lightning_idc.methods.policy.rewards import (
     Reward,
     Texts,
     WeightedRewards,
+    compute_rewards,
 )
 from lightning_idc.metrics.captions import References, ScoringResources, score_captions
 from lightning_idc.synthesis.models import endpoint as module
@@ -131,10 +132,28 @@ def test_pairs_without_facts_or_references_are_told(batch: PairBatch, data: Synt
 # ---- metrics, lengths and sums -----------------------------------------------------------------------------
 
 
+def test_breaking_off_costs_more_with_the_end_token(batch: PairBatch, data: SyntheticPairs) -> None:
+    """Rennie et al. 2017, appendix E: without the end token as a word, cutting the last word often pays."""
+    whole = [[own[0]] for own in batch.references]
+    cut = [[own[0].rsplit(" ", 1)[0]] for own in batch.references]
+    margins = {}
+    for end_token in (False, True):
+        reward = CiderReward(end_token=end_token)
+        reward.setup(data)
+        broken_off = compute_rewards(reward, batch, cut, [[False]] * len(batch))
+        margins[end_token] = compute_rewards(reward, batch, whole) - broken_off
+        # the same words, ended and at the maximum length
+        truncated = compute_rewards(reward, batch, whole, [[False]] * len(batch))
+        assert bool((truncated != compute_rewards(reward, batch, whole)).all()) is end_token
+        summed = compute_rewards(WeightedRewards([reward], [2.0]), batch, cut, [[False]] * len(batch))
+        torch.testing.assert_close(summed, 2 * broken_off)
+    assert bool((margins[True] > margins[False]).all())
+
+
 def test_cider_is_that_of_the_metrics_with_the_words_of_the_training_split(
     batch: PairBatch, data: SyntheticPairs
 ) -> None:
-    reward = CiderReward()
+    reward = CiderReward(end_token=False)
     reward.setup(data)
     source = data.pairs_of("train")
     texts = [[own[1], batch.references[(b + 1) % 24][0]] for b, own in enumerate(batch.references)]

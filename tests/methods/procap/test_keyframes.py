@@ -87,8 +87,10 @@ def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None
     keyframes = Keyframes(folder, 2)
     procedure = keyframes.procedures.of("pair", sample().before, sample().after)
     best = keyframes.of(sample())
-    chosen = confidence(COSINES).topk(2).indices.sort().values
-    assert torch.equal(best, torch.cat([sample().before[None], procedure.frames[chosen], sample().after[None]]))
+    # most confidences are exactly 1 in float32; by the squared differences of Eq. 2 frame 3 is best, then 2 or 4
+    ends = (sample().before[None], sample().after[None])
+    expected = [torch.cat([ends[0], procedure.frames[[*chosen]], ends[1]]) for chosen in ((2, 3), (3, 4))]
+    assert any(torch.equal(best, frames) for frames in expected)
     drawn = {keyframes.of(sample(seed=seed)).numpy().tobytes() for seed in range(30)}
     assert len(drawn) > 5, "another seed, as every epoch brings, draws other frames"
     assert torch.equal(keyframes.of(sample(seed=4)), keyframes.of(sample(seed=4)))

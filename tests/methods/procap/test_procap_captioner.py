@@ -194,7 +194,7 @@ def test_noise_masking_does_not_paint_images_that_nobody_reads(folder: Path, tmp
     encoder = SmallDualEncoder(vocabulary_with_mask(words), (4, 4), width=8)
     for model in (second_stage(folder, explicit_frames=str(folder / "procedures")), first_stage(folder)):
         for paint in (True, False):
-            masking = NoiseMasking(encoder, image_mask_ratio=0.5, fill_masked=paint)
+            masking = NoiseMasking(encoder, image_mask_ratio=0.5 if paint else 0.0, fill_masked=paint)
             options = {**QUIET, "max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False}
             trainer = Trainer(**options, callbacks=[masking], default_root_dir=tmp_path)
             if paint:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairFeatures, PairSample
 from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.models.vlm.contract import CELL_SIZES, hidden_cells
 from lightning_idc.models.vlm.families.base import image_token
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.scoring import SCORING_METHODS
@@ -38,7 +39,9 @@ def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Te
     text = (
         family.image_text * family.images_per_pair + f"\n{PROMPTS.get(sample.meta.get('part', ''), 'what changed?')}\n"
     )
-    inputs = dict(processor(text=[text], images=family.shown(images), return_tensors="pt", **family.image_options))
+    inputs = dict(
+        processor(text=[text], images=family.shown(processor, images), return_tensors="pt", **family.image_options)
+    )
     answer = model.tokenize([caption])[0][1:]
     prompt = inputs["input_ids"].shape[1]
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], 1)
@@ -229,11 +232,13 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
 def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
     model = model_of("llava")
     (one,) = samples(1)
-    ((wide,),) = model.net.family.shown(torch.stack([one.before, one.after])[None])  # type: ignore[union-attr]
-    assert wide.shape == (3, 48, 48 + 20 + 48)
+    net: Any = model.net
+    ((square,),) = net.family.shown(net.processor, torch.stack([one.before, one.after])[None])
+    assert square.shape == (3, 116, 116)
+    wide = square[:, 34 : 34 + 48]
     assert torch.equal(wide[..., :48], one.before) and torch.equal(wide[..., 68:], one.after)
     assert not wide[..., 48:68].any()
-    with pytest.raises(ConfigError, match="cannot tell apart"):
+    with pytest.raises(ConfigError, match="no adapter can tell apart"):
         model.add_adapter("mdp", MDP)
     assert model.hparams["adapters"] is None and not model.adapters
 
@@ -241,3 +246,17 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
 def test_layers_that_are_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
         captioner("llava_onevision").add_adapter("mdp", MDP, layers=[2, 5])
+
+
+@pytest.mark.parametrize("size", CELL_SIZES)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_part_of_both_images_is_visible(kind: str, size: tuple[int, int]) -> None:
+    assert hidden_cells(model_of(kind), size) == []
+
+
+def test_llava_sees_the_joined_pair_on_a_square_of_the_mean_colour() -> None:
+    net: Any = model_of("llava").net
+    pair = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+    pixels = net.family.pixels(net.model, net.processor, [pair])["pixel_values"][0]  # (3, 32, 32) of 148 x 148
+    assert pixels[:, :8].abs().max() < 0.01 and pixels[:, -8:].abs().max() < 0.01
+    assert pixels[:, 12:20].abs().amin((0, 1)).median() > 0

@@ -18,6 +18,7 @@ from torch import Tensor
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.vlm import checking
 from lightning_idc.models.vlm.checking import pick_scoring, scoring_errors, stock_log_probs
+from lightning_idc.models.vlm.contract import CELL_SIZES, hidden_cells
 from lightning_idc.models.vlm.families import register_family
 from lightning_idc.models.vlm.families.generic import Generic
 from lightning_idc.models.vlm.loading import train_tokenizer
@@ -96,6 +97,12 @@ def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
                 # padding and caches move where the chunks of a gated delta net begin, and with them its rounding
                 atol = 1e-4 if kind.startswith("qwen3_5") else 1e-5
                 torch.testing.assert_close(found[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_of_both_images_is_visible(kind: str, model_of: Any) -> None:
+    for size in CELL_SIZES:
+        assert hidden_cells(model_of(kind), size) == [], size
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,6 +191,10 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
             memory, mask, extras = super().image_features(*arguments)
             return memory[:1].expand_as(memory), mask, extras
 
+    class Cropped(Mine):
+        def shown(self, processor: Any, images: Any) -> Any:
+            return super().shown(processor, [pair[..., pair.shape[-1] // 4 :].contiguous() for pair in images])
+
     monkeypatch.setattr(families, "_registered", {})
     register_family("llava_next", Mine)
     assert check_family(folder("llava_next"))["packed"] < 1e-5
@@ -192,6 +203,11 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
         check_family(folder("llava_next"))
     register_family("llava_next", Once)
     with pytest.raises(ConfigError, match="Once does not fit llava_next: pairs of several sizes"):
+        check_family(folder("llava_next"))
+    register_family("llava_next", Cropped)
+    with pytest.raises(
+        ConfigError, match=r"Cropped .* of images of 64x64, 8 of 32 cells .* row 0, column 0 of the bef"
+    ):
         check_family(folder("llava_next"))
 
 

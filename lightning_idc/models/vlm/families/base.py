@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.models.vlm.chat_template import render, template_of
 from lightning_idc.utils.errors import ConfigError
 
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
@@ -105,15 +106,18 @@ class Family:
     def prompt(self, processor: Any, question: str, images: int | None = None) -> str:
         """Text of a prompt in the chat template: ``images`` images, by default those of a pair, and the question."""
         count = self.images_per_pair if images is None else images
-        if not processor.chat_template:
+        if not template_of(processor):
             return self.image_text * count + f"\n{question}\n"
-        parts = [{"type": "image"}] * count + [{"type": "text", "text": question}]
-        talk = [{"role": "user", "content": parts}]
-        return processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
+        return render(processor, question, count)
 
-    def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
+    def shown(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
         """Images of each pair in the form that the processor expects, ``(3, H, W)`` each."""
-        return [list(pair) for pair in images]
+        return [[self.uncropped(processor, image) for image in pair] for pair in images]
+
+    def uncropped(self, processor: Any, image: Tensor) -> Tensor:
+        """An image of which the processor hides no edge: padded to a square if the processor crops the centre."""
+        crops = getattr(processor.image_processor, "do_center_crop", False)
+        return pad_to_square(image, processor.image_processor.image_mean) if crops else image
 
     def inputs(self, processor: Any, questions: Sequence[str], images: Sequence[Tensor]) -> dict[str, Tensor]:
         """Model inputs for questions about pairs, from the processor, padded on the left."""
@@ -121,7 +125,7 @@ class Family:
         # the processor inserts the placeholders: their number and framing differ between families
         batch = processor(
             text=texts,
-            images=self.shown(images),
+            images=self.shown(processor, images),
             padding=True,
             padding_side="left",
             return_tensors="pt",
@@ -209,6 +213,25 @@ class Family:
         accepted = signature(model.model.get_rope_index).parameters
         positions, _ = model.model.get_rope_index(ids, **{k: v for k, v in arguments.items() if k in accepted})
         return positions.transpose(0, 1)
+
+
+def pad_to_square(image: Tensor, mean: Sequence[float]) -> Tensor:
+    """A uint8 image ``(3, H, W)`` in the middle of a square of the mean colour, as LLaVA's authors do.
+
+    Args:
+        image: the image.
+        mean: mean of each channel of images in [0, 1]; a normalised pixel of the border is 0.
+
+    Example:
+        >>> pad_to_square(torch.zeros(3, 1, 3, dtype=torch.uint8), [1.0, 1.0, 1.0])[0].tolist()
+        [[255, 255, 255], [0, 0, 0], [255, 255, 255]]
+    """
+    height, width = image.shape[-2:]
+    side = max(height, width)
+    top, left = (side - height) // 2, (side - width) // 2
+    square = image.new_tensor([round(255 * value) for value in mean])[:, None, None].repeat(1, side, side)
+    square[:, top : top + height, left : left + width] = image
+    return square
 
 
 def media_tokens(config: Any) -> list[int]:

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: trained on single images, so both images are placed side by side in one."""
+"""LLaVA-1.5: trained on single images, so both images are joined side by side in one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ BAR = 20  # pixels of black between the two images, as in Img-Diff
 
 
 class Llava(LlavaOnevision):
-    """LLaVA-1.5 with both images in one, separated by a black bar of 20 pixels."""
+    """LLaVA-1.5 with both images in one, separated by a black bar of 20 pixels.
+
+    The joined image is padded to a square, since the image processor crops its centre, 336 of 336 x 692 pixels.
+    """
 
     image_text = "<image>"
     special_tokens: ClassVar = {"image_token": "<image>"}
@@ -23,11 +26,12 @@ class Llava(LlavaOnevision):
 
     def width(self, model: Any) -> int:
         raise ConfigError(
-            "LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision"
+            "LLaVA-1.5 sees the pair as one image, whose halves no adapter can tell apart; use LLaVA-OneVision"
         )
 
-    def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
-        return [[torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1)] for pair in images]
+    def shown(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
+        joined = [torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1) for pair in images]
+        return [[self.uncropped(processor, image)] for image in joined]
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import CLIPImageProcessor, LlavaProcessor
@@ -43,4 +47,4 @@ class Llava(LlavaOnevision):
         )
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(processor.image_processor([one for (one,) in self.shown(images)], return_tensors="pt"))
+        return dict(processor.image_processor([one for (one,) in self.shown(processor, images)], return_tensors="pt"))

@@ -43,4 +43,4 @@ class LlavaOnevision(Family):
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         # two images per prompt, passed as batch_num_images, turn tiling off
-        return dict(processor.image_processor(self.shown(images), return_tensors="pt"))
+        return dict(processor.image_processor(self.shown(processor, images), return_tensors="pt"))

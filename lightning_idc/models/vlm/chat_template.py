@@ -1,0 +1,111 @@
+"""Prompts in the chat template of a model, checked, and answers without thoughts.
+
+A prompt that differs from those of the model's training changes its answers, and no score shows why; so the rendered
+text is checked here, the one function through which all prompts go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from lightning_idc.utils.errors import ConfigError
+
+SWITCH = "enable_thinking"
+"""Variable by which templates of models that think turn it off."""
+MARKERS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),
+)
+"""Begin and end of a thought in the text of models."""
+
+
+def template_of(processor: Any) -> str | None:
+    """Chat template of a processor, or of its tokenizer where the processor has none."""
+    template: Any = processor.chat_template or getattr(processor.tokenizer, "chat_template", None)
+    text: str | None = template.get("default") if isinstance(template, dict) else template
+    return text
+
+
+def render(processor: Any, question: str, num_images: int) -> str:
+    """Prompt of a question about images in the model's chat template, with the turn of the model begun.
+
+    A model that thinks before it answers is asked to answer at once: by the switch of its template, or by an empty
+    thought, which ends the one that the template begins.
+
+    Args:
+        processor: processor with a chat template.
+        question: instruction after the images.
+        num_images: number of images before the question.
+
+    Raises:
+        ConfigError: the rendered prompt lacks the question.
+    """
+    template = template_of(processor)
+    assert template is not None
+    content = [{"type": "image"}] * num_images + [{"type": "text", "text": question}]
+    options = {SWITCH: False} if SWITCH in template else {}
+    text: str = processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        chat_template=template,
+        add_generation_prompt=True,
+        tokenize=False,
+        **options,
+    )
+    if question.strip() not in text:
+        raise ConfigError(
+            f"the chat template of the model leaves out the question {question!r}; give the model's processor a "
+            "template that takes contents as lists of images and texts, or none"
+        )
+    return close_thought(text)
+
+
+def close_thought(prompt: str) -> str:
+    """Prompt in which a thought that is begun at the end is ended.
+
+    Example:
+        >>> close_thought("assistant\\n<think>\\n")
+        'assistant\\n<think>\\n\\n</think>\\n\\n'
+    """
+    for begin, end in MARKERS:
+        _, begun, thought = prompt.rpartition(begin)
+        if begun and end not in thought:
+            return f"{prompt.rstrip()}\n\n{end}\n\n"
+    return prompt
+
+
+def without_thought(answer: str) -> str:
+    """Answer of a model without the thought before it; empty if the answer breaks off within the thought.
+
+    Example:
+        >>> without_thought("It is smaller now.\\n</think>\\n\\nthe cube is gone")
+        'the cube is gone'
+    """
+    for begin, end in MARKERS:
+        answer = answer.rpartition(end)[2].partition(begin)[0]
+    return answer.strip()
+
+
+@dataclass(frozen=True)
+class ThoughtTokens:
+    """Ids of the tokens that begin and end a thought, where a tokenizer has such tokens."""
+
+    begins: frozenset[int]
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ThoughtTokens:
+        """Those of a tokenizer."""
+        ids = tokenizer.get_added_vocab()
+        begins, ends = ([ids[token] for token in tokens if token in ids] for tokens in zip(*MARKERS, strict=True))
+        return cls(frozenset(begins), frozenset(ends))
+
+    def after(self, ids: list[int]) -> list[int]:
+        """Ids of an answer without the thought before it."""
+        last_end = max((index for index, token in enumerate(ids) if token in self.ends), default=-1)
+        answer = ids[last_end + 1 :]
+        return list(takewhile(lambda token: token not in self.begins, answer))

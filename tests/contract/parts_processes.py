@@ -1,0 +1,36 @@
+"""Run by test_parts_on_captioners.py as two gloo processes: trains parts on one captioner and writes the weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers.captioners import PARTS
+from helpers.processes import gloo, run_script
+from test_parts_on_captioners import train
+from torch import distributed
+
+
+def main(captioner: str, out: Path, parts: list[str]) -> None:
+    torch.set_num_threads(1)
+    outcome: dict[str, Any] = {}
+    for part in parts:
+        callbacks = PARTS[part].callbacks(captioner)
+        model = train(captioner, callbacks, out.parent, batch_size=2, strategy=gloo("ddp"), devices=2)
+        apart = []
+        for name, parameter in model.named_parameters():
+            other = parameter.detach().clone()
+            distributed.broadcast(other, 0)
+            unequal = torch.tensor(int(not torch.equal(other, parameter)))
+            distributed.all_reduce(unequal)
+            apart += [name] if unequal else []
+        weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        outcome[part] = {"weights": weights, "apart": apart}
+    if distributed.get_rank() == 0:
+        torch.save(outcome, out)
+
+
+if __name__ == "__main__":
+    run_script(main, sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

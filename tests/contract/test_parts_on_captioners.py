@@ -1,0 +1,171 @@
+"""Every part of the papers on every captioner: it works, or one line refuses it.
+
+``works`` means: every parameter gets a gradient, weight 0 equals absent, the checkpoint loads without the callbacks, a
+resumed run equals an uninterrupted one, and two processes hold the same weights. The table of the documentation is
+this one.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from helpers.captioners import CAPTIONERS, PARTS, RejectedPairs
+from helpers.processes import launch
+from helpers.training import assert_same, fit, host_state
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+
+from lightning_idc.models.loading import load_module
+from lightning_idc.utils.errors import ConfigError
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "notes" / "parts.md"
+VLMS = ("Qwen2.5-VL", "LLaVA-OneVision", "LLaVA-1.5")
+NO_GRID = r"VLMCaptioner has no features \['before', 'after'\] in PairFeatures.extras"
+NO_CAPTIONER = {
+    "PreferenceOptimization": "PreferenceOptimization trains a PairCaptioner; this is a Foreign",
+    "PreferenceOptimization, AdaptersOff": "LoRA goes onto a PairCaptioner or another PairModule; Foreign is neither",
+    "AdversarialRetriever": "PreferenceOptimization trains a PairCaptioner; this is a Foreign",
+    "MDPAdapter": "MDPAdapter goes onto a PairCaptioner or another PairModule; Foreign is neither",
+    "StatefulEncoderAdapter": "StatefulEncoderAdapter goes onto a PairCaptioner or another PairModule; Foreign is nei",
+    "LoRA": "LoRA goes onto a PairCaptioner or another PairModule; Foreign is neither",
+    "GroupRelative": "GroupRelative trains a PairCaptioner; this is a Foreign",
+    "SelfCritical": "SelfCritical trains a PairCaptioner; this is a Foreign",
+    "NoiseMasking": "NoiseMasking masks words, and Foreign has no vocabulary",
+    "MaskedReconstruction, tokens": "MaskedReconstruction reads a PairCaptioner's features",
+    "MaskedReconstruction, features": "MaskedReconstruction reads a PairCaptioner's features",
+    "NoiseMasking and MaskedReconstruction": "NoiseMasking masks words, and Foreign has no vocabulary",
+}
+MASKING = [part for part in PARTS if "NoiseMasking" in part or "MaskedReconstruction" in part]
+REBUILDING = [part for part in PARTS if "MaskedReconstruction" in part]
+REFUSED: dict[tuple[str, str], str] = {
+    **{(part, "another LightningModule"): reason for part, reason in NO_CAPTIONER.items()},
+    **{(part, captioner): NO_GRID for captioner in VLMS for part in REBUILDING},
+    ("StatefulEncoderAdapter", "ProCap"): "StatefulEncoder finds no module 'backbone' in ProCapNet",
+    ("StatefulEncoderAdapter", "CLIP4IDC"): "StatefulEncoder finds no module 'backbone' in Clip4IdcNet",
+    ("StatefulEncoderAdapter", "LLaVA-1.5"): "LLaVA-1.5 sees the pair as one image",
+    ("MDPAdapter", "ProCap"): "MDP finds no module 'backbone' in ProCapNet",
+    ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 sees the pair as one image, whose halves no adapter can tell apart",
+}
+"""Parts that a captioner refuses, each with the beginning of the message."""
+CELLS = [(part, captioner) for part in PARTS for captioner in CAPTIONERS]
+WORKING = [cell for cell in CELLS if cell not in REFUSED]
+cells = pytest.mark.parametrize(("part", "captioner"), WORKING)
+
+
+class Idle(Callback):
+    """Trainable parameters without a gradient in some step, and those that no step gave one other than 0."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.absent: set[str] = set()
+        self.zero = {name for name, parameter in pl_module.named_parameters() if parameter.requires_grad}
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
+        for name, parameter in pl_module.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                self.absent.add(name)
+            elif parameter.grad is not None and parameter.grad.any():
+                self.zero.discard(name)
+
+
+def train(captioner: str, callbacks: list[Callback], folder: Path, **options: Any) -> Any:
+    """Two epochs of two steps, from the same seed."""
+    data = RejectedPairs(batch_size=options.pop("batch_size", 4))
+    torch.manual_seed(0)
+    return fit(callbacks, folder, CAPTIONERS[captioner](), data=data, **options)
+
+
+@cache
+def trained(part: str, captioner: str) -> tuple[Any, Idle]:
+    """A captioner trained with a part; tests must leave it as it is."""
+    idle = Idle()
+    with TemporaryDirectory() as folder:
+        return train(captioner, [*PARTS[part].callbacks(captioner), idle], Path(folder)), idle
+
+
+@cache
+def trained_without(part: str, captioner: str) -> dict[str, Any]:
+    """Weights of a captioner trained with what a part needs, and without the part."""
+    with TemporaryDirectory() as folder:
+        return dict(train(captioner, PARTS[part].needs(captioner), Path(folder)).state_dict())
+
+
+@pytest.mark.parametrize(("part", "captioner"), list(REFUSED))
+def test_what_does_not_fit_is_refused_in_one_line(part: str, captioner: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{REFUSED[part, captioner]}") as caught:
+        train(captioner, PARTS[part].callbacks(captioner), tmp_path, max_steps=1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@cells
+def test_every_parameter_trains(part: str, captioner: str) -> None:
+    model, idle = trained(part, captioner)
+    assert idle.absent == set()
+    # without masks, NAMC's mask embedding has a gradient of 0, so that distributed training finds it
+    masks = {"net.encoder.mask_embedding"} if part not in MASKING else set()
+    assert idle.zero <= masks
+    before = trained_without(part, captioner)
+    assert any(not torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "captioner"), [cell for cell in WORKING if PARTS[cell[0]].is_addon(cell[1])])
+def test_weight_zero_equals_absent(part: str, captioner: str, tmp_path: Path) -> None:
+    off = train(captioner, PARTS[part].callbacks(captioner, weight=0.0), tmp_path)
+    assert_same(host_state(off), trained_without(part, captioner))
+
+
+@pytest.mark.slow
+@cells
+def test_a_checkpoint_loads_without_the_callbacks(part: str, captioner: str, tmp_path: Path) -> None:
+    model, _ = trained(part, captioner)
+    model.trainer.save_checkpoint(tmp_path / "with.ckpt")
+    alone = load_module(type(model), tmp_path / "with.ckpt")
+    assert_same(dict(alone.state_dict()), host_state(model))
+
+
+@pytest.mark.slow
+@cells
+def test_resume_equals_uninterrupted(part: str, captioner: str, tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3, save_top_k=-1)
+    callbacks = [*PARTS[part].callbacks(captioner), saver]
+    train(captioner, callbacks, tmp_path, max_steps=3, enable_checkpointing=True)
+    torch.manual_seed(12345)
+    resumed = train(captioner, PARTS[part].callbacks(captioner), tmp_path, ckpt_path=tmp_path / "half.ckpt")
+    assert_same(dict(resumed.state_dict()), dict(trained(part, captioner)[0].state_dict()))
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("captioner", [name for name in CAPTIONERS if any(cell[1] == name for cell in WORKING)])
+def test_two_processes_equal_one(captioner: str, tmp_path: Path) -> None:
+    script = Path(__file__).with_name("parts_processes.py")
+    parts = [part for part, name in WORKING if name == captioner]
+    launch(script, captioner, tmp_path / "out.pt", *parts, processes=2)
+    outcome: dict[str, Any] = torch.load(tmp_path / "out.pt", weights_only=True)
+    for part in parts:
+        assert outcome[part]["apart"] == [], f"{part}: both processes hold the same weights"
+        if part == "AdversarialRetriever":
+            continue  # its candidates are drawn anew on each process
+        expected = {name: value.data for name, value in trained(part, captioner)[0].named_parameters()}
+        torch.testing.assert_close(
+            outcome[part]["weights"], expected, rtol=1e-3, atol=1e-5, msg=lambda m, p=part: f"{p}: {m}"
+        )
+
+
+def table() -> str:
+    """The table of the documentation."""
+    head = ["| part |" + "".join(f" {name} |" for name in CAPTIONERS), "|" + "---|" * (len(CAPTIONERS) + 1)]
+    rows = [
+        f"| {part} |" + "".join(" no |" if (part, name) in REFUSED else " yes |" for name in CAPTIONERS)
+        for part in PARTS
+    ]
+    return "\n".join([*head, *rows])
+
+
+def test_the_table_of_the_documentation_is_this_one() -> None:
+    assert table() in DOCUMENT.read_text(encoding="utf-8"), f"expected in {DOCUMENT.name}:\n{table()}"
