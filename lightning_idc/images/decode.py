@@ -14,6 +14,7 @@ from lightning_idc.images import jpeg2000, tiff
 from lightning_idc.images.dicom import open_dicom
 from lightning_idc.images.pillow import NotAnImageError, open_image, open_pillow, raw_of
 from lightning_idc.images.raw import File, Pages, RawImage, check_size, reading
+from lightning_idc.images.sidecars import with_sidecars
 from lightning_idc.utils.errors import DataError
 
 _NAMES = "apng avif bmp dcm dicom gif j2k jfif jp2 jpeg jpg pbm pgm png pnm ppm qoi tif tiff webp"
@@ -37,7 +38,7 @@ def decode(file: File, name: str = "", page: int = 0) -> RawImage:
     """
     label = label_of(file, name)
     with _open(file, label) as (count, read):
-        return _decode_page(read, count, page, label)
+        return with_sidecars(_decode_page(read, count, page, label), file, label)
 
 
 def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
@@ -53,7 +54,7 @@ def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
     label = label_of(file, name)
     with _open(file, label) as (count, read):
         for page in range(count):
-            yield _decode_page(read, count, page, label)
+            yield with_sidecars(_decode_page(read, count, page, label), file, label)
 
 
 def _decode_page(read: Any, count: int, page: int, label: str) -> RawImage:

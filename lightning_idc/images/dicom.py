@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of
+from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of, widen
 from lightning_idc.utils.errors import DataError
 
 
@@ -30,19 +30,30 @@ def _read(data: Any, frame: int, name: str) -> RawImage:
     photometric = str(data.PhotometricInterpretation)
     if photometric == "PALETTE COLOR":
         values = pixels.apply_color_lut(stored, data)
-    elif stored.ndim == 2 and _is_rescaled(data):
-        values = pixels.apply_modality_lut(stored, data).astype(np.float32)
+    elif stored.ndim == 2 and _is_rescaled(rescale := _rescale_of(data, frame)):
+        values = pixels.apply_modality_lut(stored, rescale).astype(np.float32)
     missing = _padding(data, stored)
     values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
+    if values.dtype == np.uint8:  # such as the one bit of a segmentation
+        values = widen(values, int(data.get("BitsStored", 8)))
     return RawImage(
         values,
-        values.dtype.itemsize * 8 if photometric == "PALETTE COLOR" else int(data.get("BitsStored", 16)),
+        values.dtype.itemsize * 8 if photometric == "PALETTE COLOR" else max(8, int(data.get("BitsStored", 16))),
         "DICOM",
         missing=missing,
         nodata=None if missing is None else float(values[missing].min()),
         profile=data.get("ICCProfile"),
         inverted=photometric == "MONOCHROME1",
     )
+
+
+def _rescale_of(data: Any, frame: int) -> Any:
+    """Return the data set with the rescaling of a frame: in enhanced files a functional group, else the file itself."""
+    groups = data.get("PerFrameFunctionalGroupsSequence") or []
+    for group in [*groups[frame : frame + 1], *(data.get("SharedFunctionalGroupsSequence") or [])]:
+        if "PixelValueTransformationSequence" in group:
+            return group.PixelValueTransformationSequence[0]
+    return data
 
 
 def _is_rescaled(data: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -37,6 +38,10 @@ FORMATS = tuple(sorted(_PLUGINS))
 """Formats that have a signature, start no external program, and do not decode on opening."""
 _PPM_HEADER = re.compile(rb"P([2356])" + rb"(?:\s|#[^\n]*\n)+(\d{1,9})" * 3)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
+_PRIMARIES = {1: "BT.709", 9: "BT.2020", 11: "DCI-P3", 12: "Display P3"}
+_SRGB_PRIMARIES = (0, 1, 2, 5, 6, 7)  # BT.709, unspecified, and those of SD video, which are close
+_HDR = {16: "PQ (HDR)", 18: "HLG (HDR)"}
+"""Transfer characteristics by their code points."""
 _CONVERTED = ("CMYK", "LAB", "YCbCr", "HSV")  # colour spaces that are converted to RGB only for display
 
 
@@ -79,6 +84,7 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
             if pages > 1:
                 image.seek(page)
                 check_size(image.size, name)
+            _check_colours(image.format, file, name)
             deep = _deep_values(image, file, start, name, page)
             return raw_of(image, name) if deep is None else deep
 
@@ -133,6 +139,24 @@ def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> 
         alpha = np.rint(alpha * (65535 / ((1 << bits) - 1))).astype(np.uint16)
     planes = planes if alpha is None else planes[:-1]
     return RawImage(planes, bits, image.format, alpha=alpha, profile=image.info.get("icc_profile"))
+
+
+def _check_colours(kind: str | None, file: File, name: str) -> None:
+    """Raise an error for colours that are marked by code points (CICP) and are neither sRGB nor an ICC profile."""
+    if kind not in ("AVIF", "PNG"):
+        return
+    data = contents_of(file)
+    if kind == "AVIF":
+        position = data.find(b"colrnclx")
+        codes = struct.unpack(">HH", data[position + 8 : position + 12].ljust(4, b"\0")) if position >= 0 else None
+    else:
+        position = data.find(b"cICP", 0, data.find(b"IDAT"))
+        codes = tuple(data[position + 4 : position + 6]) if position >= 0 else None
+    if codes is None or (codes[0] in _SRGB_PRIMARIES and codes[1] not in _HDR):
+        return
+    transfer = f", {_HDR[codes[1]]}" if codes[1] in _HDR else ""
+    primaries = _PRIMARIES.get(codes[0], f"the primaries {codes[0]}")
+    raise DataError(f"{name} stores colours of {primaries}{transfer}; convert it to sRGB")
 
 
 def _avif_bits(data: bytes) -> int:

@@ -34,6 +34,9 @@ _CHANNELS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples per pixel by p
 _PILLOW_PHOTOMETRICS = (3, 5, 6, 8)  # palette, CMYK, YCbCr and Lab, which tifffile does not convert
 _REDUCED, _MASK = 1, 4  # bits of NewSubfileType
 _NODATA = 42113  # GDAL's tag
+# none, CCITT, LZW, JPEG, deflate, PackBits: others, such as WebP, only some builds of Pillow decode
+_PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
+_BYTE_COUNTS = (279, 325)  # of strips and tiles; 0 where GDAL has left out an empty one
 _ULP = 4 * np.finfo(np.float32).eps  # GDAL's tolerance, since writers print nodata with too few digits
 
 # keeps its warnings about tags, which are parsed again below, from stderr
@@ -64,7 +67,9 @@ def is_plain(image: Any) -> bool:
     bits, kinds = (_as_set(tags.get(tag, 1)) for tag in (258, 339))
     photometric = tags.get(262, 1)
     extra = tags.get(277, 1) - _CHANNELS.get(photometric, 3)
-    if _NODATA in tags:
+    if _NODATA in tags or tags.get(259, 1) not in _PILLOW_COMPRESSIONS:
+        return False
+    if any(0 in _as_set(tags[tag]) for tag in _BYTE_COUNTS if tag in tags):
         return False
     if image.mode.startswith(("I", "F")):
         # tifffile reads unsigned 32-bit values and inverted grey
@@ -110,7 +115,7 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
     nodata = _nodata(page, name)
     page.nodata = 0 if nodata is None else nodata  # tifffile fills missing tiles with it
     stored = channels_first(page.asarray(), page.axes, name)
-    missing = _union(not_finite(stored), _nodata_mask(stored, nodata), _hidden_mask(mask, stored.shape, name))
+    missing = union(not_finite(stored), nodata_mask(stored, nodata), _hidden_mask(mask, stored.shape, name))
     orientation = int(page.tags[274].value) if 274 in page.tags else 1
     missing = None if missing is None else turn(missing, orientation)
     if int(page.photometric) in _PILLOW_PHOTOMETRICS:
@@ -151,24 +156,36 @@ def _nodata(page: Any, name: str) -> int | float | None:
     """
     if _NODATA not in page.tags:
         return None
-    text = str(page.tags[_NODATA].value).strip(" \0").replace(",", ".")
+    return parse_nodata(str(page.tags[_NODATA].value), page.dtype, f"{name}: its GDAL_NODATA tag")
+
+
+def parse_nodata(text: str, dtype: np.dtype, owner: str) -> int | float | None:
+    """Parse the text of a nodata value in a data type; None if it is empty or not representable in that type.
+
+    Args:
+        text: Text of the value.
+        dtype: Data type of the image.
+        owner: Owner of the text, for the message.
+
+    Raises:
+        DataError: The text is not a number.
+    """
+    text = text.strip(" \0\t\r\n").replace(",", ".")
     if not text:
         return None
     try:
         value = int(text) if text.lstrip("+-").isdigit() else float(text)
     except ValueError:
-        raise DataError(
-            f"{name}: its GDAL_NODATA tag is {text[:40]!r}; expected a number (gdal_edit.py -unsetnodata removes it)"
-        ) from None
-    if page.dtype.kind == "f":
+        raise DataError(f"{owner} is {text[:40]!r}; expected a number (gdal_edit.py -unsetnodata removes it)") from None
+    if dtype.kind == "f":
         return None if math.isnan(value) else float(value)
-    if page.dtype.kind not in "iu" or not math.isfinite(value) or value != int(value):
+    if dtype.kind not in "iu" or not math.isfinite(value) or value != int(value):
         return None
-    limits = np.iinfo(page.dtype)
+    limits = np.iinfo(dtype)
     return int(value) if limits.min <= value <= limits.max else None
 
 
-def _nodata_mask(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
+def nodata_mask(values: np.ndarray, nodata: float | None) -> np.ndarray | None:
     """Build the mask of values that mark missing data."""
     if nodata is None:
         return None
@@ -193,7 +210,7 @@ def _hidden_mask(mask: Any, shape: tuple[int, ...], name: str) -> np.ndarray | N
     return hidden
 
 
-def _union(*masks: np.ndarray | None) -> np.ndarray | None:
+def union(*masks: np.ndarray | None) -> np.ndarray | None:
     """Compute the union of masks; None if it is empty."""
     union: np.ndarray | None = None
     for mask in masks:

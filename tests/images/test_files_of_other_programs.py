@@ -55,8 +55,11 @@ VALUES: dict[str, tuple[np.ndarray, int, int]] = {
     "openjpeg_rgb8.jp2": (RGB, 8, 0),
     "openjpeg_rgba8.jp2": (RGB, 8, 0),
     "gdal_15bit.jp2": ((DEEP >> 1)[None], 15, 0),
+    "gdal_3bands.jp2": (RGB, 8, 0),
     "gdal_4bands.jp2": (np.concatenate([RGB, SOFT[None]]), 8, 0),
     "imagemagick_grey16.jp2": (DEEP[None], 16, 0),
+    "netpbm_interlaced16.png": (DEEP_RGB, 16, 0),
+    "avifenc_turned10.avif": (np.rot90(DEEP_RGB >> 6, 1, (1, 2)), 10, 2),
     "avifenc_rgb8.avif": (RGB, 8, 0),
     "avifenc_rgb10.avif": (DEEP_RGB >> 6, 10, 2),
     "avifenc_rgba12.avif": (RGB.astype(np.uint16) * 257 >> 4, 12, 2),
@@ -66,6 +69,11 @@ VALUES: dict[str, tuple[np.ndarray, int, int]] = {
     "libtiff_two.tif": (DEEP_RGB, 16, 0),
     "imagemagick_rgba.tif": (RGB, 8, 0),
     "gdal_bands.tif": (BANDS, 16, 0),
+    "gdal_webp.tif": (RGB, 8, 0),
+    "gdal_zstd.tif": (RGB, 8, 0),
+    "gdal_lerc16.tif": (DEEP[None], 16, 0),
+    "gdal_nbits12.tif": ((DEEP >> 4)[None], 12, 0),
+    "gdal_sparse.tif": (np.where(np.add.outer(np.arange(24) // 16, np.arange(32) // 16) > 0, RGB, 0), 8, 0),
     "dcmtk_rgb.dcm": (RGB, 8, 0),
     "dcmtk_rgb_jpeg.dcm": (RGB, 8, 30),
 }
@@ -110,6 +118,9 @@ MISSING: dict[str, tuple[np.ndarray, float | None]] = {
     "gdal_mask_uint16.tif": (DEEP[None], None),
     "gdal_mask_rgb.tif": (RGB, None),
     "gdal_alpha_rgb.tif": (RGB, None),
+    "gdal_msk.tif": (DEEP[None], None),  # in gdal_msk.tif.msk
+    "gdal_nodata.jp2": (DEEP[None] | 1, 0),  # in gdal_nodata.jp2.aux.xml
+    "gdal_int64.tif": (DEEP[None].astype(np.int64) * 10**10, -(2**63)),
 }
 
 
@@ -160,6 +171,30 @@ def test_colours_of_another_profile_become_srgb(name: str) -> None:
     assert np.array_equal(stored, raw.values), "bands are numbers, not colours"
 
 
+def test_the_profile_of_a_jpeg2000_is_that_of_its_colour_box(tmp_path: Path) -> None:
+    """The box is exchanged here, since no program at hand writes a profile: for 8 bits and for 10."""
+    profile = decode(FILES / "imagemagick_adobe.png").profile
+    assert profile is not None
+    for name in ("openjpeg_rgb8.jp2", "openjpeg_rgb10.jp2"):
+        data = (FILES / name).read_bytes()
+        box, header = data.index(b"colr") - 4, data.index(b"jp2h") - 4
+        colours = (11 + len(profile)).to_bytes(4, "big") + b"colr\2\0\0" + profile
+        size = int.from_bytes(data[header : header + 4], "big") + len(colours) - 15
+        changed = data[:header] + size.to_bytes(4, "big") + data[header + 4 : box] + colours + data[box + 15 :]
+        assert decode(changed).profile == profile
+        np.testing.assert_array_equal(decode(changed).values, decode(data).values)
+
+
+def test_the_mask_beside_an_image_is_of_its_size(tmp_path: Path) -> None:
+    (tmp_path / "a.jp2").write_bytes((FILES / "openjpeg_grey12.jp2").read_bytes())
+    (tmp_path / "a.jp2.msk").write_bytes((FILES / "gdal_mask_jpeg.tif").read_bytes())
+    with pytest.raises(DataError, match=r"a.jp2.msk.* expected a mask of the image"):
+        decode(tmp_path / "a.jp2")
+    (tmp_path / "a.jp2.msk").write_bytes(b"II*\0")
+    with pytest.raises(DataError, match=r"a.jp2.msk"):
+        decode(tmp_path / "a.jp2")
+
+
 def test_a_profile_of_srgb_changes_nothing() -> None:
     assert decode(FILES / "imagemagick_srgb.png").profile and np.array_equal(
         read_image(FILES / "imagemagick_srgb.png").numpy(), RGB
@@ -194,6 +229,34 @@ def test_dicom_gives_one_image_however_it_is_packed(name: str) -> None:
     assert first.values.dtype == np.int16 and first.bits == 16 and equal(first, second)
 
 
+def test_one_bit_of_dicom_is_black_and_white() -> None:
+    from pydicom.data import get_testdata_file
+
+    raw = decode(get_testdata_file("liver_1frame.dcm", download=False))
+    assert (raw.bits, np.unique(raw.values).tolist()) == (8, [0, 255])
+
+
+def test_the_unit_of_enhanced_dicom_is_that_of_each_frame(tmp_path: Path) -> None:
+    """Two frames of one scanner's file, with functional groups written by pydicom."""
+    import pydicom
+    from pydicom.data import get_testdata_file
+    from pydicom.dataset import Dataset
+
+    data = pydicom.dcmread(get_testdata_file("MR_small.dcm", download=False))
+    stored = data.pixel_array.astype(np.float32)
+    data.PixelData, data.NumberOfFrames, groups = data.PixelData * 2, 2, []
+    for slope, intercept in ((2.0, -5.0), (0.5, 1.0)):
+        item, group = Dataset(), Dataset()
+        item.RescaleSlope, item.RescaleIntercept, item.RescaleType = slope, intercept, "US"
+        group.PixelValueTransformationSequence = [item]
+        groups.append(group)
+    data.PerFrameFunctionalGroupsSequence = groups
+    data.save_as(tmp_path / "enhanced.dcm")
+    first, second = decode_pages(tmp_path / "enhanced.dcm")
+    np.testing.assert_allclose(first.values[0], stored * 2 - 5)
+    np.testing.assert_allclose(second.values[0], stored * 0.5 + 1)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -204,6 +267,10 @@ def test_dicom_gives_one_image_however_it_is_packed(name: str) -> None:
         ("imagemagick_rgba.tif", "band 3 is marked as opacity.*near infrared"),
         ("gdal_bands.tif", "has 4 bands; expected 1 or 3"),
         ("gdal_4bands.jp2", "has 4 bands; expected 1 or 3"),
+        ("gdal_alpha1bit.jp2", r"has channels of \(8, 8, 8, 1\) bits"),
+        ("openjpeg_subsampled.jp2", "stores colours at a lower resolution"),
+        ("avifenc_pq10.avif", r"stores colours of BT.2020, PQ \(HDR\)"),
+        ("avifenc_p3.avif", "stores colours of Display P3"),
         ("openjpeg_grey15.jp2", "uint16 values from 0 to .*value_range"),
         ("avifenc_rgb10.avif", "uint16 values"),
     ],

@@ -87,11 +87,11 @@ def test_an_image_of_missing_data_only_is_named(tmp_path: Path) -> None:
 
 
 def test_a_colour_of_8_bits_is_missing_only_where_all_bands_hold_the_value() -> None:
-    from lightning_idc.images.tiff import _nodata_mask
+    from lightning_idc.images.tiff import nodata_mask
 
     values = np.zeros((3, 2, 2), np.uint8)
     values[0, 0, 0] = 200  # pure red is a colour
-    missing = _nodata_mask(values, 0)
+    missing = nodata_mask(values, 0)
     assert missing is not None and missing.tolist() == [[[False, True], [True, True]]]
 
 
