@@ -24,6 +24,7 @@ def serve(
     batch_size: PositiveInt = 8,
     connections: PositiveInt = 256,
     max_mb: PositiveFloat = 32.0,
+    total_mb: PositiveFloat = 256.0,
     timeout: PositiveFloat = 30.0,
     answer_timeout: PositiveFloat = 300.0,
 ) -> int:
@@ -38,14 +39,17 @@ def serve(
         host: address to listen on; 0.0.0.0 exposes the server to the network, and there is no authentication.
         port: port to listen on.
         batch_size: maximum number of pairs per batch.
-        connections: maximum number of concurrent connections; further ones get status 503.
+        connections: maximum number of concurrent requests, further ones get status 503; and of connections without a
+            request, of which the oldest is closed.
         max_mb: maximum size of a request; larger ones get status 413.
-        timeout: maximum seconds for receiving a request; slower ones get status 408.
+        total_mb: maximum size of all requests in memory; further ones wait.
+        timeout: maximum seconds for receiving the header of a request, and its body; slower ones get status 408.
         answer_timeout: maximum seconds for an answer; slower requests get status 503.
     """
     check_arguments(serve, locals())
     import uvicorn
 
+    from lightning_idc.serve.protocol import bounded_protocol
     from lightning_idc.serve.server import make_app
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # containers are stopped by SIGTERM
@@ -59,11 +63,13 @@ def serve(
             max_bytes=int(max_mb * 1e6),
             timeout=timeout,
             answer_timeout=answer_timeout,
+            max_requests=connections,
+            max_total=int(total_mb * 1e6),
             hosts=("127.0.0.1", "localhost") if host == "127.0.0.1" else ("*",),
         )
-        # uvicorn rejects a request when the number of connections, including its own, reaches the limit
-        limit = connections + 1
-        config = uvicorn.Config(app, log_level="warning", limit_concurrency=limit, timeout_keep_alive=KEEP_ALIVE)
+        protocol = bounded_protocol(timeout, connections)
+        # a short backlog: all of its connections are accepted before one can be closed
+        config = uvicorn.Config(app, http=protocol, log_level="warning", backlog=128, timeout_keep_alive=KEEP_ALIVE)
         print(f"http://{host}:{port} answers; Ctrl+C ends it", flush=True)
         uvicorn.Server(config).run([listener])
     return 0

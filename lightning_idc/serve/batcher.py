@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException
 
+from lightning_idc.images.raw import MAX_PIXELS
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answers import answer_pairs
@@ -56,7 +57,8 @@ class Batcher:
         self.captioner, self.batch_size, self.timeout = captioner, batch_size, timeout
 
     async def __aenter__(self) -> None:
-        self._queue: asyncio.Queue[tuple[ImagePair, asyncio.Future[Answer]]] = asyncio.Queue()
+        self._waiting: dict[asyncio.Future[Answer], ImagePair] = {}
+        self._arrived = asyncio.Event()
         self._worker = asyncio.create_task(self._work())
 
     async def __aexit__(self, *error: object) -> None:
@@ -69,24 +71,30 @@ class Batcher:
             HTTPException: the pair cannot be read or answered, or the answer took too long.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait((pair, future))
+        self._waiting[future] = pair
+        self._arrived.set()
         try:
             answer = await asyncio.wait_for(future, self.timeout)
         except asyncio.TimeoutError:
             raise HTTPException(503, f"no answer within {self.timeout:g} seconds; try again later") from None
+        finally:
+            self._waiting.pop(future, None)  # a client that left takes no more time and memory
         if isinstance(answer, HTTPException):
             raise answer
         return answer
 
     async def _work(self) -> None:
         while True:
-            batch = [await self._queue.get()]
+            await self._arrived.wait()
             await asyncio.sleep(WAIT)
-            while len(batch) < self.batch_size and not self._queue.empty():
-                batch.append(self._queue.get_nowait())
-            batch = [(pair, future) for pair, future in batch if not future.done()]  # the client may have disconnected
-            answers = await asyncio.to_thread(self.answers, [pair for pair, _ in batch])
-            for (_, future), answer in zip(batch, answers, strict=True):
+            futures = list(self._waiting)[: self.batch_size]
+            batch = {future: self._waiting.pop(future) for future in futures}
+            if not self._waiting:
+                self._arrived.clear()
+            if not batch:  # all clients have left
+                continue
+            answers = await asyncio.to_thread(self.answers, list(batch.values()))
+            for future, answer in zip(batch, answers, strict=True):
                 if not future.done():
                     future.set_result(answer)
 
@@ -94,7 +102,11 @@ class Batcher:
         """Answers to a batch; errors of a pair do not affect the others."""
         answers: list[Answer] = [{} for _ in pairs]
         groups: dict[tuple[Any, ...], list[tuple[int, PairSample]]] = {}
+        pixels = 0
         for index, pair in enumerate(pairs):
+            if pixels > MAX_PIXELS:  # large images are not held in memory together
+                self._answer_groups(groups, answers)
+                groups, pixels = {}, 0
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", UserWarning)
@@ -104,13 +116,20 @@ class Batcher:
                 answers[index] = HTTPException(422, text)
                 continue
             answers[index] = {"notes": [str(note.message) for note in caught]}
+            pixels += sample.before[0].numel() + sample.after[0].numel()
             groups.setdefault((*sample.before.shape, pair.where, pair.prompt), []).append((index, sample))
+        self._answer_groups(groups, answers)
+        return answers
+
+    def _answer_groups(
+        self, groups: Mapping[tuple[Any, ...], Sequence[tuple[int, PairSample]]], answers: list[Answer]
+    ) -> None:
+        """Fill in the answers to pairs, which are grouped by size, ``where`` and prompt."""
         for (*_, where, prompt), members in groups.items():
             group = self._answers_of_group([sample for _, sample in members], where, prompt)
             for (index, _), answer in zip(members, group, strict=True):
                 notes = answers[index]
                 answers[index] = {**notes, **answer} if isinstance(notes, dict) and isinstance(answer, dict) else answer
-        return answers
 
     def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
         """Answers to pairs of one size; if the batch fails, each pair is answered separately."""

@@ -1,10 +1,11 @@
-"""Limits: an ASGI middleware that rejects requests that are too large, too slow, or from another web page."""
+"""Limits: an ASGI middleware that bounds the size, time and number of requests, and the bytes of all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,40 +18,54 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Limits:
-    """Answers 413, 408 or 403 before a request reaches the captioner.
+    """Answers 413, 408, 403 or 503 before a request reaches the captioner, and cancels requests of clients that left.
 
     Args:
         app: the application.
         max_bytes: maximum size of the body of a request.
         seconds: maximum time for receiving the body.
+        max_requests: maximum number of concurrent requests.
+        max_total: maximum size of all bodies in memory; further requests wait until there is room.
     """
 
-    def __init__(self, app: Any, max_bytes: int, seconds: float) -> None:
-        self.app, self.max_bytes, self.seconds = app, max_bytes, seconds
+    def __init__(self, app: Any, max_bytes: int, seconds: float, max_requests: int, max_total: int) -> None:
+        self.app, self.max_bytes, self.seconds, self.max_requests = app, max_bytes, seconds, max_requests
+        self._requests = 0
+        self._room = _Room(max(max_total, max_bytes))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
+        self._requests += 1
+        reserved = 0
         try:
+            if self._requests > self.max_requests:
+                raise _RefusedError(503, f"{self.max_requests} requests are being answered; try again later")
             headers = Headers(scope=scope)
             # browsers send the origin of a request; pages of other sites must not use a local server
             if (origin := headers.get("origin")) and urlsplit(origin).netloc != headers.get("host"):
                 raise _RefusedError(403, f"the request comes from the page {origin!r} of another site")
-            body = await self._body(headers, receive)
+            size = int(headers.get("content-length", self.max_bytes))  # the server has already validated the number
+            if size > self.max_bytes:
+                raise self._too_large()
+            reserved = await self._room.reserve(size, self.seconds)
+            body = await self._body(receive)
+            if body is not None:
+                await _run_while_connected(self.app, scope, body, receive, send)
         except _RefusedError as error:
             # the rest of the request is not read, so the connection cannot be used again
             response = JSONResponse(error_body(str(error)), error.status, {"connection": "close"})
             await response(scope, receive, send)
-            return
-        if body is not None:
-            await self.app(scope, _replayed(body, receive), send)
+        finally:
+            self._requests -= 1
+            await self._room.release(reserved)
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | None:
+    def _too_large(self) -> _RefusedError:
+        return _RefusedError(413, f"the request is larger than {self.max_bytes / 1e6:g} MB; scale the images down")
+
+    async def _body(self, receive: Receive) -> bytes | None:
         """Body of a request; None if the client has disconnected."""
-        too_large = _RefusedError(413, f"the request is larger than {self.max_bytes / 1e6:g} MB; scale the images down")
-        if int(headers.get("content-length", 0)) > self.max_bytes:  # the server has already validated the number
-            raise too_large
         body, until = bytearray(), time.monotonic() + self.seconds
         while True:
             try:
@@ -61,7 +76,7 @@ class Limits:
                 return None
             body += message.get("body", b"")
             if len(body) > self.max_bytes:
-                raise too_large
+                raise self._too_large()
             if not message.get("more_body"):
                 return bytes(body)
 
@@ -72,14 +87,46 @@ class _RefusedError(Exception):
         self.status = status
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """``receive`` function that returns the body first, and then further messages of the client."""
+class _Room:
+    """Number of bytes that requests may hold together."""
+
+    def __init__(self, size: int) -> None:
+        self.free, self._changed = size, asyncio.Condition()
+
+    async def reserve(self, size: int, seconds: float) -> int:
+        """Wait until there is room, and return the size."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self.free >= size), seconds)
+            except asyncio.TimeoutError:
+                raise _RefusedError(503, f"there was no room for the request within {seconds:g} seconds") from None
+            self.free -= size
+        return size
+
+    async def release(self, size: int) -> None:
+        async with self._changed:
+            self.free += size
+            self._changed.notify_all()
+
+
+async def _run_while_connected(app: Any, scope: Message, body: bytes, receive: Receive, send: Send) -> None:
+    """Run the application on a request whose body was received; cancel it if the client disconnects."""
+    disconnected = asyncio.ensure_future(receive())  # after the body, the only message
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
-        return messages.pop() if messages else await receive()
+        return messages.pop() if messages else await asyncio.shield(disconnected)
 
-    return replay
+    answer = asyncio.ensure_future(app(scope, replay, send))
+    try:
+        await asyncio.wait([answer, disconnected], return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+        with suppress(asyncio.CancelledError):
+            await answer
+    finally:
+        answer.cancel()
+        disconnected.cancel()
 
 
 def error_body(text: str) -> dict[str, Any]:

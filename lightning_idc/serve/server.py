@@ -94,6 +94,8 @@ def make_app(
     max_bytes: int,
     timeout: float,
     answer_timeout: float,
+    max_requests: int = 256,
+    max_total: int = 256_000_000,
     hosts: Sequence[str],
 ) -> FastAPI:
     """Create the application.
@@ -105,6 +107,8 @@ def make_app(
         max_bytes: maximum size of a request.
         timeout: maximum seconds for receiving a request.
         answer_timeout: maximum seconds for an answer.
+        max_requests: maximum number of concurrent requests.
+        max_total: maximum size of all requests in memory; further ones wait.
         hosts: accepted host names; others indicate DNS rebinding by a web page.
     """
     batcher = Batcher(captioner, batch_size, answer_timeout)
@@ -116,7 +120,7 @@ def make_app(
 
     # the documentation pages would load scripts from a CDN
     app = FastAPI(title="lightning_idc", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(Limits, max_bytes=max_bytes, seconds=timeout)
+    app.add_middleware(Limits, max_bytes=max_bytes, seconds=timeout, max_requests=max_requests, max_total=max_total)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
     @app.exception_handler(AnyHTTPException)

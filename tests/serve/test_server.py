@@ -274,14 +274,28 @@ def test_connections_are_bounded(model: Path, draw: Draw) -> None:
     process = start(model, port, "--connections", "3")
     try:
         client = ready(process, port)
-        idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
-        assert client.send("/describe", b"", **{"Content-Type": "text/plain"})[0] == 503
+        idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]
+        for connection in idle:  # headers that do not end
+            with suppress(OSError):  # closed already
+                connection.sendall(b"POST /describe HTTP/1.1\r\nHost: localhost\r\nX-a: ")
+        assert client.describe(before=image, after=image)[0] == 200, "the oldest of them make room"
+        until = time.monotonic() + 10
         for connection in idle:
+            connection.settimeout(max(0.1, until - time.monotonic()))
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b"", "closed after --timeout at the latest"
+        body = b"POST /describe HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n"
+        busy = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(3)]
+        for connection in busy:
+            connection.sendall(body)
+        time.sleep(0.2)
+        assert client.send("/describe", b"", **{"Content-Type": "text/plain"})[0] == 503
+        for connection in busy:
             connection.close()
         until = time.monotonic() + 10
-        while (status := client.send("/health")[0]) == 503 and time.monotonic() < until:
+        while (status := client.describe(before=image, after=image)[0]) == 503 and time.monotonic() < until:
             time.sleep(0.05)
-        assert status == 200 and client.describe(before=image, after=image)[0] == 200
+        assert status == 200
     finally:
         process.terminate()
         process.wait(30)
@@ -316,6 +330,89 @@ def test_a_pair_that_is_not_answered_fails_alone(monkeypatch: pytest.MonkeyPatch
     assert [answers[0], answers[2]] == [{"caption": "a"}, {"caption": "b"}]
     assert (answers[3].status_code, answers[3].detail) == (422, "this pair is odd")
     assert answers[1].status_code == 500 and "MemoryError while answering" in answers[1].detail
+
+
+def test_a_request_whose_client_left_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    from lightning_idc.serve.batcher import Batcher, ImagePair
+    from lightning_idc.serve.limits import Limits
+
+    answered: list[bytes] = []
+
+    def answers(self: Batcher, pairs: Any) -> list[dict[str, Any]]:
+        answered.extend(pair.before for pair in pairs)
+        time.sleep(0.1)
+        return [{} for _ in pairs]
+
+    monkeypatch.setattr(Batcher, "answers", answers)
+
+    async def run() -> None:
+        batcher = Batcher(None, 1, 10)  # type: ignore[arg-type]
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            body = (await receive())["body"]
+            await batcher.answer(ImagePair(body, b"", False, None))
+
+        limits = Limits(app, max_bytes=100, seconds=5, max_requests=10, max_total=100)
+        scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"1")]}
+
+        async def request(name: bytes, stays: bool) -> None:
+            messages = [{"type": "http.request", "body": name}]
+
+            async def receive() -> Any:
+                if messages:
+                    return messages.pop()
+                await asyncio.sleep(60 if stays else 0.03)
+                return {"type": "http.disconnect"}
+
+            await limits(scope, receive, None)  # type: ignore[arg-type]
+
+        async with batcher:
+            await asyncio.gather(request(b"a", True), request(b"b", False), request(b"c", False), request(b"d", True))
+        assert (limits._requests, limits._room.free, batcher._waiting) == (0, 100, {})
+
+    asyncio.run(run())
+    assert answered == [b"a", b"d"]
+
+
+def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
+    import asyncio
+
+    from lightning_idc.serve.limits import Limits
+
+    held = peak = 0
+    statuses: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal held, peak
+        held += len((await receive())["body"])
+        peak = max(peak, held)
+        await asyncio.sleep(0.02)
+        held -= 40
+
+    async def run(seconds: float) -> None:
+        limits = Limits(app, max_bytes=50, seconds=seconds, max_requests=10, max_total=100)
+        scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"40")]}
+
+        async def request() -> None:
+            messages = [{"type": "http.request", "body": b"x" * 40}]
+
+            async def receive() -> Any:
+                return messages.pop() if messages else await asyncio.sleep(60)
+
+            async def send(message: Any) -> None:
+                statuses.append(message.get("status", 0))
+
+            await limits(scope, receive, send)
+
+        await asyncio.gather(*(request() for _ in range(6)))
+        assert limits._room.free == 100
+
+    asyncio.run(run(5.0))
+    assert peak == 80 and statuses == []
+    asyncio.run(run(0.01))
+    assert statuses.count(503) == 4 and peak == 80
 
 
 def test_an_answer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
