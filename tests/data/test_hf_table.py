@@ -53,6 +53,29 @@ def test_two_images_in_one_column(lists: Path) -> None:
         colours(lists, "image.0", "image.1")
 
 
+def test_fields_of_one_column(tmp_path: Path) -> None:
+    """Images in the fields of a dictionary, and a caption in the JSON of WebDataset."""
+    pair = {"before": datasets.Image(), "after": datasets.Image()}
+    kinds = datasets.Features({"pair": pair, "note": {"text": datasets.Value("string")}})
+    rows = [
+        {
+            "pair": {side: {"bytes": png(i, green), "path": None} for side, green in (("before", 0), ("after", 9))},
+            "note": {"text": f"pair {i}"},
+        }
+        for i in range(3)
+    ]
+    datasets.Dataset.from_list(rows, kinds).to_parquet(str(tmp_path / "train.parquet"))
+    data = HuggingFaceTable(tmp_path / "train.parquet", "pair.before", "pair.after", "note.text", splits=TRAIN)
+    sample = data.dataset("train")[1]
+    found = (sample.captions, sample.before[:, 0, 0].tolist(), sample.after[:, 0, 0].tolist())
+    assert found == (["pair 1"], [1, 0, 0], [1, 9, 0])
+    assert data.pairs_of("train").fingerprint()
+    with pytest.raises(ConfigError, match=r"no column 'pair\.later'"):
+        HuggingFaceTable(tmp_path / "train.parquet", "pair.before", "pair.later", "note.text", splits=TRAIN).dataset(
+            "train"
+        )
+
+
 def test_two_paths_in_one_column(tmp_path: Path) -> None:
     rows = []
     for i in range(3):

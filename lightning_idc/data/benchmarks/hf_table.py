@@ -42,47 +42,64 @@ _ROWS = 1000  # rows per batch when scanning a table
 
 
 @dataclass(frozen=True)
-class ImageColumn:
-    """Column of images, or one element of a column of lists of images.
+class Column:
+    """Column of a table, or one element of a column of lists, or one field of a column of dictionaries.
 
     Args:
         name: name of the column.
-        index: position in each list; None if the column holds single images.
+        key: position in each list, or name of the field; None for the column itself.
     """
 
     name: str
-    index: int | None = None
+    key: int | str | None = None
 
     @classmethod
-    def of(cls, name: str, columns: Sequence[str]) -> ImageColumn:
-        """Parse a name such as ``image`` or ``images.0``; a column with the full name takes precedence."""
-        column, _, index = name.rpartition(".")
-        is_index = name not in columns and column in columns and index.isascii() and index.isdecimal()
-        return cls(column, int(index)) if is_index else cls(name)
+    def of(cls, name: str, features: Mapping[str, Any]) -> Column:
+        """Parse a name such as ``image``, ``images.0`` or ``pair.before``; a column of the full name takes precedence.
+
+        Args:
+            name: name of the column.
+            features: type of each column of the table.
+        """
+        column, _, key = name.rpartition(".")
+        if name in features or column not in features:
+            return cls(name)
+        if key.isascii() and key.isdecimal():
+            return cls(column, int(key))
+        feature = features[column]
+        return cls(column, key) if isinstance(feature, dict) and key in feature else cls(name)
 
     def __str__(self) -> str:
-        return self.name if self.index is None else f"{self.name}.{self.index}"
+        return self.name if self.key is None else f"{self.name}.{self.key}"
 
     def cell(self, row: Mapping[str, Any]) -> Any:
-        """Image of a row; None if its list is too short."""
+        """Value of a row; None if its list is too short or its dictionary is missing."""
         value = row[self.name]
-        if self.index is None:
+        if self.key is None:
             return value
-        return value[self.index] if isinstance(value, list) and len(value) > self.index else None
+        if isinstance(self.key, str):
+            return value.get(self.key) if isinstance(value, dict) else None
+        return value[self.key] if isinstance(value, list) and len(value) > self.key else None
+
+    def values(self, table: Any) -> list[Any]:
+        """Values of all rows of a `datasets.Dataset`."""
+        return [self.cell({self.name: value}) for value in table[self.name]]
 
     def cells(self, column: Any) -> Any:
-        """Images of an Arrow array."""
+        """Values of an Arrow array."""
         import pyarrow
         import pyarrow.compute as pc
 
-        if self.index is None:
+        if self.key is None:
             return column
+        if isinstance(self.key, str):
+            return pc.struct_field(column, self.key)
         lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
         if not hasattr(lists.type, "value_type"):
             return pyarrow.nulls(len(lists))  # not a list column; loading a pair reports this
         lists = lists.cast(pyarrow.large_list(lists.type.value_type))
-        positions = pc.add(lists.offsets[:-1], self.index)
-        has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
+        positions = pc.add(lists.offsets[:-1], self.key)
+        has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.key), False)
         return lists.values.take(pc.if_else(has_image, positions, None))
 
 
@@ -125,42 +142,45 @@ class TableSource(PairSource):
         preference: Mapping[str, str] | None = None,
     ) -> None:
         preference_columns = dict(preference or {})
-        self._columns = tuple(ImageColumn.of(name, table.column_names) for name in (before, after))
+        self._columns = tuple(Column.of(name, table.features) for name in (before, after))
         if self._columns[0] == self._columns[1]:
             raise ConfigError(
                 f"before and after are both {before!r}; expected two columns, or NAME.0 and NAME.1 of one list"
             )
         images = list(dict.fromkeys(column.name for column in self._columns))
-        texts_of = [name for name in (captions, *id, change_type, *preference_columns.values()) if name]
-        for name in (*images, *texts_of):
+        names = [name for name in (captions, *id, change_type, *preference_columns.values()) if name]
+        columns = {name: Column.of(name, table.features) for name in names}
+        for name in (*images, *(column.name for column in columns.values())):
             if name not in table.column_names:
                 raise ConfigError(missing_column(table.column_names, name, Path(where), "named in the settings"))
         table = _undecoded(table, images)
         self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
         self.options = options
         self._images = table.select_columns(images)
-        texts = table.select_columns(list(dict.fromkeys(texts_of)))
+        texts = table.select_columns(list(dict.fromkeys(column.name for column in columns.values())))
+        values_of = {name: column.values(texts) for name, column in columns.items()}
         self._captions: list[list[str]] = [[] for _ in range(len(table))]
         if captions:
-            values_of_rows = list(texts[captions])
             self._captions = [
                 list(filter(None, sentences(answer_of(text), self._row(row)))) if text is not None else []
-                for row, text in enumerate(values_of_rows)
+                for row, text in enumerate(values_of[captions])
             ]
-        self._meta = self._preferences(texts, preference_columns, len(table))
-        kinds = list(texts[change_type]) if change_type else [None] * len(table)
+        self._meta = self._preferences(values_of, preference_columns, len(table))
+        kinds = values_of[change_type] if change_type else [None] * len(table)
         self._kinds = [None if kind is None else str(kind) for kind in kinds]
-        id_values = [list(texts[column]) for column in id]
+        id_values = [values_of[column] for column in id]
         for column, values in zip(id, id_values, strict=True):
             if None in values:
                 raise DataError(f"{self._row(values.index(None))}: {column} is null; the ids of pairs need a value")
         joined = ("-".join(map(str, values)) for values in zip(*id_values, strict=True))
         self.ids = list(joined) if id else self._row_ids(len(table))
 
-    def _preferences(self, texts: Any, column_of: Mapping[str, str], count: int) -> list[dict[str, Any]]:
+    def _preferences(
+        self, values_of: Mapping[str, list[Any]], column_of: Mapping[str, str], count: int
+    ) -> list[dict[str, Any]]:
         if not column_of:
             return [{} for _ in range(count)]
-        columns = {key: list(texts[column]) for key, column in column_of.items()}
+        columns = {key: values_of[column] for key, column in column_of.items()}
         nothing: list[Any] = [None] * count
         rows = zip(*(columns.get(key, nothing) for key in ("rejected", "margin", "error_type")), strict=True)
         return [
@@ -250,6 +270,9 @@ def _undecoded(table: Any, columns: Sequence[str]) -> Any:
             table = table.cast_column(name, raw)
         elif isinstance(getattr(feature, "feature", None), datasets.Image):
             table = table.cast_column(name, datasets.List(raw))
+        elif isinstance(feature, dict):
+            fields = {key: raw if isinstance(kind, datasets.Image) else kind for key, kind in feature.items()}
+            table = table.cast_column(name, fields)
     return table
 
 
@@ -285,9 +308,11 @@ class HuggingFaceTable(PairDataModule):
     Args:
         path: a file or folder of tables (parquet, arrow, JSON, CSV, one tar of WebDataset), a folder written by
             ``save_to_disk``, or a name on the hub.
-        before: column of first images, or ``images.0`` for the first element of a column of lists.
+        before: column of first images, ``images.0`` for the first element of a column of lists, or ``pair.before`` for
+            a field of a column of dictionaries.
         after: column of second images.
-        captions: column of texts, of lists of texts, or of conversations, of which the last message counts.
+        captions: column of texts, of lists of texts, or of conversations, of which the last message counts; or a field
+            such as ``json.caption`` of WebDataset.
         id: columns of which the values together are the id of a pair; empty for the row number in the split.
         change_type: column of labels.
         config: configuration name of a data set on the hub that has several.
