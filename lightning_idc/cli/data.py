@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_idc.utils.errors import ConfigError, DatasetNotFoundError
 from lightning_idc.utils.plugins import plugin_data
-from lightning_idc.utils.text import printable
+from lightning_idc.utils.text import hide_passwords, printable
 
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
@@ -256,7 +256,7 @@ def _export_records(folder: Path, out: str, format: str, dropped: bool, keys: di
         unread = f"--{next(iter(keys))}" if layout else f"--format {format}"
         raise ConfigError(f"{unread} is an option of pairs; {str(folder)!r} is a store of records")
     written = export_records(RecordStore(folder), out, layout, dropped=dropped)
-    print(f"{len(written)} files in {out}")
+    print(f"{len(written)} files in {hide_passwords(out)}")
     return 0
 
 
@@ -285,18 +285,19 @@ def build_objects(value: Any) -> Any:
     return class_of(path)(**arguments)
 
 
-def push(folder: Path, repo: str, *, public: bool = False) -> int:
+def push(folder: Path, repo: str, *, public: bool = False, overwrite: bool = False) -> int:
     """Upload the records that passed all filters to the Hugging Face hub, with a card on how they were made.
 
     Args:
         folder: store of records.
         repo: OWNER/NAME on the hub.
         public: make a new data set public; it is private otherwise.
+        overwrite: replace files of the data set that this command did not upload.
     """
     from lightning_idc.synthesis.hub import push_records
     from lightning_idc.synthesis.store import RecordStore
 
-    print(push_records(RecordStore(folder.expanduser()), repo, private=not public))
+    print(push_records(RecordStore(folder.expanduser()), repo, private=not public, overwrite=overwrite))
     return 0
 
 

@@ -116,12 +116,12 @@ def push(
         card: the card.
         layout: captioner for this library; model for a vision-language model in the format of transformers and vLLM,
             with LoRA merged; adapters for LoRA in PEFT's format.
-        overwrite: replace files of the folder that this command did not write.
+        overwrite: replace files of the folder and of the repository that this command did not write.
     """
     with capture_warnings():
         output = _write_repository(out, repo, options, card, layout, overwrite)
         try:
-            print(upload(output, repo, "Upload an image difference captioner"))
+            print(upload(output, repo, "Upload an image difference captioner", overwrite=overwrite))
         except ConfigError as error:
             raise ConfigError(f"{error}; the files are in {str(out)!r}") from error
     _show(output, out)

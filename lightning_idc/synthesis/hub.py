@@ -21,6 +21,7 @@ def push_records(
     private: bool = True,
     images: Sequence[str] = ("before", "after"),
     message: str = "Upload image pairs",
+    overwrite: bool = False,
 ) -> str:
     """Upload the kept records as Parquet to a data set on the hub, created if missing, and return its URL.
 
@@ -30,17 +31,18 @@ def push_records(
         private: whether a new repository is private.
         images: names of the images.
         message: commit message.
+        overwrite: whether files of the data set that were not uploaded by this function may be replaced.
 
     Raises:
         DataError: the records cannot be exported, see `export_records`; nothing is uploaded.
-        ConfigError: the hub does not answer, or rejects the upload.
+        ConfigError: the data set has files of others, or the hub does not answer or rejects the upload.
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Output(folder, "data set of pairs")
         with output as draft:
             export_records(store, f"{draft}/data", images=images)
             fill(draft / CARD, card_of(store, repo))
-        return upload(output, repo, message, private, "dataset")
+        return upload(output, repo, message, private, "dataset", overwrite)
 
 
 def card_of(store: RecordStore, repo: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import huggingface_hub
 import pytest
@@ -32,6 +33,13 @@ class Hub(ThreadingHTTPServer):
         self.visibility: str | None = None
         self.refuses = 0
         self.tokens: set[str | None] = set()
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Files as the hub lists them, with the SHA-1 of their git blobs."""
+        return [
+            {"type": "file", "path": f, "size": len(d), "oid": hashlib.sha1(b"blob %d\0" % len(d) + d).hexdigest()}
+            for f, d in self.files.items()
+        ]
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -70,6 +78,9 @@ class Answers(BaseHTTPRequestHandler):
                     self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
             found = f"{constants.ENDPOINT}/{REPO}/commit/{SHA}"
             self.answer({"commitUrl": found, "commitOid": SHA, "pullRequestUrl": None, "success": True})
+        elif self.path == f"/api/models/{REPO}/paths-info/main":
+            paths = parse_qs(sent.decode())["paths"]
+            self.answer([entry for entry in self.server.entries() if entry["path"] in paths])
         else:
             self.answer({"error": f"unknown {self.path}"}, 404)
 
@@ -78,8 +89,7 @@ class Answers(BaseHTTPRequestHandler):
         name = path.removeprefix(f"/{REPO}/resolve/{SHA}/").removeprefix(f"/{REPO}/resolve/main/")
         if path.startswith(f"/api/models/{REPO}"):
             siblings = [{"rfilename": file} for file in self.server.files]
-            found = [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in self.server.files.items()]
-            self.answer(found if "/tree/" in path else {"id": REPO, "sha": SHA, "siblings": siblings})
+            self.answer(self.server.entries() if "/tree/" in path else {"id": REPO, "sha": SHA, "siblings": siblings})
         elif name in self.server.files:
             content = self.server.files[name]
             etag = hashlib.sha1(content).hexdigest()
@@ -138,6 +148,20 @@ def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "card", "exec"), {})
     assert capsys.readouterr().out.strip() == lightning_idc.load(model, device="cpu").describe(*pair).text
+
+
+def test_a_push_replaces_what_it_uploaded_and_no_card_of_the_user(
+    hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    push = ["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]
+    assert main(push) == 0 and main(push) == 0, "its own files need no flag"
+    hub.files["README.md"] = mine = b"# my thesis"
+    before = dict(hub.files)
+    capsys.readouterr()
+    assert main(push) == 1
+    assert hub.files == before
+    assert "README.md" in (said := capsys.readouterr().err) and "--overwrite" in said
+    assert main([*push, "--overwrite"]) == 0 and hub.files["README.md"] != mine
 
 
 @pytest.mark.parametrize("status", [401, 403])

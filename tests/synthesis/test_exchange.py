@@ -115,6 +115,9 @@ class LocalHub:
         (self.place / repo_id).mkdir(parents=True)
         (self.place / repo_id / ".private").write_text(str(private))
 
+    def get_paths_info(self, *unused: Any, **options: Any) -> list[Any]:
+        return []
+
     def upload_folder(
         self, repo_id: str, repo_type: str, folder_path: str, commit_message: str, **patterns: Any
     ) -> str:

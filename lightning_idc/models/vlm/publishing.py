@@ -126,6 +126,7 @@ def push_to_hub(
     facts: CardFacts | None = None,
     private: bool = True,
     message: str = "Upload an image difference captioner",
+    overwrite: bool = False,
 ) -> str:
     """Upload a captioner with its model card to the hub, and return the URL; creates the repository if needed.
 
@@ -136,12 +137,14 @@ def push_to_hub(
         facts: see :func:`write_repository`.
         private: whether a new repository is private.
         message: commit message.
+        overwrite: whether files of the repository that were not uploaded by this function may be replaced.
 
     Raises:
-        ConfigError: see :func:`write_repository`; raised before the upload.
+        ConfigError: see :func:`write_repository`, raised before the upload; or the repository has files of others.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return upload(write_repository(captioner, folder, repo, layout, facts), repo, message, private)
+        output = write_repository(captioner, folder, repo, layout, facts)
+        return upload(output, repo, message, private, overwrite=overwrite)
 
 
 def card_of(captioner: PairCaptioner, repo: str, layout: str, facts: CardFacts) -> str:
