@@ -125,7 +125,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
             print("\nstopped", file=sys.stderr)
             return 130
         from lightning_idc.cli.errors import readable
-        from lightning_idc.utils.text import printable
+        from lightning_idc.utils.text import hide_passwords, printable
 
         message = readable(error)
         if message is None or os.environ.get(TRACEBACK):
@@ -133,7 +133,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
 
             traceback.print_exc()
         else:
-            print(f"error: {printable(message)}", file=sys.stderr)
+            print(f"error: {printable(hide_passwords(message))}", file=sys.stderr)
         return getattr(error, "status", status_of_error)
 
 

@@ -46,6 +46,11 @@ class JudgeOptions:
                 "them; name its URL with --judge"
             )
 
+    def folders(self) -> list[str]:
+        """Folders that are read: of the model, and of answers of an endpoint."""
+        model = None if _is_endpoint(self.judge) else self.judge
+        return [folder for folder in (model, self.judge_cache) if folder]
+
 
 def _is_endpoint(judge: str | None) -> bool:
     return judge is not None and judge.startswith(("http://", "https://"))
@@ -60,8 +65,10 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
     assert options.judge is not None
     if _is_endpoint(options.judge):
         if not options.judge_model:
+            from lightning_idc.utils.http import shown
+
             raise ConfigError(
-                f"--judge is the endpoint {options.judge}; name the model that it runs with --judge_model"
+                f"--judge is the endpoint {shown(options.judge)}; name the model that it runs with --judge_model"
             )
         from lightning_idc.synthesis.models.base import CutOff
         from lightning_idc.synthesis.models.endpoint import Endpoint

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.text import hide_passwords
 
 if TYPE_CHECKING:
     import httpx2
@@ -22,6 +23,8 @@ MAX_BYTES = 64 << 20
 """Largest response body that is held in memory, in bytes."""
 _REDIRECTS = 5
 _HIDDEN = "***"
+_MIN_KEY = 12
+"""Length from which the key is also removed from responses; shorter ones, such as EMPTY, may be words of an answer."""
 
 
 class TransferError(OSError):
@@ -121,6 +124,8 @@ def request(
 ) -> Answer:
     """Send a POST request with a JSON body, or a GET request without one, and return the response with any status.
 
+    If the server repeats the key in its response, the key is removed, so that no file or message contains it.
+
     Args:
         url: URL of the request.
         body: JSON in UTF-8.
@@ -144,7 +149,10 @@ def request(
             parts: list[bytes] = []
             async for part in _read(reply, max_bytes):
                 parts.append(part)
-            return Answer(reply.status_code, dict(reply.headers), b"".join(parts))
+            content = b"".join(parts)
+            if secret is not None and len(secret.value) >= _MIN_KEY:
+                content = content.replace(secret.value.encode(), _HIDDEN.encode())
+            return Answer(reply.status_code, dict(reply.headers), content)
 
     try:
         return _run_with_timeout(exchange, url, timeout)
@@ -238,6 +246,8 @@ def _run_with_timeout(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, 
             raise TransferError(f"{shown(url)} timed out: there is no whole answer after {timeout:g} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
             raise TransferError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+        except (ImportError, ValueError) as error:  # the proxy of HTTP_PROXY or ALL_PROXY cannot be used
+            raise ConfigError(f"{shown(url)} cannot be opened: {hide_passwords(str(error))}") from error
 
     # the thread of a notebook already runs an event loop, and a thread can run only one
     with ThreadPoolExecutor(1) as pool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 # control and format characters (including direction marks), surrogates, line and paragraph separators
@@ -23,6 +24,16 @@ def printable(text: str) -> str:
         else c
         for c in text
     )
+
+
+def hide_passwords(text: str) -> str:
+    """Replace the user and password of every URL in a text with asterisks.
+
+    Example:
+        >>> hide_passwords("cannot open s3://me:secret@bucket/a and http://host/a@b")
+        'cannot open s3://***@bucket/a and http://host/a@b'
+    """
+    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
 
 
 def encodable(text: str, encoding: str | None) -> str:

@@ -240,6 +240,24 @@ def test_a_key_goes_to_the_endpoint_alone_and_stands_in_no_message(server: Serve
     assert "secret" not in caplog.text and "secret" not in repr(slot)
 
 
+@pytest.mark.parametrize("key", ["sk-live-0123456789", "0123abcd", "", "my key"])
+def test_a_key_in_place_of_the_name_of_its_variable_is_refused_unseen(key: str) -> None:
+    with pytest.raises(ConfigError, match="name of an environment variable") as raised:
+        Endpoint("http://localhost/v1", "tiny", key=key)
+    assert not key or key not in str(raised.value)
+
+
+def test_a_key_that_a_server_repeats_is_in_no_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_KEY", "sk-0123456789-abcdef")
+    server.body = b'{"choices": [{"message": {"content": "you sent sk-0123456789-abcdef"}}]}'
+    slot = Endpoint(server.url, "tiny", key="TINY_KEY", cache=str(tmp_path / "answers"))
+    assert slot.ask(["a"]) == ["you sent ***"]
+    (file,) = (tmp_path / "answers").iterdir()
+    assert "0123456789" not in file.read_text()
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"\xff\xfe", b'{"answer": 5, "cut_off": false}', b'{"answer": "x"}', b"[1]"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,11 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not re.fullmatch("[A-Z_][A-Z0-9_]*", self.key):
+            raise ConfigError(
+                "key is not the name of an environment variable, such as OPENAI_API_KEY; expected the name, and the "
+                "key itself in that variable"
+            )
         http.check_url("url", self.url)
         if http.shown(self.url) != self.url:
             raise ConfigError(f"url {http.shown(self.url)!r} goes on with ? or #; expected an address up to /v1")
