@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.checkpoints.reading import refuse_nan
+from lightning_idc.checkpoints.reading import check_no_pointers, refuse_nan
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import file_digest, fill
 from lightning_idc.utils.outputs import Output
@@ -37,6 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the folder has no configuration, or contains a model of transformers.
     """
+    check_no_pointers(folder)
     config = json.loads(_file_of(folder, CONFIG).read_text(encoding="utf-8"))
     if isinstance(config, dict) and "class_path" not in config and "model_type" in config:
         raise CheckpointError(

@@ -23,6 +23,7 @@ TRAINING_ONLY = frozenset(
 """Arguments that only affect training: objects that a checkpoint of plain types must not contain or name."""
 
 _IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
+_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
 PIECES = ".metadata"
 """File of torch.distributed.checkpoint that lists the shards of each process."""
 
@@ -43,6 +44,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}")
+    check_no_pointers(Path(path))
     try:
         # mapped, so that the optimizer state, two thirds of the file, is not read if only the weights are used;
         # files in the format of torch before 1.6 cannot be mapped
@@ -55,6 +57,25 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a checkpoint, names with values"
         )
     return checkpoint
+
+
+def check_no_pointers(path: Path) -> None:
+    """Raise an error for files that git-lfs has not fetched: text of three lines in place of the content.
+
+    Args:
+        path: file, or folder whose files are checked.
+
+    Raises:
+        CheckpointError: a file is a pointer.
+    """
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file() and file.stat().st_size < _LARGEST_POINTER:
+            with file.open("rb") as opened:
+                if opened.read(len(_POINTER)) == _POINTER:
+                    raise CheckpointError(
+                        f"{str(file)!r} is a git-lfs pointer, not the file itself; run `git lfs pull` there, or "
+                        "fetch it with `hf download`"
+                    )
 
 
 def _load_failure(path: str | Path, error: Exception) -> str:

@@ -138,6 +138,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     """
     from lightning_idc.checkpoints.resolve import is_captioner_folder, is_captioner_on_hub, is_hub_id, resolve
     from lightning_idc.models.vlm.opening import open_captioner
+    from lightning_idc.models.vlm.peft_folder import is_peft_folder, read_peft_folder
 
     by_name = shipped_models()
     path = by_name[name] if name in by_name else Path(name)
@@ -145,10 +146,14 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         return open_captioner(checkpoint=path, **options)
     if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
         return open_captioner(checkpoint=resolve(name, options.pop("revision", None)), **options)
+    if path.is_dir() and is_peft_folder(path):
+        captioner = open_captioner(model=read_peft_folder(path).base, **options)
+        captioner.load_adapters(path)
+        return captioner.eval()
     if path.is_dir() or is_hub_id(name):
         return open_captioner(model=name, **options)
     raise ConfigError(
-        f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
+        f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained, of a LoRA or of a "
         "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
         f"{nearest(name, by_name)}"
     )

@@ -12,6 +12,7 @@ LONGEST_FOLDER = 3800
 """Limits of Linux in bytes; that of folders leaves room for a file name."""
 
 _KINDS = (
+    (0, b"version https://git-lfs", "a git-lfs pointer, not the file itself; run `git lfs pull` there"),
     (0, b"%!PS", "PostScript, which is a program"),
     (0, b"\xc5\xd0\xd3\xc6", "PostScript, which is a program"),
     (0, b"%PDF", "a PDF"),

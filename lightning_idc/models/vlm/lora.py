@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
+from lightning_idc.models.vlm.peft_folder import read_peft_folder
 from lightning_idc.models.vlm.tying import untie
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -272,13 +273,22 @@ class LoraAdapter(Adapter):
         config.inference_mode = False
 
     def load(self, net: nn.Module, folder: Path) -> None:
+        self.load_weights(read_peft_folder(folder).state, folder)
+
+    def load_weights(self, weights: Mapping[str, Tensor], folder: Path) -> None:
+        """Load weights by the paths of their modules.
+
+        Args:
+            weights: all weights of the LoRA.
+            folder: their folder, for messages.
+
+        Raises:
+            CheckpointError: a weight is missing, or belongs to another model.
+        """
         from peft import set_peft_model_state_dict
-        from safetensors.torch import load_file
 
         (model,) = self._model
-        state = load_file(folder / "adapter_model.safetensors")
-        weights = {key.removeprefix("base_model.model."): value for key, value in state.items()}
-        result: Any = set_peft_model_state_dict(model, weights, adapter_name=NAME)
+        result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=NAME)
         if result.unexpected_keys:
             raise CheckpointError(
                 f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"
@@ -287,8 +297,8 @@ class LoraAdapter(Adapter):
         missing = [key for key in result.missing_keys if NAME in key.split(".")]
         if missing:
             raise CheckpointError(
-                f"{str(folder)!r} lacks {len(missing)} of the {len(missing) + len(state)} weights of the LoRA that its "
-                f"records describe: {', '.join(missing[:3])}; use another copy of it, or save the adapters again"
+                f"{str(folder)!r} lacks {len(missing)} of the {len(missing) + len(weights)} weights of the LoRA that "
+                f"its records describe: {', '.join(missing[:3])}; use another copy of it, or save the adapters again"
             )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
+from lightning_idc.models.loss_check import check_weights
 from lightning_idc.models.vlm.base_weights import FinetunedCaptioner
 from lightning_idc.models.vlm.compiling import compile_layers
 from lightning_idc.models.vlm.families import family_of
@@ -24,7 +25,9 @@ from lightning_idc.models.vlm.loading import (
     text_config_of,
     train_tokenizer,
 )
+from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.net import CaptionSizes, VLMNet
+from lightning_idc.models.vlm.peft_folder import is_peft_folder, read_peft_folder
 from lightning_idc.models.vlm.precision import autocast_of, dtype_named, set_precision
 from lightning_idc.models.vlm.prompting import PROMPT, pad_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
@@ -43,6 +46,7 @@ from lightning_idc.models.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.outputs import Output
 
 MAX_CACHED_PROMPTS = 512  # tokenized prompts
 LONGEST = 128  # default of max_length without training captions
@@ -354,6 +358,24 @@ class VLMCaptioner(FinetunedCaptioner):
             self._prompts[key] = prompt_tokens(self.built_net, prompt, (height, width), self.hparams["max_length"])
         return self._prompts[key]
 
+    def load_adapters(self, folder: str | Path) -> None:
+        """Install the adapters of :meth:`save_adapters`, or a LoRA in the layout of PEFT, with their weights.
+
+        Raises:
+            CheckpointError: the folder has neither, or does not fit the network.
+        """
+        path = Path(folder)
+        if not is_peft_folder(path):
+            super().load_adapters(path)
+            return
+        self.build()
+        source, model = read_peft_folder(path), self.built_net.model
+        options, weights = source.options(model, self.built_net.language_modules), source.renamed(model)
+        self.add_adapter("lora", LoraAdapter, **options)
+        adapter = self.adapters.installed()["lora"]
+        assert isinstance(adapter, LoraAdapter)
+        adapter.load_weights(weights, path)
+
     def merge_adapters(self) -> None:
         super().merge_adapters()
         set_tie_config(self.built_net.model)
@@ -367,7 +389,8 @@ class VLMCaptioner(FinetunedCaptioner):
         """
         written = super().save_pretrained(folder)
         if is_rank_zero():
-            save_skeleton(self.built_net, written / SKELETON)
+            with Output(written / SKELETON, "configuration of a model") as draft:
+                save_skeleton(self.built_net, draft)
         all_gather_object(None)  # barrier: other ranks may read the folder next
         return written
 
@@ -389,8 +412,11 @@ class VLMCaptioner(FinetunedCaptioner):
             dtype: dtype of the saved weights; unchanged when None.
 
         Raises:
-            ConfigError: the network has an adapter, which that layout cannot represent.
+            ConfigError: the network has an adapter, which that layout cannot represent, or the folder has other files
+                with these names.
+            CheckpointError: a weight is not finite.
         """
+        check_weights(self)
         if merge:
             self.merge_adapters()
         if len(self.adapters):
@@ -402,12 +428,13 @@ class VLMCaptioner(FinetunedCaptioner):
         state = full_state_dict(net.model.state_dict())
         if is_rank_zero():
             written = {k: v.to(kind) if kind and v.is_floating_point() else v for k, v in state.items()}
-            net.model.save_pretrained(folder, state_dict=written)
-            if kind is not None:
-                # save_pretrained wrote the dtype of the loaded model, which transformers would load with
-                config = copy.deepcopy(net.model.config)
-                config.dtype = kind
-                config.save_pretrained(folder)
-            net.processor.save_pretrained(folder)
+            with Output(folder, "model of transformers") as draft:
+                net.model.save_pretrained(draft, state_dict=written)
+                if kind is not None:
+                    # save_pretrained wrote the dtype of the loaded model, which transformers would load with
+                    config = copy.deepcopy(net.model.config)
+                    config.dtype = kind
+                    config.save_pretrained(draft)
+                net.processor.save_pretrained(draft)
         all_gather_object(None)
         return Path(folder)

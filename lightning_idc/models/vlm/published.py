@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from lightning_idc.checkpoints.reading import check_no_pointers
 from lightning_idc.models.vlm.families import family_for
 from lightning_idc.models.vlm.families.base import Family
+from lightning_idc.models.vlm.peft_folder import is_peft_folder
 from lightning_idc.utils.errors import ConfigError, loading_model
 
 QUANTIZED = {"4bit": "bitsandbytes", "8bit": "bitsandbytes", "int4": "torchao", "int8": "torchao"}
@@ -234,6 +236,12 @@ def find_model(name: str, revision: str | None = None) -> None:
         ConfigError: the model is in none of these.
     """
     if Path(name).is_dir():
+        check_no_pointers(Path(name))
+        if is_peft_folder(Path(name)) and not Path(name, "config.json").is_file():
+            raise ConfigError(
+                f"the folder {name!r} has a LoRA, not a model; give its base model, and load it with load_adapters, or "
+                "open it with `describe --model`"
+            )
         if not Path(name, "config.json").is_file():
             raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
         return

@@ -249,12 +249,17 @@ class LocalHub:
 
     place: Path
 
-    def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> None:
-        assert exist_ok
+    def create_repo(self, repo_id: str, repo_type: str, private: bool, exist_ok: bool) -> None:
+        assert exist_ok and repo_type == "model"
         (self.place / repo_id).mkdir(parents=True, exist_ok=True)
         (self.place / repo_id / ".private").write_text(str(private))
 
-    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str, allow_patterns: list[str]) -> str:
+    def get_paths_info(self, *unused: Any, **options: Any) -> list[Any]:
+        return []
+
+    def upload_folder(
+        self, repo_id: str, repo_type: str, folder_path: Path, commit_message: str, allow_patterns: list[str]
+    ) -> str:
         assert commit_message
         for name in allow_patterns:
             (self.place / repo_id / name).parent.mkdir(parents=True, exist_ok=True)
@@ -306,3 +311,92 @@ def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
     with pytest.raises(ConfigError, match=r"weights train beside the adapters \(model.model.visual"):
         write_repository(model, "unused", "me/x", "adapters")
     assert not Path("unused").exists()
+
+
+@pytest.mark.parametrize("names", ["now", "before transformers 4.52", "pickled"])
+def test_a_lora_of_another_program_is_opened_on_its_base(
+    names: str, stock: Path, tmp_path: Path, images: tuple[Path, Path]
+) -> None:
+    """Oracle: PEFT's own model on the same base, written by PEFT."""
+    from peft import LoraConfig, get_peft_model
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForImageTextToText
+
+    import lightning_idc
+
+    torch.manual_seed(0)
+    base = AutoModelForImageTextToText.from_pretrained(stock, dtype=torch.float32)
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(base, config)
+    for name, parameter in tuned.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    tuned.save_pretrained(tmp_path / "lora")
+    weights = tmp_path / "lora/adapter_model.safetensors"
+    state = load_file(weights)
+    if names == "before transformers 4.52":
+        new, old = "base_model.model.model.language_model.", "base_model.model.model."
+        assert all(name.startswith(new) for name in state)
+        save_file({name.replace(new, old): value for name, value in state.items()}, weights, {"format": "pt"})
+    if names == "pickled":
+        torch.save(state, tmp_path / "lora/adapter_model.bin")
+        weights.unlink()
+    captioner = lightning_idc.load(tmp_path / "lora", device="cpu", prompt="what differs?")
+    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
+    for path in stock.iterdir():
+        if not (tmp_path / "merged" / path.name).exists():
+            shutil.copyfile(path, tmp_path / "merged" / path.name)
+    expected = lightning_idc.load(tmp_path / "merged", device="cpu", prompt="what differs?")
+    plain = lightning_idc.load(stock, device="cpu", prompt="what differs?")
+    found, merged, before = (_log_probs(one, images) for one in (captioner, expected, plain))
+    torch.testing.assert_close(found, merged, rtol=0, atol=1e-4)
+    assert (found - before).abs().max() > 1e-3
+
+
+def _log_probs(captioner: Any, images: tuple[Path, Path]) -> torch.Tensor:
+    sample = captioner.input_spec.read(*images)
+    sample.captions = ["the cube moved to the left"]
+    batch = captioner.collate([sample])
+    with torch.no_grad():
+        return captioner.log_probs(captioner.encode(batch), batch.tokens, batch.caption_mask)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bias": "all"}, "bias: all, which is not supported"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"peft_type": "IA3"}, "peft_type: IA3"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: pissa"),
+        ({"base_model_name_or_path": None}, "names no base model"),
+        ({"r": None}, "is damaged"),
+        ({"name": "base_model.model.model.language_model.layers.9.mlp.up_proj.lora_A.weight"}, "of another model"),
+    ],
+)
+def test_a_lora_that_would_be_read_in_part_is_refused(
+    change: dict[str, Any], message: str, stock: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    import lightning_idc
+    from lightning_idc.utils.errors import CheckpointError
+
+    path = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+    name = change.pop("name", f"{path}.lora_A.weight")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(stock), **change}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    save_file({name: torch.zeros(2, 2)}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=message) as raised:
+        lightning_idc.load(tmp_path, device="cpu")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_pointer_of_git_lfs_is_named(name: str, stock: Path, tmp_path: Path) -> None:
+    import lightning_idc
+    from lightning_idc.utils.errors import CheckpointError
+
+    shutil.copytree(stock, tmp_path / "model")
+    (tmp_path / "model" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 37545\n")
+    with pytest.raises(CheckpointError, match=rf"{name}' is a git-lfs pointer.*git lfs pull"):
+        lightning_idc.load(tmp_path / "model", device="cpu")

@@ -1,0 +1,173 @@
+"""LoRA folders of other programs (TRL, ms-swift, LLaMA-Factory) in the layout of PEFT."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.checkpoints.reading import check_no_pointers
+from lightning_idc.utils.errors import CheckpointError
+
+CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_PREFIX = "base_model.model."
+# beginnings of module paths: in transformers before 4.52, and now
+_RENAMED = (
+    ("model.", "model.language_model."),
+    ("language_model.model.", "model.language_model."),
+    ("language_model.lm_head", "lm_head"),
+    ("visual.", "model.visual."),
+    ("vision_tower.", "model.vision_tower."),
+    ("multi_modal_projector.", "model.multi_modal_projector."),
+)
+_DEFAULTS: dict[str, Any] = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layer_replication": None,
+    "lora_bias": False,
+    "trainable_token_indices": None,
+    "use_qalora": False,
+    "alora_invocation_tokens": None,
+    "target_parameters": None,
+}
+"""Options of PEFT that only have one supported value."""
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Initialisations that leave the weights of the base model as they are."""
+
+
+@dataclass(frozen=True)
+class PeftFolder:
+    """Configuration and weights of a LoRA.
+
+    Args:
+        folder: folder of the files.
+        config: configuration of PEFT.
+        state: weights by the names of the file, without their common prefix.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    state: Mapping[str, Tensor]
+
+    @property
+    def base(self) -> str:
+        """Folder or hub id of the base model.
+
+        Raises:
+            CheckpointError: the configuration does not name it.
+        """
+        name = self.config.get("base_model_name_or_path")
+        if not isinstance(name, str) or not name:
+            raise CheckpointError(f"{self.folder / CONFIG} names no base model; load the adapters onto a captioner")
+        return name
+
+    def options(self, model: nn.Module, language: tuple[str, ...]) -> dict[str, Any]:
+        """Arguments of :class:`~lightning_idc.models.vlm.lora.LoraOptions` for these weights.
+
+        Args:
+            model: model of transformers.
+            language: paths of its language modules.
+
+        Raises:
+            CheckpointError: a weight belongs to no module of the model.
+        """
+        weights = self.renamed(model)
+        targets = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
+        saved = sorted({name.rpartition(".")[0] for name in weights if ".lora_" not in name})
+        inside = tuple(f"{path}." for path in language)
+        roots = {target.split(".")[0] for target in targets if not target.startswith(inside) and target not in language}
+        return {
+            "rank": self.config["r"],
+            "alpha": self.config["lora_alpha"],
+            "dropout": self.config.get("lora_dropout") or 0.0,
+            "targets": "|".join(map(re.escape, targets)),
+            "freeze": [*(path for path in language if path.split(".")[0] not in roots), *sorted(roots)],
+            "modules_to_save": saved or None,
+            "use_dora": bool(self.config.get("use_dora")),
+            "use_rslora": bool(self.config.get("use_rslora")),
+        }
+
+    def renamed(self, model: nn.Module) -> dict[str, Tensor]:
+        """Weights by the names that the modules of a model have in this version of transformers.
+
+        Args:
+            model: model of transformers.
+
+        Raises:
+            CheckpointError: a weight belongs to no module of the model.
+        """
+        modules = {name for name, _ in model.named_modules()}
+        names = {name: _renamed(name, modules) for name in self.state}
+        if unknown := [name for name, new in names.items() if new is None]:
+            raise CheckpointError(
+                f"{str(self.folder)!r} holds a LoRA of another model: {len(unknown)} of its {len(names)} weights "
+                f"belong to no module of this {type(model).__name__}, such as {unknown[0]!r}"
+            )
+        return {str(names[name]): value for name, value in self.state.items()}
+
+
+def _renamed(name: str, modules: set[str]) -> str | None:
+    """Name of a weight for a model with these modules; None if it belongs to none of them."""
+    path, mark, rest = name.partition(".lora_") if ".lora_" in name else name.rpartition(".")
+    for old, new in (("", ""), *_RENAMED):
+        candidate = new + path.removeprefix(old)
+        if path.startswith(old) and candidate in modules:
+            return f"{candidate}{mark}{rest}"
+    return None
+
+
+def is_peft_folder(folder: Path) -> bool:
+    """Whether another program wrote the LoRA in a folder."""
+    return (folder / CONFIG).is_file()
+
+
+def read_peft_folder(folder: Path) -> PeftFolder:
+    """Read a LoRA in the layout of PEFT.
+
+    Args:
+        folder: folder with ``adapter_config.json`` and ``adapter_model.safetensors`` or ``adapter_model.bin``.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or the configuration has an option that is not supported.
+    """
+    from safetensors.torch import load_file
+
+    check_no_pointers(folder)
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or not isinstance(config["r"], int):
+            raise ValueError("expected names with values, and the rank r")
+        weights = folder / WEIGHTS
+        if weights.is_file():
+            state = load_file(weights)
+        elif (folder / PICKLED).is_file():
+            state = torch.load(folder / PICKLED, map_location="cpu", weights_only=True)
+        else:
+            raise CheckpointError(f"{str(folder)!r} has no {WEIGHTS}; expected the files that PEFT saves")
+    except CheckpointError:
+        raise
+    except Exception as error:  # a damaged file can raise any error
+        raise CheckpointError(
+            f"{str(folder)!r} is damaged ({type(error).__name__}: {error}); fetch it again"
+        ) from error
+    for name, default in _DEFAULTS.items():
+        if config.get(name, default) not in (default, None):
+            raise CheckpointError(
+                f"{folder / CONFIG} has {name}: {str(config[name])[:80]}, which is not supported; expected {default}. "
+                "Merge the LoRA into its base model with PEFT, and open that"
+            )
+    if config.get("init_lora_weights", True) not in _INITIALISATIONS:
+        raise CheckpointError(
+            f"{folder / CONFIG} has init_lora_weights: {config['init_lora_weights']}, which changes the weights of the "
+            "base model; convert it with PEFT (path_initial_model_for_weight_conversion), or merge it there"
+        )
+    return PeftFolder(folder, config, {name.removeprefix(_PREFIX): value for name, value in state.items()})
