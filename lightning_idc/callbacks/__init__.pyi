@@ -6,6 +6,7 @@ from lightning_idc.callbacks.log_pairs import LogPairs as LogPairs
 from lightning_idc.callbacks.progress import PlainProgress as PlainProgress
 from lightning_idc.callbacks.selection import ValidationSelection as ValidationSelection
 from lightning_idc.callbacks.show_results import ShowResults as ShowResults
+from lightning_idc.callbacks.skip_steps import SkipNonFiniteSteps as SkipNonFiniteSteps
 from lightning_idc.callbacks.throughput import Throughput as Throughput
 from lightning_idc.callbacks.unchanged_control import UnchangedControl as UnchangedControl
 from lightning_idc.callbacks.write_predictions import WritePredictions as WritePredictions

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
+from lightning_idc.checkpoints.checkpoint_io import save_interrupted
 
 
 class StopCleanly(Callback):
@@ -55,8 +55,7 @@ class StopCleanly(Callback):
         if self._awaits_validation:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
-        target = folder / INTERRUPTED
-        trainer.save_checkpoint(target)
+        target = save_interrupted(trainer, folder)
         print(f"\nstopping after step {trainer.global_step}, saved in {target}", flush=True)
         raise KeyboardInterrupt
 

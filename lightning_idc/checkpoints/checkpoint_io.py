@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import shutil
 import zipfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
 
 from lightning_idc.checkpoints.reading import refuse_nan
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.manifest import is_same
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 SHARDS = "meta.pt"
 """File in the folder of a sharded checkpoint with the state shared by all processes."""
@@ -33,8 +40,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     disk or a kill leaves a truncated file. ``lightning-idc`` uses this class by default.
 
     Example:
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False)
+        >>>         >>> trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False)
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -109,6 +115,23 @@ def _write_failure(target: Path, error: OSError) -> str:
     )
 
 
+def save_interrupted(trainer: Trainer, folder: Path) -> Path:
+    """Save the state of a training that stops early, and return the path; all processes must call this.
+
+    Args:
+        trainer: trainer of the run.
+        folder: folder of ``interrupted.ckpt``, which is named ``interrupted-v1.ckpt`` and so on where the state of
+            another run has that name.
+    """
+    names = (f"interrupted-v{number}.ckpt" for number in itertools.count(1))
+    paths = (folder / name for name in itertools.chain([INTERRUPTED], names))
+    resumed = Path(trainer.ckpt_path or "")
+    target = next(path for path in paths if not path.exists() or is_same(path, resumed))
+    target = Path(trainer.strategy.broadcast(str(target)))
+    trainer.save_checkpoint(target)
+    return target
+
+
 def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path | None:
     """Find the resumable checkpoint with the most steps in ``folder`` and its sub-folders.
 
@@ -166,7 +189,7 @@ def _steps(path: Path) -> int:
 
 def _completeness(path: Path) -> int:
     """Rank checkpoints with equal steps: only the last one includes the validation and the best score."""
-    return {"last": 2, "interrupted": 1}.get(path.stem, 0)
+    return {"last": 2, "interrupted": 1}.get(path.stem.partition("-")[0], 0)
 
 
 def _find_damage(path: Path) -> str | None:
@@ -180,8 +203,13 @@ def _find_damage(path: Path) -> str | None:
         return f"it is damaged ({type(error).__name__})"
     if name is not None:
         return f"it is damaged: {name} is not what was written"
+    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     try:
-        refuse_nan(torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("state_dict", {}), path)
+        refuse_nan(content.get("state_dict", {}), path)
     except CheckpointError:
         return "its weights hold NaN, from a training that diverged"
+    states = [values for optimizer in content.get("optimizer_states", ()) for values in optimizer["state"].values()]
+    for value in chain.from_iterable(values.values() for values in states):
+        if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
+            return "the state of its optimizer is not finite, from a training that diverged"
     return None

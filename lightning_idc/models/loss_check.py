@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,45 +14,79 @@ from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
-class LossCheck:
-    """Raises at a NaN or infinite loss.
+class FiniteCheck:
+    """Raises at a NaN or infinite number of a step.
 
     On an accelerator the check runs one step late, so that no step waits for the device.
     """
 
     def __init__(self) -> None:
+        self.enabled = True
+        """Whether numbers are checked; the callback SkipNonFiniteSteps turns this off."""
         self._last: tuple[Tensor, Sequence[str]] | None = None
         self._answer: _IsFinite | None = None
 
-    def update(self, loss: Tensor, ids: Sequence[str]) -> None:
-        """Check the loss of a step, on an accelerator that of the step before.
+    def message(self, value: float, about: Sequence[str]) -> str:
+        """Message of the error."""
+        raise NotImplementedError
+
+    def update(self, value: Tensor, about: Sequence[str]) -> None:
+        """Check the number of a step, on an accelerator that of the step before.
 
         Args:
-            loss: a scalar.
-            ids: names of the pairs of the batch.
+            value: a scalar.
+            about: names for the message.
 
         Raises:
-            ConfigError: this loss, or on an accelerator the one before, is not finite.
+            ConfigError: this number, or on an accelerator the one before, is not finite.
         """
-        previous, self._last = self._last, (loss.detach(), ids)
-        if loss.device.type == "cpu":
+        if not self.enabled:
+            return
+        previous, self._last = self._last, (value.detach(), about)
+        if value.device.type == "cpu":
             self.check()
-        elif loss.device.type == "cuda":
+        elif value.device.type == "cuda":
             # asked of the device now and read a step later, when it has long been answered
-            answer, self._answer = self._answer, _IsFinite(loss.detach())
+            answer, self._answer = self._answer, _IsFinite(value.detach())
             if previous is not None and answer is not None and not answer.read():
-                _check_finite(*previous)
+                self._raise_unless_finite(*previous)
         elif previous is not None:
-            _check_finite(*previous)
+            self._raise_unless_finite(*previous)
 
     def check(self) -> None:
-        """Check the last loss now, as before a checkpoint is written.
+        """Check the last number now, as before a checkpoint is written.
 
         Raises:
             ConfigError: it is not finite.
         """
-        if self._last is not None:
-            _check_finite(*self._last)
+        if self._last is not None and self.enabled:
+            self._raise_unless_finite(*self._last)
+
+    def _raise_unless_finite(self, value: Tensor, about: Sequence[str]) -> None:
+        if not torch.isfinite(value):
+            raise ConfigError(self.message(value.item(), about))
+
+
+class LossCheck(FiniteCheck):
+    """Raises at a loss that is not finite; see :class:`FiniteCheck`."""
+
+    def message(self, value: float, about: Sequence[str]) -> str:
+        where = f"on the pairs {', '.join(about[:8])}" if about else "on a batch that names no pairs"
+        return (
+            f"the training loss became {value} {where}; nothing was saved after it. Lower the learning rate, "
+            "clip gradients (trainer.gradient_clip_val), look at the data there, or skip such steps with the callback "
+            "SkipNonFiniteSteps"
+        )
+
+
+class GradientCheck(FiniteCheck):
+    """Raises at gradients whose norm is not finite; see :class:`FiniteCheck`."""
+
+    def message(self, value: float, about: Sequence[str]) -> str:
+        return (
+            f"the norm of the gradients became {value} in {about[0]}; nothing was saved after it. Lower the learning "
+            "rate, or skip such steps with the callback SkipNonFiniteSteps"
+        )
 
 
 class _IsFinite:
@@ -66,35 +102,77 @@ class _IsFinite:
         return bool(self._answer)
 
 
-def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
-    if not torch.isfinite(loss):
-        where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
-        raise ConfigError(
-            f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
-            "clip gradients (trainer.gradient_clip_val) or look at the data there"
-        )
+def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
+    """Norm of the gradients of an optimizer, those of this process where they are sharded; a scalar in float32.
+
+    It is infinite where the square of a gradient is too large for float32, because the second moments of Adam would be.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    gradients = [part for p in parameters if p.grad is not None for part in _plain_tensors(p.grad)]
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
-def check_weights(module: nn.Module) -> None:
+def nonfinite_values(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[str]:
+    """Names of the parameters, buffers and optimizer states of this process that hold NaN or infinity.
+
+    Args:
+        module: module whose checkpoint would hold them.
+        optimizers: its optimizers.
+    """
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    states = (
+        (f"{state} of {names.get(id(parameter), 'a parameter')}", value)
+        for optimizer in optimizers
+        for parameter, values in optimizer.state.items()
+        for state, value in values.items()
+        if isinstance(value, Tensor)
+    )
+    values = chain(module.named_parameters(), _persistent_buffers(module), states)
+    return [name for name, value in values if not _is_finite(value.detach())]
+
+
+def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for path, part in module.named_modules():
+        for name, buffer in part.named_buffers(prefix=path, recurse=False):
+            if name.rpartition(".")[2] not in part._non_persistent_buffers_set:
+                yield name, buffer
+
+
+def _is_finite(value: Tensor) -> bool:
+    return all(
+        bool(torch.isfinite(part).all()) for part in _plain_tensors(value) if part.is_floating_point() and part.numel()
+    )
+
+
+def check_weights(
+    module: nn.Module,
+    optimizers: Iterable[torch.optim.Optimizer] = (),
+    averages: Mapping[str, Any] | None = None,
+    exempt: Collection[str] = (),
+) -> None:
     """Refuse to write weights that are not finite; every process of a run calls it.
 
+    Args:
+        module: module whose parameters and buffers are written.
+        optimizers: optimizers whose states are written.
+        averages: averaged weights that are written in place of those of the module.
+        exempt: names of values that were not finite when the training began, such as masks.
+
     Raises:
-        CheckpointError: a parameter holds NaN or infinity, on this process or another one.
+        CheckpointError: a value is NaN or infinite, on this process or another one.
     """
-    names = [name for name in all_gather_object(_first_nonfinite(module)) if name is not None]
-    if names:
+    names = nonfinite_values(module, optimizers)
+    averages = averages or {}
+    names += [name for name, value in averages.items() if isinstance(value, Tensor) and not _is_finite(value)]
+    first = next((name for name in names if name not in exempt), None)
+    if failures := [name for name in all_gather_object(first) if name is not None]:
         raise CheckpointError(
-            f"the weights {names[0]!r} are not finite, so they are not saved; earlier checkpoints are complete. Lower "
-            "the learning rate or clip gradients (trainer.gradient_clip_val), and resume from the newest one"
+            f"the weights {failures[0]!r} are not finite, so they are not saved; earlier checkpoints are complete. "
+            "Lower the learning rate or clip gradients (trainer.gradient_clip_val), and resume from the newest one"
         )
-
-
-def _first_nonfinite(module: nn.Module) -> str | None:
-    for name, parameter in module.named_parameters():
-        for values in _plain_tensors(parameter.data):
-            if values.is_floating_point() and not torch.isfinite(values).all():
-                return name
-    return None
 
 
 def _plain_tensors(values: Tensor) -> Iterator[Tensor]:

@@ -36,7 +36,13 @@ from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
 from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.models.loss_check import LossCheck, check_weights
+from lightning_idc.models.loss_check import (
+    GradientCheck,
+    LossCheck,
+    check_weights,
+    gradient_norm,
+    nonfinite_values,
+)
 from lightning_idc.models.parameter_groups import (
     NO_DECAY,
     check_groups,
@@ -111,7 +117,8 @@ class PairModule(LightningModule):
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
         self.adapters = AdapterSet(self.hparams)
-        self.loss_check = LossCheck()
+        self.loss_check, self.gradient_check = LossCheck(), GradientCheck()
+        self._nonfinite_at_start: list[str] = []
         self._rng: list[dict[str, Tensor]] | None = None
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
@@ -291,7 +298,13 @@ class PairModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients; those of an add-on with ``clip_separately`` separately, as with two optimizers."""
+        """Clip gradients; those of an add-on with ``clip_separately`` separately, as with two optimizers.
+
+        Raises:
+            ConfigError: their norm is not finite, on an accelerator that of the step before.
+        """
+        if getattr(self.trainer.precision_plugin, "scaler", None) is None:  # a scaler skips such steps itself
+            self.gradient_check.update(gradient_norm(optimizer), [f"step {self.trainer.global_step}"])
         separate = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clip_separately}
         by_value = gradient_clip_algorithm == "value"
         if gradient_clip_val and clip_separately(optimizer, gradient_clip_val, by_value, separate):
@@ -361,11 +374,27 @@ class PairModule(LightningModule):
     # ---- checkpoints ------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.loss_check.check()
-        check_weights(self)
+        self.check_finite(checkpoint)
         refuse_unreadable(self.hparams, type(self).__name__)
         checkpoint["rng"] = all_gather_object(random_state(self.device))
         checkpoint["class_path"] = public_name(type(self))
+
+    def check_finite(self, checkpoint: Mapping[str, Any]) -> None:
+        """Refuse to save a state of the training that is not finite; all processes must call this.
+
+        Args:
+            checkpoint: checkpoint to save.
+
+        Raises:
+            ConfigError: the last loss or gradient is not finite.
+            CheckpointError: a weight, a buffer or a state of the optimizer is not finite.
+        """
+        self.loss_check.check()
+        self.gradient_check.check()
+        # WeightAveraging has put the averages in the place of the weights
+        averages = checkpoint["state_dict"] if "current_model_state" in checkpoint else None
+        optimizers = self._trainer.optimizers if self._trainer is not None else []
+        check_weights(self, optimizers, averages, self._nonfinite_at_start)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
@@ -392,11 +421,16 @@ class PairModule(LightningModule):
         """Switch a loaded module to training mode: Lightning leaves modules in eval mode as they are."""
         if self.trainer.checkpoint_callback is not None:
             refuse_unreadable(self.hparams, type(self).__name__)  # now rather than after hours of training
+        self._nonfinite_at_start = nonfinite_values(self)
         if not self.training:
             self.train()
         if self.lr != self._lr_of_optimizer:
             # the callback LearningRateFinder has just run: factors and schedules of the groups start from its result
             self.trainer.strategy.setup_optimizers(self.trainer)
+
+    def on_train_end(self) -> None:
+        """Check the weights of the last step, which no checkpoint may hold."""
+        self.check_finite({})
 
     def on_train_start(self) -> None:
         """Restore the random state of the checkpoint, one per rank."""
@@ -411,7 +445,12 @@ class PairModule(LightningModule):
         """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
 
         In a distributed run all processes must call this; sharded weights are gathered and rank 0 writes.
+
+        Raises:
+            CheckpointError: a weight is not finite.
+            ConfigError: the folder has other files with these names.
         """
+        check_weights(self, exempt=self._nonfinite_at_start)
         folder = Path(folder)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
         config = {"class_path": public_name(type(self)), "init_args": hparams}

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_idc.checkpoints.checkpoint_io import INTERRUPTED
+from lightning_idc.checkpoints.checkpoint_io import save_interrupted
 from lightning_idc.data.loading import PairLoader
 from lightning_idc.methods.policy.policy_addon import PolicyGradient
 from lightning_idc.methods.policy.rollout import SampledCaptions, grouped, has_end, sample_captions
@@ -102,7 +102,7 @@ class ServerRollouts(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if isinstance(exception, ServerError):
-            save_interrupted(trainer)
+            save_before_failure(trainer)
         self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -251,7 +251,7 @@ def _on_all_ranks(function: Any) -> Any:
     return result
 
 
-def save_interrupted(trainer: Trainer) -> None:
+def save_before_failure(trainer: Trainer) -> None:
     """Save a run whose server failed, in its state before or after the step, and print the path.
 
     Nothing is saved between accumulated batches, as their gradients would be lost.
@@ -266,7 +266,6 @@ def save_interrupted(trainer: Trainer) -> None:
         loader.give_back()
         progress.total.reset_on_restart()
         current.reset_on_restart()
-    target = Path(trainer.default_root_dir) / "checkpoints" / INTERRUPTED
-    trainer.save_checkpoint(target)
+    target = save_interrupted(trainer, Path(trainer.default_root_dir) / "checkpoints")
     if trainer.is_global_zero:
         print(f"\nthe server failed after step {trainer.global_step}; saved in {target}", flush=True)
