@@ -23,7 +23,7 @@ def resume_point(savers: Sequence[Checkpoint]) -> ModelCheckpoint | None:
     for saver in models:
         saver.save_last = False
     # a single file without a version, overwritten each time: save_last would keep a second one
-    return _LastState(dirpath=models[0].dirpath, filename="last", enable_version_counter=False)
+    return _LastState(filename="last", enable_version_counter=False)
 
 
 class _LastState(ModelCheckpoint):

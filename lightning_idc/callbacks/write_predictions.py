@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -21,8 +22,9 @@ from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, digest, digest_of_all, finite
 from lightning_idc.utils.outputs import check_file, write_file
 
-_START = b'{"prediction":'
-"""First bytes of the file of an unfinished run."""
+_BEGINNING = b'{"prediction": "'
+_FIRST_LINE = re.compile(re.escape(_BEGINNING) + rb'[0-9a-f]{0,32}(?:"\}\n)?')
+"""First line of the file of an unfinished run, which a full disk may cut off."""
 
 
 class WritePredictions(Callback):
@@ -196,8 +198,8 @@ def check_part(part: Path) -> None:
         return
     if part.is_file() and not part.is_symlink():
         with part.open("rb") as file:
-            start = file.read(len(_START))
-        if _START.startswith(start):  # also true of an empty file, which a full disk may leave
+            start = file.readline(100)
+        if _BEGINNING.startswith(start) or _FIRST_LINE.fullmatch(start):
             return
     raise ConfigError(f"{str(part)!r} is not of an unfinished run; move it away, or name another output")
 

@@ -119,7 +119,7 @@ def score(
         )
     inputs = options.inputs(predictions)
     if out is not None:
-        check_file("--out", out, inputs, overwrite)
+        check_file("--out", out, [*inputs, *judge.folders(), *filter(None, [options.corenlp])], overwrite)
     result, table = _score(predictions, options, judge)
     text = dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # write first, since the reader of a pipe may have closed it; if that fails, scores that took hours are still shown

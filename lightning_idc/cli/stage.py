@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from argparse import ArgumentError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -31,6 +31,7 @@ from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path,
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.recipes.plan import REFUSED, STAGE, Plan
+from lightning_idc.cli.save_config import SaveConfig
 from lightning_idc.cli.signatures import arguments_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import destroy_process_group
@@ -76,17 +77,16 @@ class Refused(ConfigError):
     status = REFUSED
 
 
-def run_verb(verb: str, config: dict[str, Any], files: Sequence[Path], only_print: bool) -> int:
+def run_verb(verb: str, config: dict[str, Any], only_print: bool) -> int:
     """Run a verb for a user.
 
     Args:
         verb: fit, validate, test or predict.
         config: merged.
-        files: configuration files.
         only_print: only print the configuration.
     """
     _quieten()
-    cli = PairCLI(verb, with_checkpoint(config), files)
+    cli = PairCLI(verb, with_checkpoint(config))
     if only_print:
         print(cli.parser.dump(cli.config, skip_none=False), end="")
         return 0
@@ -115,7 +115,7 @@ def run_stage(plan: Plan) -> int:
             PairCLI(verb, config)
         where = f"stage {Path(plan.record).parent.name}"
         config = gather(["--config", plan.file])
-        cli = PairCLI(plan.verb, with_checkpoint(config), [Path(plan.file)])
+        cli = PairCLI(plan.verb, with_checkpoint(config))
     except ConfigError as error:
         raise Refused(f"{where}: {error}") from error
     cli.run()
@@ -134,18 +134,16 @@ class PairCLI(LightningCLI):
     Args:
         verb: fit, validate, test or predict.
         config: merged configuration, or help arguments.
-        files: configuration files.
 
     Raises:
         ConfigError: a value is invalid.
     """
 
-    def __init__(self, verb: str, config: dict[str, Any] | list[str], files: Sequence[Path] = ()) -> None:
+    def __init__(self, verb: str, config: dict[str, Any] | list[str]) -> None:
         self.verb, self.source = verb, config
         # values of type Any must never be instantiated as classes
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
         register_bounds()
-        replaced = any(file.name == "config.yaml" for file in files)
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -153,8 +151,7 @@ class PairCLI(LightningCLI):
             subclass_mode_data=True,
             # a top-level optimizer would be built before add-ons add their parameters
             auto_configure_optimizers=False,
-            # every run has its own folder, and resuming must not fail because of its file
-            save_config_kwargs={"overwrite": True, "config_filename": f"config{'_of_run' * replaced}.yaml"},
+            save_config_callback=SaveConfig,
             seed_everything_default=0,
             parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
             args=config,
@@ -283,6 +280,8 @@ def _add_resume_point(trainer: Trainer, verb: str) -> None:
     """Add a callback for the last state of a stage, and set the folder of checkpoints for resuming."""
     point = resume_point(trainer.checkpoint_callbacks) if verb == "fit" else None
     if point is not None:
+        # in the folder of the stage, also where the other checkpoints are in a folder of the user
+        point.dirpath = str(Path(os.environ[STAGE]).parent / "checkpoints")
         trainer.callbacks.append(point)  # type: ignore[attr-defined]
     for saver in trainer.checkpoint_callbacks:
         if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:

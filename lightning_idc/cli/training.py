@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.signatures import check_config
 from lightning_idc.utils.names import full_name
@@ -35,10 +32,9 @@ def run(verb: str, arguments: list[str]) -> int:
         return 0
     config = gather([name for name in arguments if name != "--print_config"])
     check_config(config)
-    files = [Path(value) for flag, value in pairwise(arguments) if flag in ("--config", "-c")]
     from lightning_idc.cli.stage import run_verb
 
-    return run_verb(verb, config, files, "--print_config" in arguments)
+    return run_verb(verb, config, "--print_config" in arguments)
 
 
 def _for_help(arguments: list[str]) -> list[str]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import huggingface_hub
 import pytest
+from helpers.toy_stages import pair_of
 
 from lightning_idc.callbacks.show_results import ShowResults
-from lightning_idc.cli import main
+from lightning_idc.cli import VERBS, _target, main
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.serve.formats import write_records
+from lightning_idc.synthesis.duplicates import Deduplicate
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run as run_stage
 from lightning_idc.utils.errors import ConfigError
 
 Draw = Callable[..., Path]
@@ -59,6 +65,7 @@ def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "in/said.json").write_text(json.dumps(said))
     questions = [{"pair": "p", "question": f"q{n}?", "answer": "a", "response": "a"} for n in range(2)]
     (folder / "in/answers.jsonl").write_text("".join(json.dumps(line) + "\n" for line in questions))
+    (folder / "in/refs.json").write_text(json.dumps({"a": ["the cube moved left"]}))
     (folder / "in/results").mkdir()
     with zipfile.ZipFile(folder / "in/a.zip", "w") as packed:
         packed.writestr("annotations/train.json", "[]")
@@ -102,7 +109,12 @@ REFUSED = {
     "export hf": ["export", "hf", "--out", ".", "--model", "MODEL"],
     "push": ["push", "me/model", "--out", ".", "--model", "MODEL"],
     "export hf onto the model": ["export", "hf", "--out", "MODEL", "--model", "MODEL", "--overwrite"],
+    "export onnx": ["export", "onnx", "--out", ".", "--model", "MODEL"],
     "score": ["score", "in/said.json", "--metrics", "BLEU", "--out", "result.json"],
+    "score onto its references": [
+        "score", "in/said.json", "--references", "in/refs.json", "--out", "in/refs.json", "--overwrite",
+    ],
+    "score onto the judge": ["score", "in/said.json", "--judge", "MODEL", "--out", "MODEL/config.json", "--overwrite"],
     "score onto an input": ["score", "in/said.json", "--metrics", "BLEU", "--out", "in/said.json", "--overwrite"],
     "leaderboard": ["leaderboard", "in/results", "--out", "board.md"],
     "leaderboard, the page": ["leaderboard", "in/results", "--out", "board.txt"],
@@ -111,6 +123,42 @@ REFUSED = {
     "data refilter": ["data", "refilter", "in", "--out", "store"],
     "data prepare": ["data", "prepare", "spot_the_diff", "--root", ".", "--archive", "in/a.zip"],
 }  # fmt: skip
+
+
+READS = {"list", "plan", "doctor", "serve", "mcp"}
+"""Verbs that write nothing."""
+OF_RUNS = {"run", "fit", "validate", "test"}
+"""Verbs of tests/cli/test_outputs_of_runs.py."""
+INPUT_OPTIONS = {"archive", "folders", "results", "resume"}
+"""Options with paths that are read, or of a run that goes on."""
+
+
+def test_every_verb_and_every_output_option_is_tried_here() -> None:
+    tried = [*REFUSED.values(), *(arguments for arguments, _ in WRITES.values()), *RECORDS]
+    assert {arguments[0] for arguments in tried} | READS | OF_RUNS == VERBS.keys()
+    options, sub_verbs = set(), set()
+    for verb in VERBS.keys() - OF_RUNS - {"run"}:
+        target = _target(VERBS[verb][0])
+        functions = target if isinstance(target, Mapping) else {"": target}
+        for sub_verb, function in functions.items():
+            outputs = {name for name in output_options(function) if name not in INPUT_OPTIONS}
+            options |= {(verb, name) for name in outputs}
+            sub_verbs |= {f"{verb} {sub_verb}"} if outputs and sub_verb else set()
+    assert {verb for verb, _ in options} & READS == set()
+    # the default of predict and compare is --out, too
+    missing = {(verb, name) for verb, name in options if not any(a[0] == verb and f"--{name}" in a for a in tried)}
+    assert missing == set()
+    assert sub_verbs <= {" ".join(arguments[:2]) for arguments in tried}
+
+
+def output_options(function: Callable[..., int]) -> Iterator[str]:
+    """Options of a verb that name a path, by their types, and ``--sidecar`` and ``--out`` of `data export`, a URL."""
+    hints = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if is_dataclass(hints[name]):
+            yield from (field.name for field in fields(hints[name]) if "Path" in str(field.type))
+        elif parameter.kind is parameter.KEYWORD_ONLY and ("Path" in str(hints[name]) or name in ("sidecar", "out")):
+            yield name
 
 
 def filled(arguments: list[str], model: Path) -> list[str]:
@@ -125,6 +173,9 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Api:
         def create_repo(self, *unused: Any, **options: Any) -> None:
             pass
+
+        def get_paths_info(self, *unused: Any, **options: Any) -> list[Any]:
+            return []
 
         def upload_folder(self, folder_path: Path, allow_patterns: list[str], **unused: Any) -> str:
             names = tree(Path(folder_path))
@@ -160,6 +211,9 @@ WRITES = {
     "push": (
         ["push", "me/model", "--out", "n", "--model", "MODEL"],
         "n/README.md n/config.json n/model.safetensors",
+    ),
+    "export hf": (
+        ["export", "hf", "--out", "n", "--model", "MODEL"], "n/README.md n/config.json n/model.safetensors",
     ),
     "export torch": (
         ["export", "torch", "--out", "n", "--model", "MODEL"], "n/captioner.json n/encoder.pt2 n/step.pt2",
@@ -219,6 +273,44 @@ def test_a_report_never_takes_the_folder_of_its_name_beside_it(
         assert main([*given, *flag]) == 2
         assert "the pictures of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
         assert tree(tmp_path) == before
+
+
+RECORDS = [
+    ["data", "export", "STORE", "--out", "store"],
+    ["data", "export", "STORE", "--out", "notes.txt"],
+    ["data", "export", "STORE", "--out", "in", "--format", "jsonl"],
+    ["data", "refilter", "STORE", "--out", "store"],
+    ["data", "refilter", "STORE", "--out", "."],
+    ["data", "refilter", "STORE", "--out", "notes.txt"],
+]
+
+
+class TwoPairs:
+    """Records of two pairs."""
+
+    fingerprint = "two pairs"
+
+    def __len__(self) -> int:
+        return 2
+
+    def record(self, index: int) -> Record:
+        record = Record(f"r{index}", {"captions": ["a dog", f"a cat {index}"]})
+        record.decoded = pair_of(10, 200 + index).decoded
+        record.unsaved = {"before", "after"}
+        return record
+
+
+def test_records_go_into_no_folder_of_the_user(home: Path, hub: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    store = run_stage(Deduplicate(("captions",)), TwoPairs(), home / "in/records").folder  # type: ignore[arg-type]
+    before = tree(home)
+    for arguments in RECORDS:
+        assert main([argument.replace("STORE", str(store)) for argument in arguments]) == 1
+        assert changed(before, tree(home)) == set()
+        assert (said := capsys.readouterr().err).startswith("error: ") and "Traceback" not in said
+    assert main(["data", "push", str(store), "me/pairs"]) == 0
+    assert changed(before, tree(home)) == set() and hub == ["README.md", "data/00000-of-00001.parquet"]
+    assert main(["data", "export", str(store), "--out", "n"]) == 0
+    assert changed(before, tree(home)) == {"n/00000-of-00001.parquet"}
 
 
 def test_a_cell_of_a_table_is_no_formula(tmp_path: Path) -> None:

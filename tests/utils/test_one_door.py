@@ -35,6 +35,7 @@ WRITERS = {
     "synthesis/provenance.py": "provenance in the folder of a store",
     "synthesis/models/endpoint.py": "answers by the digest of their request",
     "metrics/spice.py": "a temporary folder",
+    "synthesis/models/sentence.py": "weights in the cache folder",
     "synthesis/export.py": "an empty folder, on any file system of fsspec",
     # given the path of a draft
     "report/pages.py": "pages into a draft",
@@ -43,6 +44,7 @@ WRITERS = {
     "serve/batch.py": "parts of an unfinished run",
     "callbacks/write_predictions.py": "parts of an unfinished run",
     "cli/pairs.py": "captions into a draft",
+    "data/export/files.py": "pairs into a draft",
 }
 HTTP = {"urllib.request", "urllib.error", "http.client", "requests", "httpx", "httpx2", "aiohttp", "urllib3"}
 

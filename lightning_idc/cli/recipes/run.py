@@ -55,11 +55,13 @@ class Run:
             The exit status.
 
         Raises:
-            ConfigError: the folder is in use by another run, or not writable.
+            ConfigError: the folder is in use by another run or has other files, or is not writable.
             DataError: a file of the folder is damaged.
         """
         if self.ranks.rank:
             return self._run_stages()
+        if not (self.folder / RUN).exists():
+            self._check_is_free()
         new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         with _locked(self.folder):
@@ -77,6 +79,15 @@ class Run:
                         parent.rmdir()
             return 1
         return status
+
+    def _check_is_free(self) -> None:
+        """Raise a ConfigError if a new run would write into folders that other programs made."""
+        for stage in self.recipe.stages:
+            if os.path.lexists(self.folder / stage.name):
+                raise ConfigError(
+                    f"{self._shown()} has {stage.name!r}, which is not of a run; expected a folder without it for "
+                    f"the stage {stage.name}: choose another --out"
+                )
 
     def _run_stages(self) -> int:
         self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._shown()}")
@@ -219,7 +230,7 @@ def new_folder(recipe: Path) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder of a run; the system releases the lock when this process ends."""
-    lock = FileLock(folder / ".lock", timeout=0)
+    lock = FileLock(folder / ".lightning_idc.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
