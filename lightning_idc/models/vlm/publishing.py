@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +99,7 @@ def write_repository(
             captioner.save_adapters(draft)
         else:
             captioner.save_model(draft, merge=True)
+        _hide_local_paths(draft)
         for path, text in {CARD: card, **facts.files}.items():
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
             fill(draft / path, text)
@@ -106,6 +109,25 @@ def write_repository(
 def repository(folder: str | Path, overwrite: bool = False, inputs: Sequence[str | Path] = ()) -> Output:
     """Output files of a repository in a folder; arguments as in :func:`write_repository`."""
     return Output(folder, "repository of a captioner", overwrite, inputs)
+
+
+def _hide_local_paths(folder: Path) -> None:
+    """Replace the paths of this machine in configurations, such as that of the base model, which may be private."""
+    for file in sorted(folder.rglob("*config.json")) + sorted(folder.rglob("adapters.json")):
+        content = json.loads(file.read_text(encoding="utf-8"))
+        hidden = _without_paths(content)
+        if hidden != content:
+            fill(file, json.dumps(hidden, indent=2, ensure_ascii=False))
+
+
+def _without_paths(value: Any) -> Any:
+    """Copy of plain values in which the paths of files and folders that exist here are replaced."""
+    if isinstance(value, dict):
+        return {key: _without_paths(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    is_path = isinstance(value, str) and len(value) < 4096 and os.sep in value[1:] and os.path.exists(value)
+    return "local" if is_path else value
 
 
 def _check_adapters(captioner: VLMCaptioner) -> None:
