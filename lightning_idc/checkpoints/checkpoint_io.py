@@ -40,7 +40,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     disk or a kill leaves a truncated file. ``lightning-idc`` uses this class by default.
 
     Example:
-        >>>         >>> trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False)
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(plugins=[AtomicCheckpointIO()], accelerator="cpu", logger=False)
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:

@@ -302,7 +302,7 @@ def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = tmp_path / "out.jsonl.part"
-    answered = '{"prediction": "another"}\n{"id": "other", "status": "changed"}\n'
+    answered = f'{{"prediction": "{"0" * 32}"}}\n{{"id": "other", "status": "changed"}}\n'
     part.write_text(answered)
     arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
     assert main(arguments) == 2 and part.read_text() == answered
