@@ -63,7 +63,7 @@ def describe(
                 answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
         if out is not None and is_map:
             text = geojson(answer, of_tiles, before)
-            _write(out, lambda path: path.write_text(text, encoding="utf-8"), overwrite)
+            _write(out, text, overwrite)
         elif out is not None:
             from lightning_idc.serve.answers import draw_answer
 
@@ -88,8 +88,8 @@ def _check_out(out: Path, inputs: Sequence[str | Path], overwrite: bool) -> None
         )
 
 
-def _write(out: Path, write: Callable[[Path], object], overwrite: bool) -> None:
+def _write(out: Path, content: str | Callable[[Path], object], overwrite: bool) -> None:
     try:
-        write_file(out, write, overwrite)
+        write_file(out, content, overwrite)
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r} ({error}); name a file in a folder that exists") from error
