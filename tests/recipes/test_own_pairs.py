@@ -83,7 +83,7 @@ def test_any_recipe_takes_other_data(
         pytest.skip(f"{name} needs {', '.join(PACKAGES[name])}")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
-    data = ["--data", "folder", "--data.root", "mine"]
+    data = ["--data", "folder", "--data.root", "mine", "--data.num_workers", "0"]
     if name == "deeppcb":  # its backbone learns from the boards
         data += ["--stages.pretrain_backbone.data.root", str(request.getfixturevalue("shared") / "realdata/deeppcb")]
     assert main(["run", name, "--smoke", *data, "--out", name]) == 0
