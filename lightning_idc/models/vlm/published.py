@@ -236,7 +236,6 @@ def find_model(name: str, revision: str | None = None) -> None:
         ConfigError: the model is in none of these.
     """
     if Path(name).is_dir():
-        check_no_pointers(Path(name))
         if is_peft_folder(Path(name)) and not Path(name, "config.json").is_file():
             raise ConfigError(
                 f"the folder {name!r} has a LoRA, not a model; give its base model, and load it with load_adapters, or "
@@ -244,6 +243,7 @@ def find_model(name: str, revision: str | None = None) -> None:
             )
         if not Path(name, "config.json").is_file():
             raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
+        check_no_pointers(Path(name))  # only now: the name may come from a checkpoint, and no other folder is read
         return
     if is_local(name, revision):
         return
