@@ -56,7 +56,7 @@ def test_a_paraphrase_of_a_reference_is_not_wrong() -> None:
     pool = CaptionPool(CAPTIONS, too_similar=encoder, threshold=0.8)
     assert encoder.encoded == CAPTIONS, "every entry is encoded once"
     references = [["The RED one left"], ["a blue thing", "it turned crimson"], ["nothing changed"]]
-    wrong = pool.is_wrong(torch.tensor([4, 3, 2, 1, 0, 0]), references)
+    wrong = pool.is_negative(torch.tensor([4, 3, 2, 1, 0, 0]), references)
     for b, row in enumerate(references):
         for n, index in enumerate([4, 3, 2, 1, 0, 0]):
             cosines = [torch.tensor(angle(text) - angle(CAPTIONS[index])).cos() for text in row]
@@ -66,10 +66,10 @@ def test_a_paraphrase_of_a_reference_is_not_wrong() -> None:
     assert pool.read_similar_fraction() == pytest.approx(4 / 14)
     assert pool.read_similar_fraction() == 0.0
     texts = ["it is crimson now", "a green one", "", "the RED one left"]
-    assert pool.is_wrong_text(texts, references[0]) == [False, True, False, False]
-    assert CaptionPool(CAPTIONS).is_wrong_text(texts, references[0]) == [True, True, False, False]
+    assert pool.is_negative_text(texts, references[0]) == [False, True, False, False]
+    assert CaptionPool(CAPTIONS).is_negative_text(texts, references[0]) == [True, True, False, False]
     with pytest.raises(DataError, match=r"similar to one by 0.8 or more"):
-        pool.is_wrong(torch.tensor([0, 1]), [["the red one left"]])
+        pool.is_negative(torch.tensor([0, 1]), [["the red one left"]])
     with pytest.raises(ConfigError, match="threshold"):
         CaptionPool(CAPTIONS, threshold=1.5)
 
