@@ -170,7 +170,7 @@ def test_data_margin_is_subtracted_or_rejected() -> None:
         torch.testing.assert_close(loss(with_margin, 0.5), loss(reduced, 0.5))
     # losses of each caption's reward cannot
     for other in (ipo, IPO(), nca, sppo, apo_zero, apo_down, bco, AOT(), SimPO(), CPO(), orpo):
-        with pytest.raises(ConfigError, match="does not support a margin of the data"):
+        with pytest.raises(ConfigError, match="does not support preference margins of the data"):
             other(with_margin, 0.5)
     weighted = WeightedSum([dpo, sft], [1.0, 0.5])
     torch.testing.assert_close(weighted(with_margin, 0.5), dpo(with_margin, 0.5) + 0.5 * sft(with_margin))
