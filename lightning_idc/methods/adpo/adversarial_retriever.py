@@ -144,7 +144,9 @@ class Retriever(Addon, NegativeSource):
         }
         # one all-reduce for all metrics
         means = dict(zip(metrics, mean_over_processes(torch.stack(list(metrics.values()))), strict=True))
-        step.module.log_dict({f"train/retriever/{name}": mean for name, mean in means.items()}, len(step.batch))
+        step.module.log_dict(
+            {f"train/retriever/{name}": mean for name, mean in means.items()}, batch_size=len(step.batch)
+        )
         self._check_collapse(means["effective_pool"], num_candidates=negatives.distribution.shape[1])
 
     def _check_collapse(self, effective_candidates: Tensor, num_candidates: int) -> None:

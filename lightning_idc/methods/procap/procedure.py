@@ -318,12 +318,12 @@ class ProcedureModel(PairCaptioner):
         return torch.stack([weight * losses[name] for name, weight in weights.items()]).sum()
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._log_evaluation(batch, "val")
+        self._log_split_losses(batch, "val")
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._log_evaluation(batch, "test")
+        self._log_split_losses(batch, "test")
 
-    def _log_evaluation(self, batch: PairBatch, split: str) -> None:
+    def _log_split_losses(self, batch: PairBatch, split: str) -> None:
         loss = self._log_and_sum(self.losses(self.encode(batch), batch), batch, split)
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
