@@ -76,7 +76,7 @@ def test_timm_models_use_their_own_mean_and_deviation() -> None:
 
 def test_unknown_names_are_refused_with_a_near_one() -> None:
     names = "'cnn', 'residual', 'difference' or a timm name"
-    with pytest.raises(ConfigError, match=rf"timm knows no model 'resnet19x'.*{names}"):
+    with pytest.raises(ConfigError, match=rf"timm has no model 'resnet19x'.*{names}"):
         build_backbone("resnet19x")
 
 

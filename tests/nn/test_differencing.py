@@ -89,7 +89,7 @@ def test_one_grid_of_a_pair_in_which_only_changes_of_any_channel_are_seen() -> N
 
 
 def test_it_is_refused_where_images_are_read_one_by_one() -> None:
-    with pytest.raises(ConfigError, match="reads pairs; here images are read one by one"):
+    with pytest.raises(ConfigError, match="reads pairs; expected one that reads single images"):
         build_backbone("difference")
     with pytest.raises(ConfigError, match="counts is 3 and backbone reads images one by one"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3).build()
@@ -137,7 +137,7 @@ def test_a_frozen_captioner_starts_from_the_named_cells_and_its_words_depend_on_
     found.built_net.encode(spots(2, 0)[0]).memory.square().sum().backward()
     silent = [name for name in trained if found.built_net.get_parameter(name).grad is None]
     assert all(name.startswith("decoder") for name in silent)
-    with pytest.raises(CheckpointError, match="names 3 classes of cells; counts is 7"):
+    with pytest.raises(CheckpointError, match="has 3 classes of cells; counts is 7"):
         captioner(weights, counts=7)
 
 
