@@ -217,7 +217,14 @@ def test_caption_weight_adds_the_caption_loss(tmp_path: Path) -> None:
 
 def test_absent_chosen_captions_are_masked() -> None:
     tokens, mask = pad_captions([[[1, 5, 2], [1, 6, 7, 2]], [[1, 5, 2]]], 2)
-    batch = PairBatch(torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8), tokens, mask, ["a", "b"], [[], []], [None, None])
+    batch = PairBatch(
+        images=torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8),
+        tokens=tokens,
+        caption_mask=mask,
+        ids=["a", "b"],
+        references=[[], []],
+        change_types=[None, None],
+    )
     both, kept = concatenate_captions(batch, [[1, 8, 8, 8, 2]] * 4)
     assert both.shape == kept.shape == (2, 4, 5)
     assert kept.sum(-1).tolist() == [[2, 3, 4, 4], [2, 0, 4, 0]]

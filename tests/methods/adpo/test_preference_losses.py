@@ -40,11 +40,19 @@ from lightning_idc.methods.adpo.preference_losses import (
 from lightning_idc.utils.errors import ConfigError
 
 
-def comparison_with_logits(ratio: Tensor) -> Comparison:
-    """One comparison per number, with that number as its logit."""
-    zeros = torch.zeros_like(ratio)[:, None]
-    ones = torch.ones_like(ratio)[:, None]
-    return Comparison(ratio[:, None], zeros, zeros, zeros, ones, ones, ones.bool())
+def comparison_with_logits(logits: Tensor) -> Comparison:
+    """One comparison for each of the logits ``(N,)``."""
+    zeros = torch.zeros_like(logits)[:, None]
+    ones = torch.ones_like(logits)[:, None]
+    return Comparison(
+        chosen_logps=logits[:, None],
+        rejected_logps=zeros,
+        ref_chosen_logps=zeros,
+        ref_rejected_logps=zeros,
+        chosen_lengths=ones,
+        rejected_lengths=ones,
+        present=ones.bool(),
+    )
 
 
 def random_comparison(pairs: int = 6) -> tuple[Comparison, Tensor, Tensor, Tensor]:

@@ -44,12 +44,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
 def batch_of(samples: list[PairSample]) -> PairBatch:
     blank = torch.zeros(len(samples), 1, 2, dtype=torch.long)
     return PairBatch(
-        torch.stack([torch.stack([sample.before, sample.after]) for sample in samples]),
-        blank,
-        blank.bool(),
-        [sample.id for sample in samples],
-        [sample.captions for sample in samples],
-        [sample.change_type for sample in samples],
+        images=torch.stack([torch.stack([sample.before, sample.after]) for sample in samples]),
+        tokens=blank,
+        caption_mask=blank.bool(),
+        ids=[sample.id for sample in samples],
+        references=[sample.captions for sample in samples],
+        change_types=[sample.change_type for sample in samples],
         meta=[sample.meta for sample in samples],
     )
 
@@ -206,7 +206,7 @@ class FixedReward(Reward):
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("value", "match"),
     [
         # the first three would be broadcast over captions or pairs
         (torch.zeros(2), r"FixedReward returned rewards of shape \(2,\), finite: True; expected 2 x 2 finite numbers"),

@@ -236,7 +236,7 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
 
 def test_visual_similarity_equals_cosines(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
+    tokenizer = ImageTokenizer(16, latent=8, width=8, multipliers=[1, 2], blocks=1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     by_tokenizer, dino = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
@@ -256,7 +256,7 @@ def test_visual_similarity_equals_cosines(tmp_path: Path) -> None:
 
 def test_tokenizer_similarity_in_bfloat16(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
+    tokenizer = ImageTokenizer(16, latent=8, width=8, multipliers=[1, 2], blocks=1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))

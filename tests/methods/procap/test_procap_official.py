@@ -42,7 +42,7 @@ def fixture(shared: Path, name: str) -> Fixture:
 @pytest.fixture(scope="module")
 def decoder(shared: Path) -> tuple[OfficialDecoder, dict[str, Tensor]]:
     weights, io = fixture(shared, "procap_decoder")
-    net = OfficialDecoder(80, 64, 2, 8, 256, 0.1).eval()
+    net = OfficialDecoder(vocabulary=80, width=64, layers=2, heads=8, hidden=256, dropout=0.1).eval()
     net.load_state_dict(decoder_state(below(weights, "decoder.")))
     return net, io
 
@@ -96,9 +96,9 @@ def test_second_stage_equals_the_official_code(shared: Path) -> None:
     config, state = tokenizer_state(below(trunk, "vae.model."))
     tokenizer = ImageTokenizer(**config)
     tokenizer.load_state_dict(state)
-    net = OfficialNet(
-        tokenizer, OfficialEncoder(256, (14, 14), 4, 64, 2, 1), OfficialDecoder(80, 64, 2, 8, 256, 0.1), 64
-    ).eval()
+    encoder = OfficialEncoder(256, grid=(14, 14), frames=4, width=64, layers=2, heads=1)
+    decoder = OfficialDecoder(vocabulary=80, width=64, layers=2, heads=8, hidden=256, dropout=0.1)
+    net = OfficialNet(tokenizer, encoder, decoder, 64).eval()
     net.encoder.load_state_dict(encoder_state(trunk))
     net.projector.load_state_dict(below(weights, "mlp."))
     net.decoder.load_state_dict(decoder_state(below(weights, "text_decoder.decoder.")))

@@ -89,7 +89,7 @@ def bce(logit: Tensor, target: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("shares", "message"),
+    ("probabilities", "message"),
     [
         ((0.1, 0.7, 0.1), "expected 4 values"),
         ((0.0, 0.0, 0.0, 0.0), "expected the probabilities of .*at least one above 0"),
