@@ -34,8 +34,8 @@ def normalize(caption: str) -> str:
 class CaptionPool:
     """Distinct captions of a training split with their frequencies.
 
-    A caption is wrong for a pair if it is not one of its references. The same change can be said in other words, as
-    "brighten this photo" for "brighten this picture"; with ``too_similar`` such a caption is no negative either.
+    The negatives of a pair are captions that are not among its references. With ``too_similar``, paraphrases of a
+    reference, such as "brighten this photo" for "brighten this picture", are excluded, too.
 
     Args:
         captions: captions with duplicates; captions of the same words are one entry.
