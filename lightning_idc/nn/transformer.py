@@ -293,13 +293,13 @@ def _grow_buffer(past: Tensor) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """Causal decoder with tied input and output embeddings.
+    """Causal decoder with tied input and output embeddings, and learned position embeddings (timm's ``pos_embed``).
 
     Args:
         vocabulary: number of words.
         width: width of all tokens.
         layers: number of decoder layers.
-        heads: number of attention heads.
+        heads: number of attention heads (timm's ``num_heads``).
         hidden: width of the feed-forward layers.
         dropout: dropout probability.
         max_length: maximum length of a caption, including the begin token.

@@ -44,7 +44,7 @@ def beam_search(
     Args:
         net: the network.
         features: B pairs.
-        max_length: maximum number of tokens, including the end token.
+        max_length: maximum number of tokens, including the end token (``max_new_tokens`` of transformers).
         beams: number of prefixes per pair (``num_beams`` of transformers).
         length_penalty: the summed log-probability is divided by the length to this power, as in transformers.
         special: ids of the vocabulary's special tokens.
