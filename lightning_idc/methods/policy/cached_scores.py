@@ -37,8 +37,8 @@ class CachedScores(ReferencePolicy):
         reference: reference policy that computes missing scores. When None, a missing score raises an error, and no
             memory is needed for a second policy.
         path: folder of stored scores, extended at every checkpoint and at the end of training. When None, scores are
-            stored in memory and in checkpoints. In both cases a resumed run uses the same numbers; computed again in
-            another batch, their last digits could differ.
+            stored in memory and in checkpoints. In both cases a resumed run uses the same numbers; recomputed in
+            another batch, they could differ in their last digits.
     """
 
     def __init__(self, reference: ReferencePolicy | None = None, path: str | None = None) -> None:
