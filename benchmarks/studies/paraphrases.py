@@ -46,7 +46,7 @@ def measure(references: Mapping[str, list[str]], encoder: SentenceEncoder) -> di
     for start in range(0, len(chosen), BATCH):
         batch = chosen[start : start + BATCH]
         indices = pool.draw(NUM_CANDIDATES, generator)
-        other_words = pool.is_wrong(indices, batch)
+        other_words = pool.is_negative(indices, batch)
         for texts, allowed in zip(batch, other_words, strict=True):
             similarity = (pool.embed([pool.texts[index] for index in indices]) @ pool.embed(texts).T).amax(1)
             similarity = similarity.masked_fill(~allowed, -1.0)

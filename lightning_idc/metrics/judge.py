@@ -35,7 +35,7 @@ class Rubric:
 
     Args:
         name: name in results.
-        prompt: template with ``{expected}`` and ``{said}``.
+        prompt: template with ``{references}`` and ``{caption}``.
         max_score: highest score; the lowest is 0.
     """
 
@@ -46,8 +46,8 @@ class Rubric:
     def ask(self, caption: str, reference: str) -> str:
         """The prompt about one caption."""
         # format() would read braces of captions, too
-        filled = {"{expected}": reference, "{said}": caption}
-        return re.sub(r"\{expected\}|\{said\}", lambda mark: filled[mark.group()], self.prompt)
+        filled = {"{references}": reference, "{caption}": caption}
+        return re.sub(r"\{references\}|\{caption\}", lambda mark: filled[mark.group()], self.prompt)
 
     def read(self, answer: str) -> float | None:
         """The score of an answer; None unless it has exactly one within the scale.
@@ -95,7 +95,7 @@ OMNIDIFF = Rubric(
     "Carefully read the Ground Truth caption and model-generated caption. (2) Identify aspects in the Ground Truth "
     "caption and calculate the percentage covered (through exact or partial matches) in the model-generated caption. "
     "(3) Score from 0 to 100, where each aspect contributes equally to the score. (4) Provide your score (0-100) and a "
-    "short justification. Standard answer: {expected} Assistant's response: {said}",
+    "short justification. Standard answer: {references} Assistant's response: {caption}",
     100,
 )
 IMG_DIFF = Rubric(
@@ -103,7 +103,7 @@ IMG_DIFF = Rubric(
     # the supplement gives the scale and no prompt, so this one is ours
     "Two texts say how two images differ. Rate how well the second agrees with the first: 0 for not at all, 1 for a "
     "little, 2 for mostly, 3 for fully. Answer with 'Score:' and the number.\n"
-    "First text: {expected}\nSecond text: {said}",
+    "First text: {references}\nSecond text: {caption}",
     3,
 )
 

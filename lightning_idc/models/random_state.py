@@ -27,14 +27,14 @@ def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
 
 
 def pair_seeds(batch: PairBatch, key: str) -> list[int]:
-    """Seed of the random numbers of each pair, from the seed of its visit.
+    """Seed of the random numbers of each pair, from its id and the seed with which it was loaded (``meta["seed"]``).
 
     Args:
         batch: B pairs.
         key: key of the run and the epoch.
     """
-    visits = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
-    return [zlib.crc32(f"{key}/{id}/{visit}".encode()) for id, visit in zip(batch.ids, visits, strict=True)]
+    load_seeds = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
+    return [zlib.crc32(f"{key}/{id}/{seed}".encode()) for id, seed in zip(batch.ids, load_seeds, strict=True)]
 
 
 def uniform_of_pairs(batch: PairBatch, key: str, shape: tuple[int, ...]) -> Tensor:

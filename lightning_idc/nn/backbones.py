@@ -63,16 +63,16 @@ class ResidualCNN(ConvolutionalBackbone):
 
 
 class TimmGrid(GridBackbone):
-    """Any timm model as a grid of features; layers after the chosen feature map are left out.
+    """Feature map of a timm model; layers after it are removed.
 
     Args:
         name: name of the timm model.
         pretrained: whether timm's pretrained weights are loaded.
         stage: index of the feature map; -1 is the last.
-        in_channels: channels of the images; timm adapts pretrained weights to other numbers than three.
+        in_channels: channels of the images; timm adapts pretrained weights if they are not three.
 
     Raises:
-        ConfigError: timm knows no such model, or it has no grid of features.
+        ConfigError: timm has no such model, or the model has no feature maps.
         CheckpointError: its weights are not available.
     """
 
@@ -81,10 +81,10 @@ class TimmGrid(GridBackbone):
         import timm
 
         if not timm.is_model(name):
-            near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
+            similar = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
             raise ConfigError(
-                f"timm knows no model {name!r}; expected 'cnn', 'residual', 'difference' or a timm name, for example "
-                f"{', '.join(near) or 'resnet18'}"
+                f"timm has no model {name!r}; expected 'cnn', 'residual', 'difference' or a timm name, for example "
+                f"{', '.join(similar) or 'resnet18'}"
             )
         try:
             model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=in_channels)
@@ -96,10 +96,10 @@ class TimmGrid(GridBackbone):
                 "pretrained_backbone to false"
             ) from error
         try:
-            # distributed training raises an error for layers that never run
+            # distributed training fails with parameters that are never used
             index = model.prune_intermediate_layers([stage], prune_norm=True, prune_head=True)[-1]
         except (AttributeError, NotImplementedError) as error:
-            raise ConfigError(f"timm's {name!r} gives no grid of features; choose another model") from error
+            raise ConfigError(f"timm's {name!r} has no feature maps; choose another model") from error
         config = model.pretrained_cfg
         normalisation = statistics(in_channels, tuple(config["mean"]), tuple(config["std"]))
         super().__init__(model.feature_info[index]["num_chs"], *normalisation)
@@ -137,16 +137,15 @@ def build_backbone(
     """Build a backbone by name.
 
     Args:
-        name: ``cnn`` for :class:`SmallCNN`, ``residual`` for :class:`ResidualCNN`, ``difference`` for the one that
-            reads pairs, :class:`~nn.differencing.DifferenceCNN`; otherwise a timm model.
+        name: ``cnn`` for :class:`SmallCNN`, ``residual`` for :class:`ResidualCNN`, ``difference`` for
+            :class:`~nn.differencing.DifferenceCNN`, which reads pairs; otherwise a timm model.
         pretrained: whether timm's pretrained weights are loaded.
         stage: index of the feature map of a timm model.
         in_channels: channels of the images.
         pairs: whether a backbone that reads pairs is allowed.
 
     Raises:
-        ConfigError: timm knows no such model, or a backbone that reads pairs is named where images are read one by
-            one.
+        ConfigError: timm has no such model, or the backbone reads pairs and ``pairs`` is false.
     """
     backbone_class = BACKBONES.get(name)
     backbone: GridBackbone
@@ -155,12 +154,12 @@ def build_backbone(
     else:
         backbone = backbone_class(in_channels=in_channels)
     if backbone.reads_pairs and not pairs:
-        raise ConfigError(f"backbone is {name!r}, which reads pairs; here images are read one by one: name another")
+        raise ConfigError(f"backbone is {name!r}, which reads pairs; expected one that reads single images")
     return backbone
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
-    """Height and width of the grid that a backbone gives for images of a height and width, in pixels."""
+    """Height and width of a backbone's feature map for images of ``size`` (height, width) in pixels."""
     with torch.no_grad():
         images = torch.zeros(1, *([2] if backbone.reads_pairs else []), backbone.in_channels, *size, dtype=torch.uint8)
         grid = backbone.eval()(images).shape[-2:]
@@ -174,11 +173,10 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
 
     Args:
         backbone: backbone of the same architecture.
-        checkpoint: checkpoint, folder of ``save_pretrained``, name of a captioner that comes with the library, or hub
-            id.
+        checkpoint: checkpoint, folder of ``save_pretrained``, name of a captioner of the library, or hub id.
 
     Raises:
-        CheckpointError: the checkpoint is missing or holds another backbone.
+        CheckpointError: the checkpoint is missing or has another backbone.
     """
     from lightning_idc.checkpoints.resolve import read_named
 

@@ -17,12 +17,13 @@ from lightning_idc.utils.errors import CheckpointError
 
 
 class DifferenceCNN(ConvolutionalBackbone):
-    """Reads both images of a pair at once, stride 8: a 640-pixel pair becomes an 80 x 80 grid.
+    """Convolutional backbone of image pairs with stride 8: a 640-pixel pair becomes an 80 x 80 grid.
 
-    The input of the first layer is the brightness of the second image, and the maximum rise and fall of any channel at
-    each pixel, so that small changes are visible at full resolution at the cost of one grey image. In evaluation the
-    first image is registered to the second one before (:func:`~lightning_idc.nn.registration.registered`), so that the
-    camera may move by a few pixels. Colours are not distinguished. 0.24 M parameters.
+    1. Registration of the first image to the second one, in evaluation only
+       (:func:`~lightning_idc.nn.registration.registered`), as the camera may move by a few pixels.
+    2. Brightness of the second image, and the maximum increase and decrease of any channel at each pixel,
+       ``(B, 3, H, W)``: small changes are visible at full resolution, colours are not distinguished.
+    3. Convolutions, ``(B, width, H / 8, W / 8)``. 0.24 M parameters.
 
     Args:
         width: channels of the features.
@@ -47,9 +48,9 @@ class DifferenceCNN(ConvolutionalBackbone):
         )
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Brightness, and maximum rise and fall of any channel, ``(N, 3, H, W)`` in [0, 1]."""
-        # not registered in training: crops of a board align better than full boards, parts of which stay a pixel apart,
-        # and a network that never saw such edges in training takes them for changes
+        """Brightness, and maximum increase and decrease of any channel, ``(N, 3, H, W)`` in [0, 1]."""
+        # not registered in training: crops of a board align better than full boards, where parts remain a pixel apart,
+        # and a network trained without such edges takes them for changes
         images = images if self.training else registered(images)
         before, after = images.unbind(1)
         # in uint8: wider integers need more memory, and onnxruntime has no maximum of int16
@@ -59,18 +60,19 @@ class DifferenceCNN(ConvolutionalBackbone):
 
 
 class CellCounts(nn.Module):
-    """Counts changes by kind, as tokens for a decoder.
+    """Counts changes by kind, and embeds the counts as tokens for a decoder.
 
-    Changes are peaks of the change probability of cells; each has the most likely kind of its cell. Their numbers in
-    the image and in its regions are integers with an embedding; each kind is a token. The classifier of cells is that
-    of the pre-training and stays frozen.
+    1. The classifier of cells from pre-training, frozen: ``(B, C, h, w)`` to ``(B, kinds, h, w)`` (:meth:`cells`).
+    2. Changes are peaks of the change probability, each with the most likely kind around it; they are counted in the
+       image and in each of R regions: ``(B, kinds, 1 + R)`` (:meth:`counts`).
+    3. One token per kind with an embedding of its counts: ``(B, kinds, width)`` (:meth:`forward`).
 
     Args:
-        channels: channels of the grid's features.
-        classes: number of classes of cells, the first of which is "nothing changed".
+        channels: channels of the feature map.
+        classes: number of classes of cells; the first is "nothing changed".
         width: width of the tokens.
-        regions: number of regions along each side.
-        max_count: maximum count; larger counts are equal to it.
+        regions: number of regions along each side of the image.
+        max_count: maximum count; larger ones are clamped to it.
     """
 
     def __init__(
@@ -85,10 +87,10 @@ class CellCounts(nn.Module):
         nn.init.normal_(self.kind, std=0.2)  # with zeros all kinds would start equal
 
     def load_head(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the classifier of cells from the weights of a pre-training, or of a captioner that counts.
+        """Load the classifier of cells from the weights of a pre-trained model, or of a captioner with counts.
 
         Args:
-            state: weights of a ChangeNaming or of a PairTransformer, by name.
+            state: state dict of a ChangeNaming or a PairTransformer.
             source: path of the weights, for messages.
 
         Raises:
@@ -98,30 +100,30 @@ class CellCounts(nn.Module):
         weights = {name: state[f"{prefix}{name}"] for name in ("weight", "bias") if f"{prefix}{name}" in state}
         shapes = {name: tuple(value.shape) for name, value in self.head.state_dict().items()}
         if {name: tuple(value.shape) for name, value in weights.items()} != shapes:
-            kinds = len(weights["bias"]) if "bias" in weights else "no"
+            num_classes = len(weights["bias"]) if "bias" in weights else "no"
             raise CheckpointError(
-                f"{source!r} names {kinds} classes of cells; counts is {len(self.kind) + 1}. Expected a checkpoint of "
-                "ChangeNaming on the same backbone with as many classes"
+                f"{source!r} has {num_classes} classes of cells; counts is {len(self.kind) + 1}. Expected a checkpoint "
+                "of ChangeNaming on the same backbone with as many classes"
             )
         self.head.load_state_dict(weights)
 
     def cells(self, maps: Tensor) -> Tensor:
-        """Probability of each kind of change ``(B, kinds, h, w)`` in the cells of maps ``(B, channels, h, w)``."""
+        """Probability of each kind of change in each cell: ``(B, channels, h, w)`` to ``(B, kinds, h, w)``."""
         return self.head(maps).softmax(1)[:, 1:]
 
     def counts(self, cells: Tensor) -> Tensor:
-        """Numbers of changes of each kind, in the image and in its regions row by row, int64 ``(B, kinds, 1 + R)``."""
-        positions, centres, _ = peaks(cells.sum(1))
+        """Counts of each kind of change in the image and in its regions, row by row: int64 ``(B, kinds, 1 + R)``."""
+        positions, centres, _ = peaks(cells.sum(1))  # (P, 3), (P, 2)
         image, rows, columns = positions[:, :, None].unbind(1)
         neighbours = torch.arange(9, device=cells.device)
-        # each peak and its neighbours, (peaks, 9, kinds)
+        # each peak and its neighbours, (P, 9, kinds)
         windows = F.pad(cells, [1] * 4)[image, :, rows + neighbours // 3, columns + neighbours % 3]
-        sides = torch.tensor(cells.shape[-2:], device=cells.device)
-        down, across = (centres / sides * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
-        index = positions[:, 0], windows.sum(1).argmax(1), down * self.regions + across
-        parts = torch.zeros(*cells.shape[:2], self.regions**2, dtype=torch.long, device=cells.device)
-        parts.index_put_(index, torch.ones_like(down), accumulate=True)
-        return torch.cat([parts.sum(-1, keepdim=True), parts], -1)
+        size = torch.tensor(cells.shape[-2:], device=cells.device)
+        region_row, region_column = (centres / size * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
+        index = positions[:, 0], windows.sum(1).argmax(1), region_row * self.regions + region_column
+        by_region = torch.zeros(*cells.shape[:2], self.regions**2, dtype=torch.long, device=cells.device)
+        by_region.index_put_(index, torch.ones_like(region_row), accumulate=True)
+        return torch.cat([by_region.sum(-1, keepdim=True), by_region], -1)
 
     def forward(self, cells: Tensor) -> Tensor:
         """Tokens ``(B, kinds, width)``."""

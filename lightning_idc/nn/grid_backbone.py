@@ -23,8 +23,8 @@ MapsRewrite = Callable[[list[Tensor]], Tensor]
 class GridBackbone(nn.Module, ABC):
     """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses implement :meth:`grid`.
 
-    One that ``reads_pairs`` maps pairs ``(N, 2, C, H, W)`` to features of the pair. One with several depths overrides
-    :attr:`depth_widths` and :meth:`grids`, from which MDP reads (M3Diff, section 4.2).
+    A backbone with ``reads_pairs`` maps pairs ``(N, 2, C, H, W)`` to features of the pair. One with several depths
+    overrides :attr:`depth_widths` and :meth:`grids`, from which MDP reads (M3Diff, section 4.2).
 
     Args:
         width: channels of the features.
@@ -74,8 +74,8 @@ class GridBackbone(nn.Module, ABC):
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-3] != self.in_channels:
             raise DataError(
-                f"images have {images.shape[-3]} channels; expected {self.in_channels}, those of the backbone; choose "
-                f"the data module's `bands`, or set in_channels: {images.shape[-3]}"
+                f"images have {images.shape[-3]} channels; the backbone expects {self.in_channels}; choose the data "
+                f"module's `bands`, or set in_channels: {images.shape[-3]}"
             )
         if not self._once or self.reads_pairs:
             return self._rewritten(self._maps(images))
@@ -94,7 +94,7 @@ class GridBackbone(nn.Module, ABC):
 
     @contextmanager
     def each_image_once(self) -> Iterator[None]:
-        """Context in which equal images of a batch are read once."""
+        """Context in which equal images of a batch are encoded once."""
         self._once = True
         try:
             yield
@@ -102,12 +102,12 @@ class GridBackbone(nn.Module, ABC):
             self._once = False
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Normalised images, the input of :meth:`grid`, from uint8 images."""
+        """Normalise uint8 images for :meth:`grid`."""
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
 
 class ConvolutionalBackbone(GridBackbone):
-    """A backbone of convolutional ``layers``, each of them a depth, in channels-last format, which is fastest."""
+    """A backbone of convolutional ``layers``, each of them a depth; images are in channels-last format, for speed."""
 
     layers: nn.Sequential
 
@@ -134,13 +134,14 @@ class ConvolutionalBackbone(GridBackbone):
 
 
 def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
-    """A convolution that keeps the size of images, or divides it by its stride, with batch norm and ReLU."""
-    layer = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2 if kernel % 2 else 0, bias=False)
+    """Convolution, batch norm and ReLU; the size of images is divided by the stride."""
+    padding = (kernel - 1) // 2 if kernel % 2 else 0
+    layer = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=padding, bias=False)
     return [layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
 class Residual(nn.Module):
-    """A residual block of one convolution.
+    """Residual block of one convolution.
 
     Args:
         channels: channels of the features.

@@ -18,7 +18,7 @@ class GridCaptionNet(nn.Module):
     """Backbone and decoding; subclasses create :attr:`decoder` and implement ``encode``.
 
     Args:
-        backbone: network of the grid features of one image.
+        backbone: network that maps images, or pairs, to grid features.
         grid: height and width of the grid for images of the training size; other sizes are pooled to it.
         freeze_backbone: whether the backbone is frozen.
     """
@@ -35,16 +35,16 @@ class GridCaptionNet(nn.Module):
     def train(self: Net, mode: bool = True) -> Net:
         super().train(mode)
         if self.frozen:
-            self.backbone.eval()  # its running statistics must not change
+            self.backbone.eval()  # keeps the running statistics of batch norm
         return self
 
     def maps(self, images: Tensor) -> Tensor:
         """Feature maps of uint8 pairs ``(B, 2, 3, H, W)``.
 
         Returns:
-            ``(2 B, C, h, w)``, before and after of each pair; ``(B, C, h, w)`` by a backbone that reads pairs.
+            ``(2 B, C, h, w)``, before and after of each pair; ``(B, C, h, w)`` of a backbone that reads pairs.
         """
-        # no torch.no_grad() even if frozen: an adapter after the backbone may be trained
+        # no torch.no_grad(), even if frozen: its adapters may be trained
         return self.backbone(images if self.backbone.reads_pairs else images.flatten(0, 1))
 
     def grids(self, images: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class GridCaptionNet(nn.Module):
         return self.pooled(self.maps(images)).unflatten(0, (-1, 2))
 
     def pooled(self, maps: Tensor) -> Tensor:
-        """Maps ``(N, C, h, w)`` as tokens of the cells of the grid, ``(N, cells, C)``."""
+        """Flatten maps ``(N, C, h, w)``, pooled to the grid, to tokens ``(N, cells, C)``."""
         if maps.shape[-2:] != self.grid:
             maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
         return maps.flatten(2).mT

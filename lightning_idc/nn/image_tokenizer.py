@@ -1,8 +1,13 @@
-"""VQGAN's image tokenizer: a grid of codebook ids per image, and an image per grid (Esser et al. 2021).
+"""VQGAN's image tokenizer (Esser et al. 2021): images to grids of codebook ids, and back.
 
-The layers are those of the public 16-fold model, so its weights load (``methods/procap/official/convert.py``). Two
-additions for small machines: patches of pixels may be merged into channels before the first convolution, and unused
-entries of the codebook may be moved to features.
+1. `ConvEncoder`: pixels ``(N, 3, H, W)`` in [-1, 1] to features ``(N, latent, h, w)``.
+2. Quantisation: each feature is replaced by the nearest entry of the codebook ``(codebook_size, latent)``, with a
+   straight-through gradient, a codebook loss and a commitment loss (`Quantized`).
+3. `ConvDecoder`: entries ``(N, latent, h, w)`` to pixels ``(N, 3, H, W)``.
+
+The layers equal those of the public model of stride 16, so that its weights can be loaded
+(``methods/procap/official/convert.py``). In addition, to train on small machines, patches of pixels may be merged into
+channels before the first convolution.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ class ResidualBlock(nn.Module):
 
 
 class CellAttention(nn.Module):
-    """One head of attention among the cells of the coarsest grid."""
+    """Self-attention with one head over the cells of the coarsest grid."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -52,13 +57,13 @@ class CellAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm(x)
-        q, k, v = (part(normed).flatten(2).mT for part in (self.query, self.key, self.value))
+        q, k, v = (layer(normed).flatten(2).mT for layer in (self.query, self.key, self.value))  # (N, h w, width)
         attended = F.scaled_dot_product_attention(q, k, v)
         return x + self.out(attended.mT.unflatten(2, x.shape[2:]))
 
 
 class Downsample(nn.Module):
-    """Half the resolution; padded on the right and below only, as the public weights expect."""
+    """Halves the resolution; padded on the right and below only, as the public weights expect."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -69,7 +74,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the resolution."""
+    """Doubles the resolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -84,7 +89,7 @@ def _middle(width: int) -> nn.Sequential:
 
 
 def _block(inputs: int, outputs: int, attention: bool) -> list[nn.Module]:
-    """One step of a level: a residual block, and attention among its cells where the level has it."""
+    """A residual block, followed by attention if the level has it."""
     block = ResidualBlock(inputs, outputs)
     return [block, CellAttention(outputs)] if attention else [block]
 
@@ -96,13 +101,13 @@ class ConvEncoder(nn.Sequential):
         levels: list[nn.Module] = []
         width = widths[0]
         for level, outputs in enumerate(widths):
-            steps: list[nn.Module] = []
+            layers: list[nn.Module] = []
             for _ in range(blocks):
-                steps += _block(width, outputs, attention and level + 1 == len(widths))
+                layers += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level + 1 < len(widths):
-                steps.append(Downsample(width))
-            levels.append(nn.Sequential(*steps))
+                layers.append(Downsample(width))
+            levels.append(nn.Sequential(*layers))
         super().__init__(
             nn.Conv2d(channels, widths[0], 3, padding=1),
             nn.Sequential(*levels),
@@ -120,13 +125,13 @@ class ConvDecoder(nn.Sequential):
         levels: list[nn.Module] = []
         width = widths[-1]
         for level, outputs in reversed(list(enumerate(widths))):
-            steps: list[nn.Module] = []
+            layers: list[nn.Module] = []
             for _ in range(blocks + 1):
-                steps += _block(width, outputs, attention and level + 1 == len(widths))
+                layers += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level:
-                steps.append(Upsample(width))
-            levels.append(nn.Sequential(*steps))
+                layers.append(Upsample(width))
+            levels.append(nn.Sequential(*layers))
         super().__init__(
             nn.Conv2d(latent, widths[-1], 3, padding=1),
             _middle(widths[-1]),
@@ -142,10 +147,10 @@ class Quantized:
     """Quantised features.
 
     Args:
-        ids: ids of the nearest entries, int64 ``(N, h, w)``.
-        vectors: these entries ``(N, latent, h, w)``, with a straight-through gradient to the features.
-        codebook_loss: squared distance that moves entries to their features.
-        commitment_loss: squared distance that moves features to their entries.
+        ids: ids of the nearest entries of the codebook, int64 ``(N, h, w)``.
+        vectors: these entries, ``(N, latent, h, w)``, with a straight-through gradient to the features.
+        codebook_loss: mean squared distance, with a gradient to the entries.
+        commitment_loss: mean squared distance, with a gradient to the features.
     """
 
     ids: Tensor
@@ -158,15 +163,14 @@ class ImageTokenizer(nn.Module):
     """Images to grids of ids and back.
 
     Args:
-        codebook_size: number of entries.
+        codebook_size: number of entries of the codebook.
         latent: width of an entry, and of the encoder's features.
         width: channels of the finest level.
         multipliers: channels of each level as multiples of ``width``; each further level halves the resolution.
-        blocks: residual blocks per level of the encoder; the decoder has one more.
-        attention: whether the coarsest level has attention among its cells, as in the public 16-fold model of 256
-            pixels.
+        blocks: number of residual blocks per level of the encoder; the decoder has one more.
+        attention: whether the coarsest level has self-attention, as in the public model of stride 16.
         patch_size: side of the patches of pixels that are merged into channels before the first convolution; 1 in the
-            paper. With 4, an image of 64 x 64 is about twenty times cheaper.
+            paper. With 4, an image of 64 x 64 pixels needs about a twentieth of the computation.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -207,25 +211,25 @@ class ImageTokenizer(nn.Module):
         """Height and width of the grid of an image.
 
         Raises:
-            DataError: the image is not a whole number of cells.
+            DataError: height or width is not a multiple of the stride.
         """
         if height % self.stride or width % self.stride or not height or not width:
             raise DataError(
-                f"an image of {height}x{width} is not a whole number of cells of {self.stride}x{self.stride}; set the "
-                f"data module's `image_size` to multiples of {self.stride}"
+                f"an image is {height}x{width}; expected multiples of {self.stride}, the tokenizer's stride; set the "
+                f"data module's `image_size`"
             )
         return height // self.stride, width // self.stride
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Encoder output ``(N, latent, h, w)``, before the codebook, of float pixels ``(N, 3, H, W)`` in [-1, 1]."""
+        """Encode float pixels ``(N, 3, H, W)`` in [-1, 1] to features ``(N, latent, h, w)``, before quantisation."""
         self.grid(*pixels.shape[-2:])
         return self.encoder(F.pixel_unshuffle(pixels, self.patch_size))
 
     def code(self, features: Tensor) -> Quantized:
-        """Replace each cell of ``(N, latent, h, w)`` by its nearest entry, with the losses that train both."""
+        """Quantise features ``(N, latent, h, w)``, with the losses of both codebook and encoder."""
         z = self.quant_conv(features)
-        ids = self.nearest(z)
-        entries = self.codebook(ids).movedim(-1, 1)
+        ids = self.nearest(z)  # (N, h, w)
+        entries = self.codebook(ids).movedim(-1, 1)  # (N, latent, h, w)
         return Quantized(
             ids=ids,
             vectors=z + (entries - z).detach(),
@@ -234,14 +238,14 @@ class ImageTokenizer(nn.Module):
         )
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Ids ``(N, h, w)`` of the entries nearest to ``(N, latent, h, w)`` in Euclidean distance.
+        """Ids ``(N, h, w)`` of the entries nearest to ``z (N, latent, h, w)`` in Euclidean distance.
 
-        Without autocast, as in :meth:`ids_of` and :meth:`encode`: rounded to bfloat16, one id in twelve would differ.
+        Without autocast, as in :meth:`ids_of` and :meth:`encode`: in bfloat16 one id in twelve would differ.
         """
         entries = self.codebook.weight
-        cells = z.movedim(1, -1).to(entries.dtype)
+        cells = z.movedim(1, -1).to(entries.dtype)  # (N, h, w, latent)
         with torch.autocast(z.device.type, enabled=False):
-            # |z|^2 is the same for all entries
+            # |z - e|^2 without |z|^2, which is equal for all entries
             return (entries.square().sum(1) - 2 * cells @ entries.T).argmin(-1)
 
     def ids_of(self, features: Tensor) -> Tensor:
@@ -250,7 +254,7 @@ class ImageTokenizer(nn.Module):
             return self.nearest(self.quant_conv(features.to(self.codebook.weight.dtype)))
 
     def pixels_of(self, vectors: Tensor) -> Tensor:
-        """Pixels ``(N, 3, H, W)``, around [-1, 1], of codebook entries ``(N, latent, h, w)``."""
+        """Decode codebook entries ``(N, latent, h, w)`` to pixels ``(N, 3, H, W)``, approximately in [-1, 1]."""
         return F.pixel_shuffle(self.decoder(self.post_quant_conv(vectors)), self.patch_size)
 
     @torch.no_grad()
@@ -261,7 +265,7 @@ class ImageTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:
-        """Images ``(N, 3, H, W)`` in [0, 1] of ids ``(N, h, w)``."""
+        """Decode ids ``(N, h, w)`` to images ``(N, 3, H, W)`` in [0, 1]."""
         return (self.pixels_of(self.codebook(ids).movedim(-1, 1)) / 2 + 0.5).clamp(0, 1)
 
 
@@ -278,13 +282,13 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @reads_file("path")
 def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
-    """Trained tokenizer of a checkpoint, frozen and in evaluation mode.
+    """Load the trained tokenizer of a checkpoint, frozen and in evaluation mode.
 
     Args:
-        path: checkpoint of ``TokenizerTraining``, or of a model that carries a tokenizer with it.
+        path: checkpoint of ``TokenizerTraining``, or of a model with a tokenizer.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it holds something else.
+        CheckpointError: the checkpoint is missing or has no tokenizer.
     """
     from lightning_idc.checkpoints.reading import read_checkpoint
 

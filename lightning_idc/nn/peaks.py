@@ -1,4 +1,4 @@
-"""Peaks in a map of change probabilities of the cells of a grid."""
+"""Peaks of a change probability map: non-maximum suppression with centres of mass."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 THRESHOLD = 0.4
-"""Minimum mean probability around a change; .3 to .5 are nearly equal on the validation split of DeepPCB."""
+"""Minimum mean probability around a change; 0.3 to 0.5 score nearly equal on the validation split of DeepPCB."""
 
 
 def peaks(cells: Tensor, threshold: float = THRESHOLD) -> tuple[Tensor, Tensor, Tensor]:
     """Positions, centres and mean probabilities of changes.
 
-    A change is a cell whose mean with its eight neighbours is at least ``threshold`` and the maximum within two cells;
-    the first among equals.
+    A change is a cell whose mean over itself and its eight neighbours is at least ``threshold`` and the maximum of the
+    5 x 5 cells around it, or the first of equal maxima.
 
     Args:
-        cells: probability that each cell has changed, ``(B, h, w)``.
+        cells: change probability of each cell, ``(B, h, w)``.
         threshold: minimum mean over a cell and its neighbours.
 
     Returns:
-        Image, row and column of each peak, int64 ``(P, 3)`` in that order; the centre of mass of the cells within two
-        of it, ``(P, 2)`` as y x, in cells from the upper left corner of the grid; and its mean, ``(P,)``.
+        Image, row and column of each peak, int64 ``(P, 3)``, sorted by them; the centre of mass y x of the 5 x 5 cells
+        around it, ``(P, 2)`` in cells from the upper left corner of the grid; and its mean, ``(P,)``.
 
     Example:
         >>> cells = torch.zeros(1, 5, 6)
@@ -32,13 +32,13 @@ def peaks(cells: Tensor, threshold: float = THRESHOLD) -> tuple[Tensor, Tensor, 
         ([[0, 2, 2]], [2.5, 2.68], [1.0])
     """
     mean = F.avg_pool2d(cells, 3, 1, 1)
-    # few cells reach the threshold, so that windows of 25 cells are read for these only
-    candidates = ((mean >= threshold) & (mean >= F.max_pool2d(mean, 5, 1, 2))).nonzero()
+    # windows of 5 x 5 cells are read for these candidates only, as few cells reach the threshold
+    candidates = ((mean >= threshold) & (mean >= F.max_pool2d(mean, 5, 1, 2))).nonzero()  # (P', 3)
     image, rows, columns = candidates[:, :, None].unbind(1)
-    step = torch.arange(25, device=cells.device)
-    down, across = step // 5, step % 5
-    near, means = (F.pad(values, [2] * 4)[image, rows + down, columns + across] for values in (cells, mean))
-    first = (means[:, :12] < means[:, 12:13]).all(1)
-    offsets = torch.stack([down, across], 1).to(near) - 2.0
-    moved = near @ offsets / near.sum(1, keepdim=True).clamp(min=1e-9)
-    return candidates[first], (candidates[:, 1:] + 0.5 + moved)[first], means[first, 12]
+    index = torch.arange(25, device=cells.device)
+    dy, dx = index // 5, index % 5
+    windows, means = (F.pad(values, [2] * 4)[image, rows + dy, columns + dx] for values in (cells, mean))  # (P', 25)
+    is_first = (means[:, :12] < means[:, 12:13]).all(1)
+    offsets = torch.stack([dy, dx], 1).to(windows) - 2.0  # (25, 2)
+    mean_offset = windows @ offsets / windows.sum(1, keepdim=True).clamp(min=1e-9)
+    return candidates[is_first], (candidates[:, 1:] + 0.5 + mean_offset)[is_first], means[is_first, 12]

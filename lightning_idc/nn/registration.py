@@ -1,4 +1,9 @@
-"""Registration: an affine warp of the first image of a pair onto the second one."""
+"""Registration: an affine warp of the first image of a pair onto the second one.
+
+1. Translation of maximum correlation on pooled brightness (`_translation`).
+2. Gauss-Newton steps of Lucas and Kanade from it, without pixels that differ by more than ``OUTLIER`` (`_motion`).
+3. The warp is kept if it removes more than ``MIN_GAIN`` of the squared difference (`registered`).
+"""
 
 from __future__ import annotations
 
@@ -11,26 +16,26 @@ POOL = 4
 MAX_SHIFT = 4
 """Maximum translation, in pooling windows: 16 pixels."""
 STEPS = 3
-"""Gauss-Newton steps; on DeepPCB further ones change nothing."""
+"""Number of Gauss-Newton steps; on DeepPCB further ones change nothing."""
 MIN_GAIN = 0.2
-"""Minimum fraction of the squared difference that the warp must remove; otherwise there is none."""
+"""Minimum fraction of the squared difference that a warp must remove to be applied."""
 OUTLIER = 0.5
-"""Difference of brightness, of 1, from which on it is a change and not motion."""
+"""Minimum difference of brightness in [0, 1] of a change; smaller differences may be motion."""
 
 
 @torch.no_grad()
 def registered(images: Tensor) -> Tensor:
-    """Pairs whose first image is warped onto the second one by an affine motion; the second one is unchanged.
+    """Warp the first image of each pair onto the second one by an affine motion; the second one is unchanged.
 
     The motion is the translation of maximum correlation, refined by least squares over all pixels with small
-    differences (Lucas and Kanade). Pixels from outside of the first image are copied from the second one, so that they
-    show no change. Pairs whose squared difference would shrink by less than ``MIN_GAIN`` are unchanged.
+    differences (Lucas and Kanade). Pixels outside of the first image are copied from the second one, so that they show
+    no change. A pair is unchanged if the warp removes less than ``MIN_GAIN`` of its squared difference.
 
     Args:
         images: uint8 ``(B, 2, C, H, W)``.
 
     Returns:
-        The same, uint8 ``(B, 2, C, H, W)``.
+        Registered pairs, uint8 ``(B, 2, C, H, W)``.
 
     Example:
         >>> after = torch.zeros(3, 64, 64, dtype=torch.uint8)
@@ -60,13 +65,13 @@ def _motion(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         after: brightness ``(B, H, W)``.
 
     Returns:
-        constant, x and y coefficients of the offset ``(B, 2, 3)``, in coordinates from -1 to 1, and the fraction
+        Constant, x and y coefficients of the offset, ``(B, 2, 3)`` in coordinates from -1 to 1, and the fraction
         ``(B,)``.
     """
     before, after = (F.avg_pool2d(image[:, None], POOL) for image in (before, after))
-    translation = _translation(before[:, 0], after[:, 0])[..., None]
-    motion = F.pad(translation, (0, 2))
-    # blurred, so that edges are as wide as a step can be
+    translation = _translation(before[:, 0], after[:, 0])[..., None]  # (B, 2, 1)
+    motion = F.pad(translation, (0, 2))  # (B, 2, 3)
+    # blur, so that edges are as wide as a step
     before, after = (F.avg_pool2d(image, 3, 1, 1, count_include_pad=False) for image in (before, after))
     height, width = after.shape[-2:]
     grid, best, gain = _grid(after), motion, after.new_full(after.shape[:1], -torch.inf)
@@ -77,40 +82,42 @@ def _motion(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
         is_inside = (positions.abs() <= 1).all(-1).to(after.dtype)
         sampled = F.grid_sample(before, positions, padding_mode="border", align_corners=False)
         residual = (after - sampled)[:, 0] * is_inside
-        # relative to the full difference, so that moving a change out of the image is no gain
+        # relative to the whole difference, so that moving a change out of the image is no gain
         new_gain = (unaligned * is_inside - residual.square()).sum((1, 2)) / unaligned.sum((1, 2)).clamp(min=1e-9)
         best = torch.where((new_gain > gain)[:, None, None], motion, best)
         gain = torch.maximum(new_gain, gain)
         if step < STEPS:
-            across = F.pad(sampled[..., 2:] - sampled[..., :-2], (1, 1))[:, 0] * width / 4
-            down = F.pad(sampled[..., 2:, :] - sampled[..., :-2, :], (0, 0, 1, 1))[:, 0] * height / 4
-            slopes = torch.stack([across, across * x, across * y, down, down * x, down * y], -1).flatten(1, 2)
-            inlier_slopes = slopes * (residual.abs() < OUTLIER).flatten(1)[..., None]
-            step_by = _solve(inlier_slopes.mT @ slopes, (inlier_slopes.mT @ residual.flatten(1)[..., None])[..., 0])
-            motion = motion + step_by.unflatten(1, (2, 3))
+            dx = F.pad(sampled[..., 2:] - sampled[..., :-2], (1, 1))[:, 0] * width / 4  # (B, h, w)
+            dy = F.pad(sampled[..., 2:, :] - sampled[..., :-2, :], (0, 0, 1, 1))[:, 0] * height / 4
+            jacobian = torch.stack([dx, dx * x, dx * y, dy, dy * x, dy * y], -1).flatten(1, 2)  # (B, h w, 6)
+            inliers = jacobian * (residual.abs() < OUTLIER).flatten(1)[..., None]
+            update = _solve(inliers.mT @ jacobian, (inliers.mT @ residual.flatten(1)[..., None])[..., 0])
+            motion = motion + update.unflatten(1, (2, 3))
     return best, gain
 
 
 def _translation(before: Tensor, after: Tensor) -> Tensor:
-    """Translation of maximum correlation of ``(B, h, w)``, x and y ``(B, 2)`` in coordinates from -1 to 1."""
+    """Translation of maximum correlation of ``(B, h, w)``: x and y, ``(B, 2)`` in coordinates from -1 to 1."""
     height, width = after.shape[1:]
-    reach = min(MAX_SHIFT, height // 4, width // 4)
+    max_shift = min(MAX_SHIFT, height // 4, width // 4)
     before, after = (image - image.mean((1, 2), keepdim=True) for image in (before, after))
-    shifted = F.pad(before, [reach] * 4).unfold(1, height, 1).unfold(2, width, 1)
-    match = torch.einsum("bijhw,bhw->bij", shifted, after).flatten(1)
-    side, zero_shift = 2 * reach + 1, match.shape[1] // 2
-    best = torch.where(match.amax(1) > match[:, zero_shift], match.argmax(1), zero_shift)  # no motion among equals
-    return torch.stack([(best % side - reach) * 2 / width, (best // side - reach) * 2 / height], 1)
+    shifted = F.pad(before, [max_shift] * 4).unfold(1, height, 1).unfold(2, width, 1)  # (B, shifts, shifts, h, w)
+    correlation = torch.einsum("bijhw,bhw->bij", shifted, after).flatten(1)
+    num_shifts, zero_shift = 2 * max_shift + 1, correlation.shape[1] // 2
+    # no motion if its correlation is equal
+    best = torch.where(correlation.amax(1) > correlation[:, zero_shift], correlation.argmax(1), zero_shift)
+    x, y = best % num_shifts - max_shift, best // num_shifts - max_shift
+    return torch.stack([x * 2 / width, y * 2 / height], 1)
 
 
 def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
-    """Solutions ``(B, N)`` of symmetric equations ``(B, N, N)``, ``(B, N)`` by elimination, which ONNX supports.
+    """Solve symmetric linear systems ``(B, N, N)``, ``(B, N)`` by elimination, as ONNX has no solver; ``(B, N)``.
 
-    Regularised, so that undetermined components, such as motion along parallel lines, are near zero.
+    A ridge keeps undetermined components, such as motion along parallel lines, near zero.
     """
     size = vector.shape[1]
-    strength = matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * 1e-3 + 1e-6
-    rows = torch.cat([matrix + strength * torch.eye(size, device=matrix.device), vector[..., None]], 2)
+    ridge = matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * 1e-3 + 1e-6
+    rows = torch.cat([matrix + ridge * torch.eye(size, device=matrix.device), vector[..., None]], 2)  # (B, N, N + 1)
     for pivot in range(size):
         row = rows[:, pivot] / rows[:, pivot, pivot, None]
         rows = rows - rows[:, :, pivot, None] * row[:, None]
@@ -119,7 +126,7 @@ def _solve(matrix: Tensor, vector: Tensor) -> Tensor:
 
 
 def _grid(images: Tensor) -> Tensor:
-    """x and y of pixel centres of images ``(..., H, W)``, ``(H, W, 2)``, from -1 to 1."""
+    """Pixel centres x y of images ``(..., H, W)``, ``(H, W, 2)`` from -1 to 1."""
     y, x = (
         (torch.arange(side, device=images.device) + 0.5) * 2 / side - 1 for side in (images.shape[-2], images.shape[-1])
     )
@@ -127,5 +134,5 @@ def _grid(images: Tensor) -> Tensor:
 
 
 def _sampling_grid(motion: Tensor, grid: Tensor) -> Tensor:
-    """Sampling positions ``(B, H, W, 2)`` of the pixels of a grid ``(H, W, 2)`` under a motion."""
+    """Positions ``(B, H, W, 2)`` of the pixels of a grid ``(H, W, 2)`` after a motion ``(B, 2, 3)``."""
     return grid + motion[:, None, None, :, 0] + grid @ motion[:, None, :, 1:].mT

@@ -14,29 +14,28 @@ DIRECTED = 4.0
 class RelativePositionBias(nn.Module):
     """Learned attention bias by relative position of two cells of a grid, per head.
 
-    Relations between objects need relative positions; a table of offsets provides them to the first layer, which would
-    have to learn the subtraction of absolute coordinates. Each head starts with a direction and near cells
-    (`directions`); with several groups, every other head starts with the same cell of the other groups
-    (`same_cell_bias`).
+    As in Swin (Liu et al. 2021), a table has one bias per offset and head, so that the first layer need not learn to
+    subtract absolute positions. Each head is initialised to attend to near cells in one direction (`directions`); with
+    several groups, every other head is initialised to attend to the same cell of the other groups (`same_cell_bias`).
 
     Args:
-        heads: attention heads.
+        heads: number of attention heads.
         grid: height and width of the grid.
-        groups: tokens per cell; the bias also depends on the two groups.
+        groups: number of tokens per cell; the bias also depends on the two groups.
     """
 
     def __init__(self, heads: int, grid: tuple[int, int], groups: int = 1) -> None:
         super().__init__()
         height, width = grid
         y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        cells = torch.stack([y.flatten(), x.flatten()], 1)
-        offset = cells[:, None] - cells[None]
+        cells = torch.stack([y.flatten(), x.flatten()], 1)  # (cells, 2)
+        offset = cells[:, None] - cells[None]  # (cells, cells, 2)
         index = (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
         num_offsets = (2 * height - 1) * (2 * width - 1)
         group = torch.arange(groups)
-        pair = (group[:, None] * groups + group[None]) * num_offsets
+        group_index = (group[:, None] * groups + group[None]) * num_offsets
         # token order: group 0 of all cells, then group 1 of all cells
-        full_index = pair[:, None, :, None] + index[None, :, None, :]
+        full_index = group_index[:, None, :, None] + index[None, :, None, :]  # (groups, cells, groups, cells)
         self.register_buffer("index", full_index.reshape(groups * len(cells), groups * len(cells)), persistent=False)
         table = directions(heads, grid).repeat(groups, groups, 1, 1)
         if groups > 1:
@@ -49,42 +48,42 @@ class RelativePositionBias(nn.Module):
 
 
 def directions(heads: int, grid: tuple[int, int]) -> Tensor:
-    """Initial attention bias with a direction per head, the first to the right and the others clockwise.
+    """Initial attention bias with one direction per head, the first to the right and the others clockwise.
 
-    As in ConViT (d'Ascoli et al. 2021), which starts with one offset per head. Distances are in eighths of the longer
-    side, so that the bias does not depend on the resolution of the grid.
+    Similar to ConViT (d'Ascoli et al. 2021), whose heads are initialised with one offset each. Distances are in eighths
+    of the longer side, so that the bias does not depend on the resolution of the grid.
 
     Args:
-        heads: attention heads.
+        heads: number of attention heads.
         grid: height and width of the grid.
 
     Returns:
-        ``((2 height - 1) (2 width - 1), heads)``, by offset of the query from the key, row by row.
+        Bias ``((2 height - 1) (2 width - 1), heads)`` for each offset of the query from the key, row by row.
     """
     height, width = grid
     y, x = torch.meshgrid(torch.arange(1.0 - height, height), torch.arange(1.0 - width, width), indexing="ij")
     distance = torch.hypot(y, x).clamp(min=0.5).flatten()[:, None]
     angle = 2 * math.pi * torch.arange(heads) / heads
-    along = -(x.flatten()[:, None] * angle.cos() + y.flatten()[:, None] * angle.sin()) / distance
-    return DIRECTED * along - 8 / max(grid) * distance
+    cosine = -(x.flatten()[:, None] * angle.cos() + y.flatten()[:, None] * angle.sin()) / distance
+    return DIRECTED * cosine - 8 / max(grid) * distance
 
 
 def same_cell_bias(groups: int, grid: tuple[int, int]) -> Tensor:
     """Initial attention bias to the same cell of the other groups.
 
-    A change, or the content of a masked cell, is visible in the same cell of another frame. An encoder from scratch
-    learns this from absolute positions only after thousands of steps.
+    A change, or the content of a masked cell, is visible in the same cell of another frame. Without this bias an
+    encoder learns it only after thousands of steps.
 
     Args:
-        groups: tokens per cell.
+        groups: number of tokens per cell.
         grid: height and width of the grid.
 
     Returns:
-        ``(groups, groups, (2 height - 1) (2 width - 1))``, by the two groups and the offset of their cells.
+        Bias ``(groups, groups, (2 height - 1) (2 width - 1))`` for the two groups and the offset of their cells.
     """
     height, width = grid
     num_offsets = (2 * height - 1) * (2 * width - 1)
     bias = torch.full((groups, groups, num_offsets), -DIRECTED / 2)
-    # the middle of the offsets is offset 0
+    # the middle of the table is offset 0
     bias[~torch.eye(groups, dtype=torch.bool), num_offsets // 2] = DIRECTED / 2
     return bias

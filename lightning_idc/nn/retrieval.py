@@ -1,4 +1,4 @@
-"""Retrieval between image pairs and captions: interface of encoders, contrastive loss, and recall at k."""
+"""Retrieval between image pairs and captions: encoder interface, contrastive loss (InfoNCE), and recall at k."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECALL_RANKS = (1, 5, 10)
 
 @runtime_checkable
 class PairTextEncoder(Protocol):
-    """Maps pairs of images and captions into one space, in which the cosine is their similarity."""
+    """Dual encoder: embeds pairs of images and captions in one space, with cosine similarity."""
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
@@ -26,12 +26,12 @@ class PairTextEncoder(Protocol):
 
 
 def symmetric_cross_entropy(logits: Tensor) -> Tensor:
-    """Mean of the cross entropies of rows and of columns, with the diagonal as the targets.
+    """Symmetric InfoNCE: mean cross entropy of rows and of columns, with the diagonal as targets.
 
-    Radford et al. 2021; CLIP4IDC's adaptation loss.
+    CLIP's contrastive loss (Radford et al. 2021), and the adaptation loss of CLIP4IDC.
 
     Args:
-        logits: scaled similarities ``(N, N)``; row i and column i belong together.
+        logits: similarities divided by the temperature, ``(N, N)``; row i and column i are a positive pair.
 
     Raises:
         ConfigError: the matrix is not square.
@@ -42,14 +42,16 @@ def symmetric_cross_entropy(logits: Tensor) -> Tensor:
     """
     if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
         raise ConfigError(
-            f"symmetric cross entropy needs one caption per pair, logits (N, N); found {tuple(logits.shape)}"
+            f"logits are {tuple(logits.shape)}; expected (N, N), one caption per pair, for a symmetric cross entropy"
         )
     targets = torch.arange(len(logits), device=logits.device)
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
 def is_reference_of_other(references: Sequence[Sequence[str]], captions: Sequence[str]) -> Tensor:
-    """Which captions of other pairs are also references of a pair: bool ``(N, N)``, pairs by captions.
+    """False negatives: True where the caption of another pair is also a reference of this pair, bool ``(N, N)``.
+
+    Rows are pairs, columns captions.
 
     Args:
         references: references of each of N pairs.
@@ -73,13 +75,13 @@ def is_reference_of_other(references: Sequence[Sequence[str]], captions: Sequenc
 
 
 def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
-    """Rank of the best relevant candidate of every query, from 1, ``(Q,)``.
+    """Rank of the most similar relevant candidate of each query, ``(Q,)``, starting at 1.
 
-    Irrelevant candidates of the same similarity rank before it, so that a constant similarity has the worst rank.
+    Ties count against it: irrelevant candidates of equal similarity rank first.
 
     Args:
         similarity: similarity of queries and candidates, ``(Q, N)``.
-        relevant: bool ``(Q, N)``, True where the candidate is correct.
+        relevant: bool ``(Q, N)``, True at correct candidates.
 
     Raises:
         DataError: a query has no relevant candidate.
@@ -95,8 +97,8 @@ def recall_at(similarity: Tensor, relevant: Tensor, ks: Sequence[int] = RECALL_R
     """Percentage of queries with a relevant candidate among the first k: ``{"R@1": ..., "R@5": ..., "R@10": ...}``.
 
     Args:
-        similarity: similarity of queries and candidates, ``(Q, N)``; give both transposed for the other direction.
-        relevant: bool ``(Q, N)``, True where the candidate is correct.
+        similarity: similarity of queries and candidates, ``(Q, N)``; for the other direction, transpose both arguments.
+        relevant: bool ``(Q, N)``, True at correct candidates.
         ks: values of k.
 
     Raises:
@@ -111,14 +113,14 @@ def recall_of_pairs(pairs: Tensor, captions: Tensor, relevant: Tensor, rows: int
     Args:
         pairs: unit vectors ``(P, D)``.
         captions: unit vectors ``(C, D)`` of distinct captions.
-        relevant: bool ``(P, C)``, True where a pair has the caption as a reference.
+        relevant: bool ``(P, C)``, True if the caption is a reference of the pair.
         rows: number of queries per block, which bounds the memory.
     """
 
-    def recall(queries: Tensor, candidates: Tensor, answers: Tensor) -> dict[str, float]:
-        parts = zip(queries.split(rows), answers.split(rows), strict=True)
-        all_ranks = torch.cat([ranks(part @ candidates.T, relevant_part) for part, relevant_part in parts])
-        return _recall(all_ranks, RECALL_RANKS)
+    def recall(queries: Tensor, candidates: Tensor, is_relevant: Tensor) -> dict[str, float]:
+        blocks = zip(queries.split(rows), is_relevant.split(rows), strict=True)
+        query_ranks = torch.cat([ranks(block @ candidates.T, relevant_block) for block, relevant_block in blocks])
+        return _recall(query_ranks, RECALL_RANKS)
 
     return {
         "pair_to_text": recall(pairs, captions, relevant),

@@ -1,7 +1,11 @@
-"""Pre-norm transformer blocks for pairs: a cross-image encoder and a causal decoder with cached keys and values.
+"""Pre-norm transformer (Vaswani et al. 2017) for image pairs: encoder layers, and a causal decoder with a KV cache.
 
-Vaswani et al. 2017, with normalisation before each part. K captions share the memory of their pair:
-for cross-attention they are merged into the query dimension, so that the memory is never copied.
+The K captions of a pair share its memory ``(B, M, D)``, which is never copied: for cross-attention the captions
+``(B, K, T, D)`` are merged into queries ``(B, K * T, D)``. N counts captions, P pairs, d is the width of one head.
+
+1. `EncoderLayer`: self-attention and feed-forward over all tokens of a pair,
+2. `DecoderLayer`: causal self-attention, cross-attention to the memory, and feed-forward,
+3. `Decoder`: all positions at once in training (``forward``), or one token per ``step`` with a `DecoderState`.
 """
 
 from __future__ import annotations
@@ -18,36 +22,39 @@ from lightning_idc.utils.bounds import PositiveInt, ShareBelowOne, check_argumen
 from lightning_idc.utils.errors import ConfigError, DataError
 
 CacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Appends keys and values of the newest token, ``(N, heads, 1, d)`` each, to a cache and returns all of them."""
+"""Appends keys and values of the newest token, ``(N, heads, 1, d)`` each, to a KV cache and returns all of them."""
 MAX_UNFUSED_QUERIES = 8
-"""Number of queries up to which attention on a CPU is two matrix products instead of the fused kernel."""
+"""Maximum number of queries for which attention on a CPU is two matrix products instead of the fused kernel."""
 CACHE_BLOCK = 16
-"""Number of tokens by which a cache of keys and values grows."""
+"""Number of tokens by which the KV cache grows."""
 
 
 def check_heads(width: PositiveInt, heads: PositiveInt) -> None:
     """Check that the number of heads divides the width.
 
     Raises:
-        ConfigError: the width is not a multiple of the heads.
+        ConfigError: the width is not a multiple of the number of heads.
     """
     check_arguments(check_heads, locals())
     if width % heads:
-        raise ConfigError(f"heads is {heads} and width {width}; expected a width that is a multiple of the heads")
+        raise ConfigError(f"heads is {heads} and width {width}; expected a width that is a multiple of heads")
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """``(B, N, D)`` to ``(B, heads, N, D / heads)``."""
+    """Reshape ``(B, N, D)`` to ``(B, heads, N, D / heads)``."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def split_step(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """``(B, N, parts * D)`` to ``parts`` tensors as `split_heads` returns them: fewer views, slower gradients."""
+    """Split ``(B, N, parts * D)`` into ``parts`` tensors ``(B, heads, N, D / heads)``.
+
+    Faster than ``chunk`` and `split_heads` in a decoding step, but with slower gradients.
+    """
     return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """``(B, heads, N, d)`` to ``(B, N, heads * d)``."""
+    """Reshape ``(B, heads, N, d)`` to ``(B, N, heads * d)``."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -66,12 +73,12 @@ def attend(
         query: ``(N, heads, q, d)``.
         keys: ``(N, heads, M, d)``.
         values: ``(N, heads, M, d)``.
-        mask: broadcasts to ``(N, heads, q, M)``, True where a key counts.
+        mask: bool, broadcast to ``(N, heads, q, M)``, True at keys to attend to.
         scale: factor of the dot products; ``d ** -0.5`` when None.
-        causal: whether a query does not attend to later keys.
+        causal: whether queries cannot attend to later keys.
         dropout: dropout probability of attention weights.
     """
-    # two batched products take two thirds of the time of the fused kernel, which is made for many queries
+    # two batched products take two thirds of the time of the fused kernel, which is optimised for many queries
     is_small = query.shape[2] <= MAX_UNFUSED_QUERIES and query.device.type == "cpu" and query.dtype == torch.float32
     if mask is not None or causal or dropout or not is_small:
         return F.scaled_dot_product_attention(
@@ -83,14 +90,14 @@ def attend(
 
 
 def group_captions(x: Tensor, count: int) -> Tensor:
-    """Tokens ``(..., D)`` as queries ``(N / count, count, D)``, so that captions of a pair share its memory."""
+    """Reshape tokens ``(..., D)`` to queries ``(N / count, count, D)``, so that captions of a pair share its memory."""
     return x if x.shape[1] == count else x.view(-1, count, x.shape[-1])
 
 
 class FeedForward(nn.Sequential):
-    """Two linear layers with a GELU between them, and dropout of the output only.
+    """Two linear layers with a GELU between them, and dropout of the output.
 
-    On a CPU, dropout of the hidden activations takes as long as one of the matrix products.
+    Hidden activations have no dropout: on a CPU it takes as long as one of the matrix products.
     """
 
     def __init__(self, width: int, hidden: int, dropout: ShareBelowOne) -> None:
@@ -114,13 +121,16 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_attention(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)  # (B, heads, N, d)
         x = x + F.dropout(self.out(merge_heads(attended)), self.dropout, self.training)
         return x + self.feed(self.norm_feed(x))
 
 
 class CrossLayer(nn.Module):
-    """Parts of a layer of self-attention, attention to a memory, and feed-forward, normalised before each."""
+    """Modules of a pre-norm layer of self-attention, cross-attention to a memory, and feed-forward.
+
+    Subclasses define the order in ``forward``.
+    """
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -144,24 +154,24 @@ class CrossLayer(nn.Module):
         return split_heads(key, self.heads), split_heads(value, self.heads)
 
     def _cross(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """Attend from ``(B, Q, D)`` to the memory; ``mask (B, N)`` is True where the memory counts."""
+        """Attend from ``(B, Q, D)`` to the memory; ``mask (B, N)`` is True at its valid tokens."""
         query = split_heads(self.query(self.norm_cross(x)), self.heads)
-        allowed = None if mask is None else mask[:, None, None]
+        allowed = None if mask is None else mask[:, None, None]  # (B, 1, 1, N)
         return x + self._drop(self.out_cross(merge_heads(attend(query, *memory, allowed))))
 
 
 class DecoderLayer(CrossLayer):
-    """Causal self-attention, attention to the memory of the pair, and feed-forward."""
+    """Causal self-attention, cross-attention to the memory of the pair, and feed-forward."""
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """All positions of K captions at once: ``(B, K, T, D)``."""
-        pairs, captions, length, _ = x.shape
-        x = x.flatten(0, 1)
+        """All positions of K captions at once, ``(B, K, T, D)``."""
+        num_pairs, num_captions, length, _ = x.shape
+        x = x.flatten(0, 1)  # (B K, T, D)
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
         x = x + self._drop(self.out_self(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True))))
-        x = self._cross(x.view(pairs, captions * length, -1), memory, mask)
+        x = self._cross(x.view(num_pairs, num_captions * length, -1), memory, mask)  # (B, K T, D)
         x = x + self.feed(self.norm_feed(x))
-        return x.view(pairs, captions, length, -1)
+        return x.view(num_pairs, num_captions, length, -1)
 
     def step(
         self,
@@ -171,20 +181,20 @@ class DecoderLayer(CrossLayer):
         mask: Tensor | None,
         captions_per_pair: int = 1,
     ) -> Tensor:
-        """One more position ``(N, 1, D)`` of every caption; ``update_cache`` caches its keys and values."""
+        """One more position ``(N, 1, D)`` of every caption; ``update_cache`` appends its keys and values."""
         q, k, v = split_step(self.qkv(self.norm_self(x)), 3, self.heads)
         x = x + self.out_self(merge_heads(attend(q, *update_cache(k, v))))
-        x = self._cross(group_captions(x, captions_per_pair), memory, mask)
+        x = self._cross(group_captions(x, captions_per_pair), memory, mask)  # (P, N / P, D)
         return group_captions(x + self.feed(self.norm_feed(x)), 1)
 
 
 @dataclass
 class DecoderState:
-    """Cached keys and values of a decoder for N unfinished captions, equally many of each of P pairs.
+    """KV cache of a decoder for N unfinished captions, equally many of each of P pairs.
 
     Args:
         memory: keys and values of the memory per layer, ``(P, heads, M, d)``.
-        past: keys and values of earlier tokens per layer, ``(N, heads, t, d)``, captions of a pair together.
+        past: keys and values of earlier tokens per layer, ``(N, heads, t, d)``; captions of a pair are contiguous.
         mask: bool ``(P, M)``, True at valid tokens of the memory; None when all are valid.
         captions_per_pair: N / P.
     """
@@ -196,27 +206,33 @@ class DecoderState:
 
     def __post_init__(self) -> None:
         self._buffers = self.past
-        """Keys and values allocated for further tokens; ``past`` are views of them."""
+        """Keys and values with room for further tokens; ``past`` are views of them."""
 
     @classmethod
     def before(cls, memory: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> DecoderState:
-        """State before the first token, given keys and values of the memory per layer."""
-        # read for every token: contiguous heads take two thirds of the time
+        """State before the first token, from the keys and values of the memory per layer."""
+        # read for every token; contiguous tensors take two thirds of the time
         memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
         return cls(memory, [(key[:, :, :0], value[:, :, :0]) for key, value in memory], mask)
 
     def advance(self, layers: Iterable[nn.Module], x: Tensor) -> Tensor:
-        """Run one more position ``(N, 1, D)`` through all layers, which have the ``step`` of `DecoderLayer`."""
+        """Run one more position ``(N, 1, D)`` through all layers, each with the ``step`` of `DecoderLayer`."""
         length = self.length
         if not torch.compiler.is_exporting() and self._buffers[0][0].shape[2] == length:
             self._buffers = [(_grow_buffer(key), _grow_buffer(value)) for key, value in self.past]
         for index, (layer, memory) in enumerate(zip(layers, self.memory, strict=True)):
-            x = layer.step(x, partial(self._update_cache, index, length), memory, self.mask, self.captions_per_pair)  # type: ignore[operator]
+            x = layer.step(  # type: ignore[operator]
+                x,
+                update_cache=partial(self._update_cache, index, length),
+                memory=memory,
+                mask=self.mask,
+                captions_per_pair=self.captions_per_pair,
+            )
         return x
 
     def _update_cache(self, layer: int, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values ``(N, heads, 1, d)`` of one layer to the cache of ``length`` tokens; returns all."""
-        if key.requires_grad or torch.compiler.is_exporting():  # tensors of a graph must not be modified
+        if key.requires_grad or torch.compiler.is_exporting():  # tensors of a graph must not be modified in place
             past = self.past[layer]
             self.past[layer] = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
             self._buffers[layer] = self.past[layer]
@@ -228,34 +244,34 @@ class DecoderState:
         return self.past[layer]
 
     def select(self, rows: Tensor) -> DecoderState:
-        """State of selected captions, each with its own copy of the memory."""
+        """State of selected captions ``rows (M,)``, each with its own copy of the memory."""
         pairs = rows if self.captions_per_pair == 1 else rows // self.captions_per_pair
-        return self._with_rows(_pick(self.memory, pairs), rows, self._mask(pairs), 1)
+        return self._with_rows(_select_rows(self.memory, pairs), rows, self._select_mask(pairs), 1)
 
     def reorder(self, rows: Tensor, pairs: Tensor) -> DecoderState:
-        """State of selected captions, equally many of each selected pair, which share its memory.
+        """State of selected captions, equally many per selected pair; captions of a pair share its memory.
 
         Args:
-            rows: indices of the captions, those of a pair together.
+            rows: indices of the captions; those of a pair are contiguous.
             pairs: indices of their pairs, each once and in order.
         """
         captions_per_pair = len(rows) // len(pairs)
         if len(pairs) == len(self.memory[0][0]):
             return self._with_rows(self.memory, rows, self.mask, captions_per_pair)
-        return self._with_rows(_pick(self.memory, pairs), rows, self._mask(pairs), captions_per_pair)
+        return self._with_rows(_select_rows(self.memory, pairs), rows, self._select_mask(pairs), captions_per_pair)
 
     def _with_rows(
         self, memory: list[tuple[Tensor, Tensor]], rows: Tensor, mask: Tensor | None, captions_per_pair: int
     ) -> DecoderState:
         """State of selected captions, with their allocated buffers."""
-        buffers, length = _pick(self._buffers, rows), self.length
-        chosen = DecoderState(
+        buffers, length = _select_rows(self._buffers, rows), self.length
+        selected = DecoderState(
             memory, [(key[:, :, :length], value[:, :, :length]) for key, value in buffers], mask, captions_per_pair
         )
-        chosen._buffers = buffers
-        return chosen
+        selected._buffers = buffers
+        return selected
 
-    def _mask(self, pairs: Tensor) -> Tensor | None:
+    def _select_mask(self, pairs: Tensor) -> Tensor | None:
         return None if self.mask is None else self.mask[pairs]
 
     @property
@@ -264,29 +280,29 @@ class DecoderState:
         return self.past[0][0].shape[2]
 
 
-def _pick(layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _select_rows(layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in layers]
 
 
 def _grow_buffer(past: Tensor) -> Tensor:
-    """Keys or values ``(N, heads, t, d)`` in a buffer for further tokens."""
-    rows, heads, length, width = past.shape
-    buffer = past.new_empty(rows, heads, length + CACHE_BLOCK, width)
+    """Copy keys or values ``(N, heads, t, d)`` into a buffer ``(N, heads, t + CACHE_BLOCK, d)``."""
+    num_captions, heads, length, head_width = past.shape
+    buffer = past.new_empty(num_captions, heads, length + CACHE_BLOCK, head_width)
     buffer[:, :, :length] = past
     return buffer
 
 
 class Decoder(nn.Module):
-    """Causal decoder with tied input and output embeddings.
+    """Causal decoder with tied input and output embeddings, and learned position embeddings (timm's ``pos_embed``).
 
     Args:
         vocabulary: number of words.
         width: width of all tokens.
-        layers: decoder layers.
-        heads: attention heads.
+        layers: number of decoder layers.
+        heads: number of attention heads (timm's ``num_heads``).
         hidden: width of the feed-forward layers.
         dropout: dropout probability.
-        max_length: maximum length of a caption, begin token included.
+        max_length: maximum length of a caption, including the begin token.
     """
 
     def __init__(
@@ -313,7 +329,7 @@ class Decoder(nn.Module):
         nn.init.normal_(self.position, std=0.02)
 
     def _embed(self, tokens: Tensor, past: int) -> Tensor:
-        """Embed tokens ``(..., T)`` that follow ``past`` earlier ones."""
+        """Embed tokens ``(..., T)`` after ``past`` earlier ones, ``(..., T, D)``."""
         length = past + tokens.shape[-1]
         if length > len(self.position):
             raise DataError(
@@ -322,22 +338,22 @@ class Decoder(nn.Module):
             )
         return self.embedding(tokens) + self.position[past:length]
 
-    def _words(self, x: Tensor) -> Tensor:
+    def _word_logits(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.embedding.weight, self.bias)
 
     def forward(self, memory: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
-        """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` over memory ``(B, N, D)``."""
+        """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` and memory ``(B, M, D)``."""
         x = self.dropout(self._embed(tokens, 0))
         for layer in self.layers:
             x = layer(x, layer.memory(memory), mask)  # type: ignore[operator]
-        return self._words(x)
+        return self._word_logits(x)
 
     def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
         """State before the first token."""
-        keys = [layer.memory(memory) for layer in self.layers]  # type: ignore[operator]
-        return DecoderState.before(keys, mask)
+        keys_and_values = [layer.memory(memory) for layer in self.layers]  # type: ignore[operator]
+        return DecoderState.before(keys_and_values, mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
         x = state.advance(self.layers, self._embed(tokens[:, None], state.length))
-        return self._words(x)[:, 0]
+        return self._word_logits(x)[:, 0]

@@ -1,4 +1,7 @@
-"""Words of small captioners: a list of strings that a checkpoint can hold."""
+"""Vocabularies of captioners without a Hugging Face tokenizer: word lists, and the sub-words of CLIP and BERT.
+
+`load_vocabulary` restores one from the list of words, or the name, that a checkpoint stores.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 CLIP = "clip"
-"""Name of CLIP's vocabulary of sub-words, where a list of words is expected otherwise."""
+"""Name of CLIP's vocabulary of sub-words, used in place of a list of words."""
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT_FILE = "vocab.txt"
 
 
 class SpecialIds(NamedTuple):
-    """Ids of special tokens that decoding needs.
+    """Ids of special tokens, as decoding needs them.
 
     Args:
         pad: padding.
@@ -41,7 +44,7 @@ class SpecialIds(NamedTuple):
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids at which a generated caption ends."""
+        """Ids that end a generated caption."""
         return self.stops or (self.eos,)
 
 
@@ -112,11 +115,11 @@ class Vocabulary:
 
     def content_ids(self, ids: Iterable[int]) -> list[int]:
         """Ids before the end token, without special tokens."""
-        before = takewhile(lambda index: index != self.special.eos, ids)
-        return [index for index in before if index not in self.special.never_said]
+        before_end = takewhile(lambda index: index != self.special.eos, ids)
+        return [index for index in before_end if index not in self.special.never_said]
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids without special tokens, each with its number of ids."""
+        """Words of ids without special tokens, and the number of ids of each word."""
         return [(self.words[index], 1) for index in ids]
 
 
@@ -132,7 +135,7 @@ def _clip_tokenizer() -> Any:
 
 
 class ClipVocabulary(Vocabulary):
-    """CLIP's 49,408 lower-cased sub-words, as open_clip ships them; id 0 ("!") is also the padding, as in CLIP."""
+    """CLIP's 49,408 lower-cased sub-words, from open_clip; id 0 ("!") is also the padding, as in CLIP."""
 
     def __init__(self) -> None:
         tokenizer = _clip_tokenizer()
@@ -153,7 +156,7 @@ class ClipVocabulary(Vocabulary):
         return _joined(_clip_tokenizer().decode(self.content_ids(ids)).split())
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids without special tokens, each with its number of sub-words."""
+        """Words of ids without special tokens, and the number of sub-words of each word."""
         words: list[list[int]] = [[]]
         for index in ids:
             words[-1].append(index)
@@ -170,7 +173,7 @@ class BertVocabulary(Vocabulary):
     """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption is between [CLS] and [SEP].
 
     Args:
-        words: all pieces, in the order of their ids; those within a word begin with ``##``.
+        words: all pieces, in the order of their ids; pieces inside a word begin with ``##``.
 
     Raises:
         CheckpointError: a special word of BERT is missing.
@@ -181,7 +184,7 @@ class BertVocabulary(Vocabulary):
 
         missing = [word for word in BERT_SPECIALS if word not in words]
         if missing:
-            raise CheckpointError(f"BERT's vocabulary holds {', '.join(BERT_SPECIALS)}; missing: {', '.join(missing)}")
+            raise CheckpointError(f"the vocabulary lacks {', '.join(missing)} of BERT's {', '.join(BERT_SPECIALS)}")
         self.words = list(words)
         ids = {word: index for index, word in enumerate(self.words)}
         pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
@@ -220,7 +223,7 @@ class BertVocabulary(Vocabulary):
         return _CLITIC.sub(r"\1'\2", text)
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
-        """Words of ids without special tokens, each with its number of pieces."""
+        """Words of ids without special tokens, and the number of pieces of each word."""
         words: list[list[str]] = []
         for index in ids:
             piece = self.words[index]
@@ -232,7 +235,7 @@ class BertVocabulary(Vocabulary):
 
 
 def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
-    """Vocabulary of a list of words, ``clip`` for CLIP's, or BERT's from a file or folder.
+    """Load a vocabulary from a list of words, CLIP's by the name ``clip``, or BERT's from a file or folder.
 
     A list that starts with BERT's special words is BERT's.
 
@@ -245,7 +248,7 @@ def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
         return ClipVocabulary()
     if not Path(words).expanduser().exists():
         raise ConfigError(
-            f"no vocabulary is called {words!r}; expected {CLIP!r}, a list of words, or BERT's {BERT_FILE} or a folder "
-            "that holds it"
+            f"vocabulary is {words!r}; expected {CLIP!r}, a list of words, BERT's {BERT_FILE}, or a folder with "
+            f"{BERT_FILE}"
         )
     return BertVocabulary.from_file(words)

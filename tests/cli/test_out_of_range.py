@@ -62,7 +62,7 @@ VALUES = {
     **dict.fromkeys(("model.image_size [1,2,3]", "model.image_size x", "model.image_size [0,8]"), "image_size"),
     **dict.fromkeys(("model.learning_rates {language: -.inf}", "model.learning_rates {language: x}"), "learning_rates"),
     **dict.fromkeys(("model.counts -1", "model.counts x", "model.in_channels 0", "model.in_channels -3"), ""),
-    **dict.fromkeys(("model.backbone nothing", "model.backbone ''", "model.backbone ../x"), "timm knows no model"),
+    **dict.fromkeys(("model.backbone nothing", "model.backbone ''", "model.backbone ../x"), "timm has no model"),
     **dict.fromkeys(("model.adapters {a: 1}", "model.adapters {a: {class_path: os.system}}"), "adapter"),
     "model.optimizer nothing": "optimizer",
     "model.optimizer os.system": "model",

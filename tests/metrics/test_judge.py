@@ -88,8 +88,8 @@ def test_any_answer_is_parsed_or_none(answer: str) -> None:
 
 
 def test_captions_with_braces_stay_as_they_are() -> None:
-    prompt = OMNIDIFF.ask("a {expected} b {0}", "c {said} d")
-    assert prompt.endswith("Standard answer: c {said} d Assistant's response: a {expected} b {0}")
+    prompt = OMNIDIFF.ask("a {references} b {0}", "c {caption} d")
+    assert prompt.endswith("Standard answer: c {caption} d Assistant's response: a {references} b {0}")
 
 
 def test_unparsed_answers_are_retried_and_counted() -> None:

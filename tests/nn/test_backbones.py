@@ -1,4 +1,4 @@
-"""Networks that turn an image into a grid of features."""
+"""Backbones: shapes, receptive fields, gradients and loading of weights."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ def noise(height: int, width: int, count: int = 2) -> torch.Tensor:
     )
 
 
-def test_the_small_one_is_small_and_takes_any_size() -> None:
+def test_small_cnn_parameters_and_grid_sizes() -> None:
     backbone = SmallCNN()
     assert 150_000 < sum(p.numel() for p in backbone.parameters()) < 170_000
     assert backbone(noise(64, 64)).shape == (2, 96, 8, 8)
     assert backbone(noise(96, 136)).shape == (2, 96, 12, 17)
 
 
-def test_a_cell_of_the_residual_one_sees_what_the_small_one_cannot() -> None:
-    """A thing that is half hidden is named by what lies around; 31 pixels are less than a large thing."""
-    for name, sees in (("cnn", 31), ("residual", 87)):
+def test_receptive_fields_of_small_and_residual_cnn() -> None:
+    """Occluded objects are recognised by their surroundings, and large objects exceed 31 pixels."""
+    for name, receptive_field in (("cnn", 31), ("residual", 87)):
         backbone = build_backbone(name).eval()
         pixels = noise(256, 256, 1).float().requires_grad_()
         backbone.grid(pixels)[0, :, 16, 16].sum().backward()
         rows = pixels.grad.abs().sum((0, 1, 3)).nonzero()  # type: ignore[union-attr]
-        assert int(rows.max() - rows.min()) + 1 == sees
+        assert int(rows.max() - rows.min()) + 1 == receptive_field
 
 
-def test_the_residual_one_keeps_the_size_and_every_parameter_learns() -> None:
+def test_residual_cnn_grid_size_and_gradients() -> None:
     backbone = build_backbone("residual", in_channels=4)
     grid = backbone(torch.cat([noise(96, 136), noise(96, 136)[:, :1]], 1))
     assert grid.shape == (2, 96, 12, 17) and sum(p.numel() for p in backbone.parameters()) < 400_000
@@ -43,20 +43,20 @@ def test_the_residual_one_keeps_the_size_and_every_parameter_learns() -> None:
     assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
 
 
-def test_images_are_normalised_by_mean_and_deviation() -> None:
-    class Nothing(GridBackbone):
+def test_images_are_normalised_by_mean_and_standard_deviation() -> None:
+    class Identity(GridBackbone):
         def grid(self, images: torch.Tensor) -> torch.Tensor:
             return images
 
-    backbone = Nothing(3, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
+    backbone = Identity(3, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
     pixels = torch.tensor([255, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
     torch.testing.assert_close(backbone(pixels).flatten(), torch.tensor([1.0, 3.0, 0.2]))
 
 
-# these are random weights of a few thousand parameters; the families differ in what follows the last feature map
+# tiny models with random weights; the families differ in the layers after the last feature map
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
 @pytest.mark.parametrize("stage", [-1, 1])
-def test_timm_models_give_grids_and_every_parameter_learns(name: str, stage: int) -> None:
+def test_timm_feature_maps_and_gradients_of_all_parameters(name: str, stage: int) -> None:
     backbone = TimmGrid(name, stage=stage)
     grid = backbone(noise(96, 64))
     assert grid.shape[:2] == (2, backbone.width) and grid.ndim == 4
@@ -65,7 +65,7 @@ def test_timm_models_give_grids_and_every_parameter_learns(name: str, stage: int
     assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
 
 
-def test_timm_models_use_their_own_mean_and_deviation() -> None:
+def test_timm_models_use_their_own_mean_and_standard_deviation() -> None:
     import timm
 
     backbone = TimmGrid("test_vit")
@@ -74,13 +74,13 @@ def test_timm_models_use_their_own_mean_and_deviation() -> None:
     torch.testing.assert_close(backbone.std.flatten(), 255 * torch.tensor(config["std"]))
 
 
-def test_unknown_names_are_refused_with_a_near_one() -> None:
+def test_unknown_backbone_names_similar_models() -> None:
     names = "'cnn', 'residual', 'difference' or a timm name"
-    with pytest.raises(ConfigError, match=rf"timm knows no model 'resnet19x'.*{names}"):
+    with pytest.raises(ConfigError, match=rf"timm has no model 'resnet19x'.*{names}"):
         build_backbone("resnet19x")
 
 
-def test_weights_that_cannot_be_had_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_weights_raise_checkpoint_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import timm
 
     def offline(*args: object, **options: object) -> None:
@@ -91,18 +91,18 @@ def test_weights_that_cannot_be_had_say_what_to_do(monkeypatch: pytest.MonkeyPat
         build_backbone("test_resnet", pretrained=True)
 
 
-def test_sizes_that_a_model_cannot_take_are_named() -> None:
+def test_rejects_image_sizes_of_fixed_size_models() -> None:
     with pytest.raises(DataError, match=r"does not take images of 96x64.*image_size"):
         build_backbone("vit_tiny_patch16_224")(noise(96, 64))
 
 
-def test_weights_are_loaded_strictly(tmp_path: Path) -> None:
+def test_load_backbone_is_strict(tmp_path: Path) -> None:
     source, target = SmallCNN(), SmallCNN()
     state = {f"net.backbone.{key}": value for key, value in source.state_dict().items()}
     torch.save({"state_dict": {**state, "net.head.weight": torch.ones(1)}}, tmp_path / "a.ckpt")
     load_backbone(target, tmp_path / "a.ckpt")
     assert all(torch.equal(value, target.state_dict()[key]) for key, value in source.state_dict().items())
-    with pytest.raises(CheckpointError, match="holds another backbone"):
+    with pytest.raises(CheckpointError, match="holds another backbone"):  # of another width
         load_backbone(SmallCNN(width=48), tmp_path / "a.ckpt")
     torch.save({"state_dict": {"head.weight": torch.ones(1)}}, tmp_path / "b.ckpt")
     with pytest.raises(CheckpointError, match=r"no weights under 'net\.backbone\.'"):

@@ -1,4 +1,4 @@
-"""OpenAI's TorchScript files. Oracle: features that the authors' model computes with the weights of the archive."""
+"""OpenAI's TorchScript files. Oracle: features of OpenAI's model with the weights of the archive."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 def parity(shared: Path) -> Path:
     folder = shared / "parity/clip_torchscript"
     if not folder.is_dir():
-        pytest.skip("the oracle is not beside this checkout")
+        pytest.skip("shared/parity is missing")
     return folder
 
 
-def test_all_tensors_are_read_as_they_are(parity: Path) -> None:
-    found, true = read_torchscript(parity / "archive.pt"), load_file(parity / "weights.safetensors")
-    assert set(found) - set(true) == {"input_resolution", "context_length", "vocab_size"}
-    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in true.items())
+def test_read_torchscript_equals_weights_of_archive(parity: Path) -> None:
+    state, expected = read_torchscript(parity / "archive.pt"), load_file(parity / "weights.safetensors")
+    assert set(state) - set(expected) == {"input_resolution", "context_length", "vocab_size"}
+    assert all(torch.equal(state[name], value) and state[name].dtype == value.dtype for name, value in expected.items())
 
 
-def test_features_are_those_of_the_authors_model(parity: Path, tmp_path: Path) -> None:
+def test_features_equal_openai_model(parity: Path, tmp_path: Path) -> None:
     import open_clip
 
     sizes = json.loads((parity / "meta.json").read_text())["sizes"]
@@ -50,7 +50,7 @@ def test_features_are_those_of_the_authors_model(parity: Path, tmp_path: Path) -
     (tmp_path / "tiny-openai.json").write_text(json.dumps({**config, "quick_gelu": True}))
     (tmp_path / "tiny-exact.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path)
-    with pytest.raises(ConfigError, match="'tiny-exact' has the exact one"):  # a checkpoint would be rebuilt with it
+    with pytest.raises(ConfigError, match="'tiny-exact' has the exact one"):
         build_clip("tiny-exact", ClipVocabulary(), str(parity / "archive.pt"))
     clip = build_clip("tiny-openai", ClipVocabulary(), str(parity / "archive.pt")).eval()
     io = load_file(parity / "io.safetensors")
@@ -59,26 +59,26 @@ def test_features_are_those_of_the_authors_model(parity: Path, tmp_path: Path) -
         torch.testing.assert_close(clip.encode_text(io["ids"].long()), io["text_features"], atol=1e-4, rtol=1e-4)
 
 
-def test_no_code_runs_and_other_files_are_refused(parity: Path, tmp_path: Path) -> None:
+def test_read_torchscript_runs_no_code_and_rejects_other_files(parity: Path, tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "plain.pt")
     assert not is_torchscript(tmp_path / "plain.pt")
     with pytest.raises(CheckpointError, match="is not a TorchScript archive"):
         read_torchscript(tmp_path / "plain.pt")
-    short, evil = tmp_path / "short.pt", tmp_path / "evil.pt"
+    truncated, malicious = tmp_path / "short.pt", tmp_path / "evil.pt"
     with zipfile.ZipFile(parity / "archive.pt") as source:
         files = {name: source.read(name) for name in source.namelist()}
     for path, changed in (
-        (short, {"archive/data/1": b"0"}),
-        (evil, {"archive/data.pkl": b"cos\nsystem\n(S'touch " + bytes(tmp_path / "ran") + b"'\ntR."}),
+        (truncated, {"archive/data/1": b"0"}),
+        (malicious, {"archive/data.pkl": b"cos\nsystem\n(S'touch " + bytes(tmp_path / "ran") + b"'\ntR."}),
     ):
         with zipfile.ZipFile(path, "w") as target:
             for name, content in {**files, **changed}.items():
                 target.writestr(name, content)
     with pytest.raises(CheckpointError, match="expected 4928 values"):
-        read_torchscript(short)
+        read_torchscript(truncated)
     with pytest.raises(CheckpointError, match="expected a module"):
-        read_torchscript(evil)
+        read_torchscript(malicious)
     assert not (tmp_path / "ran").exists()
     shutil.copy(parity / "archive.pt", tmp_path / "ViT-B-32.pt")
-    with pytest.raises(CheckpointError, match="are not available"):  # of another size than its name says
+    with pytest.raises(CheckpointError, match="are not available"):  # the archive has another size than ViT-B-32
         build_clip("ViT-B-32-quickgelu", ClipVocabulary(), str(tmp_path / "ViT-B-32.pt"))

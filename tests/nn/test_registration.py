@@ -1,4 +1,4 @@
-"""The first image laid onto the second. Oracles: the motion that was made, and equations solved in float64."""
+"""Registration of pairs. Oracles: known motions, and linear systems solved in float64."""
 
 from __future__ import annotations
 
@@ -15,51 +15,51 @@ def board(seed: int = 0, side: int = 192) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     image = torch.full((side, side), 255, dtype=torch.uint8)
     for index in range(40):
-        y, x, long, wide = (int(torch.randint(0, high, (), generator=generator)) for high in (side, side, 80, 9))
-        tall, broad = (long + 8, wide + 4) if index % 2 else (wide + 4, long + 8)
-        image[y : y + tall, x : x + broad] = 0
+        y, x, length, width = (int(torch.randint(0, high, (), generator=generator)) for high in (side, side, 80, 9))
+        size_y, size_x = (length + 8, width + 4) if index % 2 else (width + 4, length + 8)
+        image[y : y + size_y, x : x + size_x] = 0
     return image.expand(3, -1, -1).clone()
 
 
-def turned(image: torch.Tensor, degrees: float, scale: float) -> torch.Tensor:
+def rotate_and_scale(image: torch.Tensor, degrees: float, scale: float) -> torch.Tensor:
     angle = torch.deg2rad(torch.tensor(degrees))
     motion = torch.tensor([[angle.cos(), -angle.sin(), 0.0], [angle.sin(), angle.cos(), 0.0]]) * scale
-    places = F.affine_grid(motion[None], [1, *image.shape], align_corners=False)
-    return F.grid_sample(image[None].float(), places, padding_mode="border", align_corners=False)[0].round().byte()
+    grid = F.affine_grid(motion[None], [1, *image.shape], align_corners=False)
+    return F.grid_sample(image[None].float(), grid, padding_mode="border", align_corners=False)[0].round().byte()
 
 
 def difference(pair: torch.Tensor) -> float:
-    """Mean over what lies farther than 16 pixels from the border."""
+    """Mean absolute difference of pixels farther than 16 pixels from the border."""
     before, after = pair[..., 16:-16, 16:-16].float()
     return float((before - after).abs().mean())
 
 
 @pytest.mark.parametrize(("down", "right"), [(3, -5), (-11, 0), (7, 14), (0, 1)])
-def test_a_translation_is_found_to_a_part_of_a_pixel(down: int, right: int) -> None:
+def test_registers_translation(down: int, right: int) -> None:
     after = board()
     pair = torch.stack([after.roll((down, right), (1, 2)), after])
-    found = registered(pair[None])[0]
-    assert difference(pair) > 8 and difference(found) < 0.12 * difference(pair)
-    assert torch.equal(found[1], after)
+    aligned = registered(pair[None])[0]
+    assert difference(pair) > 8 and difference(aligned) < 0.12 * difference(pair)
+    assert torch.equal(aligned[1], after)
 
 
-def test_a_turned_and_scaled_image_is_laid_onto_the_other_one() -> None:
+def test_registers_rotation_and_scale() -> None:
     after = board(1)
-    pair = torch.stack([turned(after, 0.8, 1.006).roll((2, 4), (1, 2)), after])
-    found = registered(pair[None])[0]
-    assert difference(found) < 0.3 * difference(pair)
+    pair = torch.stack([rotate_and_scale(after, 0.8, 1.006).roll((2, 4), (1, 2)), after])
+    aligned = registered(pair[None])[0]
+    assert difference(aligned) < 0.3 * difference(pair)
 
 
-def test_what_changed_is_still_changed_and_the_border_is_not() -> None:
+def test_registration_keeps_changes_and_hides_borders() -> None:
     before, after = board(2).roll((5, -6), (1, 2)), board(2)
     after[:, 90:98, 60:68] = 255 - after[:, 90:98, 60:68]
-    found = registered(torch.stack([before, after])[None])[0].int()
-    differs = (found[0] - found[1]).abs().amax(0) > 127
-    assert int(differs[90:98, 60:68].sum()) == 64
-    assert int(differs.sum()) < 80  # columns that only one image shows count for nothing
+    aligned = registered(torch.stack([before, after])[None])[0].int()
+    is_changed = (aligned[0] - aligned[1]).abs().amax(0) > 127
+    assert int(is_changed[90:98, 60:68].sum()) == 64
+    assert int(is_changed.sum()) < 80  # pixels outside of the first image show no change
 
 
-def test_pairs_that_lie_on_each_other_and_images_without_edges_stay_as_they_are() -> None:
+def test_aligned_and_textureless_pairs_are_unchanged() -> None:
     same = board(3)
     spotted = same.clone()
     spotted[:, 40:60, 40:60] = 120
@@ -72,16 +72,16 @@ def test_pairs_that_lie_on_each_other_and_images_without_edges_stay_as_they_are(
     assert torch.equal(registered(small), small)
 
 
-def test_a_pair_does_not_depend_on_its_batch_nor_on_autocast() -> None:
+def test_registration_is_independent_of_batch_and_autocast() -> None:
     pairs = torch.stack([torch.stack([board(seed).roll((seed, -4), (1, 2)), board(seed)]) for seed in range(3)])
     together = registered(pairs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(registered(pairs), together)
-    for pair, found in zip(pairs, together, strict=True):
-        assert (registered(pair[None])[0].int() - found.int()).abs().max() <= 1
+    for pair, aligned in zip(pairs, together, strict=True):
+        assert (registered(pair[None])[0].int() - aligned.int()).abs().max() <= 1
 
 
-def test_equations_are_solve_as_by_lapack() -> None:
+def test_solve_equals_lapack() -> None:
     root = torch.randn(4, 6, 9, generator=torch.Generator().manual_seed(0))
     matrix, vector = root @ root.mT, torch.randn(4, 6)
     ridge = matrix.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] * 1e-3 + 1e-6
@@ -90,8 +90,8 @@ def test_equations_are_solve_as_by_lapack() -> None:
     assert torch.equal(_solve(torch.zeros(1, 6, 6), torch.zeros(1, 6)), torch.zeros(1, 6))
 
 
-def test_the_backbone_of_differences_sees_no_edges_of_a_board_that_lies_elsewhere() -> None:
+def test_difference_cnn_sees_no_edges_of_shifted_boards() -> None:
     after = board(4)
     pair = torch.stack([after.roll((-4, 6), (1, 2)), after])[None]
-    seen = DifferenceCNN().eval().normalised(pair)[0, 1:, 16:-16, 16:-16]
-    assert float(seen.mean()) < 0.03 * float((pair[0, 0].float() - after.float()).abs().mean()) / 255
+    changes = DifferenceCNN().eval().normalised(pair)[0, 1:, 16:-16, 16:-16]
+    assert float(changes.mean()) < 0.03 * float((pair[0, 0].float() - after.float()).abs().mean()) / 255

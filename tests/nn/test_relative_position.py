@@ -1,4 +1,4 @@
-"""The learned bias of attention by where two cells of a grid stand to each other."""
+"""Learned relative position bias, and its initialisation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lightning_idc.nn.relative_position import RelativePositionBias
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
+def test_bias_depends_on_offset_and_groups_only(groups: int) -> None:
     bias = RelativePositionBias(heads=2, grid=(3, 4), groups=groups)
     torch.nn.init.normal_(bias.table)
     table = bias()
@@ -23,7 +23,7 @@ def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
     assert len({tuple(value.tolist()) for value in seen.values()}) == len(seen) == groups**2 * 5 * 7
 
 
-def test_heads_begin_with_near_cells_in_directions_of_their_own() -> None:
+def test_heads_are_initialised_with_directions() -> None:
     bias = RelativePositionBias(heads=4, grid=(5, 7))()
     middle = 2 * 7 + 3
     right, below, left, above = middle + 1, middle + 7, middle - 1, middle - 7
@@ -31,14 +31,14 @@ def test_heads_begin_with_near_cells_in_directions_of_their_own() -> None:
     assert bias[0, middle, right] > bias[0, middle, right + 1] > bias[0, middle, left]
 
 
-def test_of_several_groups_every_other_head_begins_with_the_same_cell_of_the_others() -> None:
+def test_every_other_head_is_initialised_with_the_same_cell() -> None:
     bias = RelativePositionBias(heads=4, grid=(5, 7), groups=3)().view(4, 3, 35, 3, 35)
     middle = 2 * 7 + 3
     right, left = middle + 1, middle - 1
     for group, other in ((0, 0), (0, 2), (1, 0), (2, 1)):
-        found = bias[:, group, middle, other]
-        assert found[::2].argmax(1).tolist() == [right, left]
-        largest = found[1::2].max(1)
+        bias_to_other = bias[:, group, middle, other]
+        assert bias_to_other[::2].argmax(1).tolist() == [right, left]
+        largest = bias_to_other[1::2].max(1)
         if group != other:
             assert largest.indices.tolist() == [middle, middle]
         assert (largest.values > 0).all() == (group != other)

@@ -1,4 +1,4 @@
-"""Blocks of the transformer."""
+"""Layers and decoder of the transformer. Oracles: the equations, and copies of the memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer
 from lightning_idc.utils.errors import DataError
 
 
-def test_encoder_layer_equals_attention_written_out() -> None:
+def test_encoder_layer_equals_equations() -> None:
     torch.manual_seed(0)
     layer = EncoderLayer(width=16, heads=2, hidden=32, dropout=0.0)
     x, bias = torch.randn(3, 6, 16), torch.randn(2, 6, 6)
@@ -21,19 +21,19 @@ def test_encoder_layer_equals_attention_written_out() -> None:
     torch.testing.assert_close(layer(x, bias), expected)
 
 
-def test_decoder_layer_sees_only_the_past_and_the_memory_that_counts() -> None:
+def test_decoder_layer_ignores_later_tokens_and_masked_memory() -> None:
     torch.manual_seed(0)
     layer = DecoderLayer(width=16, heads=2, hidden=32, dropout=0.0)
     x, memory = torch.randn(2, 3, 5, 16), torch.randn(2, 7, 16)
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, 4:] = False
-    first = layer(x, layer.memory(memory), mask)
-    later, hidden = x.clone(), memory.clone()
-    later[:, :, 3:] += 1.0
-    hidden[1, 4:] = 100.0
-    second = layer(later, layer.memory(hidden), mask)
-    torch.testing.assert_close(first[:, :, :3], second[:, :, :3])
-    assert not torch.allclose(first[:, :, 3:], second[:, :, 3:])
+    output = layer(x, layer.memory(memory), mask)
+    changed_x, changed_memory = x.clone(), memory.clone()
+    changed_x[:, :, 3:] += 1.0
+    changed_memory[1, 4:] = 100.0
+    changed_output = layer(changed_x, layer.memory(changed_memory), mask)
+    torch.testing.assert_close(output[:, :, :3], changed_output[:, :, :3])
+    assert not torch.allclose(output[:, :, 3:], changed_output[:, :, 3:])
 
 
 def make_decoder() -> Decoder:
@@ -41,7 +41,7 @@ def make_decoder() -> Decoder:
     return Decoder(vocabulary=20, width=16, layers=2, heads=2, hidden=32, dropout=0.0, max_length=9).eval()
 
 
-def test_k_captions_on_one_memory_equal_k_copies_of_it() -> None:
+def test_shared_memory_equals_copies_of_memory() -> None:
     decoder = make_decoder()
     memory, tokens = torch.randn(3, 5, 16), torch.randint(4, 20, (3, 4, 8))
     mask = torch.rand(3, 5) > 0.4
@@ -50,7 +50,7 @@ def test_k_captions_on_one_memory_equal_k_copies_of_it() -> None:
     torch.testing.assert_close(decoder(memory, mask, tokens), copies.view(3, 4, 8, 20))
 
 
-def test_memory_is_not_copied_for_more_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_of_a_pair_do_not_copy_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = make_decoder()
     sizes = []
     attend = F.scaled_dot_product_attention
@@ -64,29 +64,29 @@ def test_memory_is_not_copied_for_more_captions(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [(12, 8, 8), (3, 32, 5)] * 2
 
 
-def test_padding_after_a_caption_changes_nothing() -> None:
+def test_padding_does_not_change_logits() -> None:
     decoder = make_decoder()
     memory, tokens = torch.randn(2, 5, 16), torch.randint(4, 20, (2, 2, 6))
     padded = F.pad(tokens, (0, 3))
     torch.testing.assert_close(decoder(memory, None, padded)[:, :, :6], decoder(memory, None, tokens))
 
 
-def test_steps_equal_the_whole_even_after_reordering_rows() -> None:
+def test_steps_equal_forward_after_selecting_rows() -> None:
     decoder = make_decoder()
     memory, tokens = torch.randn(4, 5, 16), torch.randint(4, 20, (4, 1, 8))
     mask = torch.rand(4, 5) > 0.4
     mask[:, 0] = True
-    whole = decoder(memory, mask, tokens)[:, 0]
+    expected = decoder(memory, mask, tokens)[:, 0]
     state = decoder.start(memory, mask)
     rows = torch.arange(4)
     for position in range(8):
         if position in (3, 6):
-            picked = torch.tensor([2, 0, 2])
-            rows, state = rows[picked], state.select(picked)
-        torch.testing.assert_close(decoder.step(state, tokens[rows, 0, position]), whole[rows, position])
+            selected = torch.tensor([2, 0, 2])
+            rows, state = rows[selected], state.select(selected)
+        torch.testing.assert_close(decoder.step(state, tokens[rows, 0, position]), expected[rows, position])
 
 
-def test_captions_longer_than_the_decoder_are_refused() -> None:
+def test_rejects_captions_above_max_length() -> None:
     decoder = make_decoder()
     with pytest.raises(DataError, match="10 tokens is longer than the decoder's 9"):
         decoder(torch.randn(1, 5, 16), None, torch.zeros(1, 1, 10, dtype=torch.long))

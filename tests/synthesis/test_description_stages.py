@@ -214,7 +214,7 @@ def test_a_captioner_that_does_not_answer_once_per_picture_is_told(tmp_path: Pat
         def caption(self, images: list[torch.Tensor]) -> list[str]:  # type: ignore[override]
             return [f"text {number}" for number in range(len(images) * texts // 2)]
 
-    with pytest.raises(DataError, match=rf"Other gave {texts} captions for 2 images; expected one each"):
+    with pytest.raises(DataError, match=rf"Other returned {texts} captions for 2 images; expected one per image"):
         run(ImageParagraphs(Other()), Captioned(), tmp_path / "a")
 
 

@@ -22,9 +22,9 @@ def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path:
         '"A cat sleeps on the sofa."\nI chose a cat.': None,
         "Of course --- A cat sleeps on the sofa.</s>": None,
         "": "empty answer",
-        caption: "nothing replaced",
-        "I replaced the dog with a cat.": "answer talks about the edit",
-        "Two birds fly high above the old stone bridge at night.": "too much changed",
+        caption: "no object replaced",
+        "I replaced the dog with a cat.": "answer describes the edit",
+        "Two birds fly high above the old stone bridge at night.": "too many words changed",
     }
     stage = PromptedEdits(Canned(list(answers)), max_changed_words=6)
     store = run(stage, Sentences([caption] * len(answers)), tmp_path / "a")

@@ -70,4 +70,4 @@ def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
     judge = RateAnswers(Canned(["3", "Rating: 2", "0", "4", "two", "2.5"]))
     rated = judge.transform(drawn)
     assert [r.facts.get("rating") for r in rated] == [3, 2, 0, None, None, None]
-    assert rated[3].dropped and rated[3].dropped["reason"] == "rating not understood"
+    assert rated[3].dropped and rated[3].dropped["reason"] == "no rating in the reply"

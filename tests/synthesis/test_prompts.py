@@ -272,7 +272,7 @@ def rule_edit_answer_dropped(rule: dict[str, Any]) -> None:
     assert list(_META_WORDS) == rule["words"]
     for word in rule["words"]:
         dropped = edited(f"It was {word.upper()}ed by a cat.").dropped
-        assert dropped is not None and dropped["reason"] == "answer talks about the edit"
+        assert dropped is not None and dropped["reason"] == "answer describes the edit"
 
 
 def rule_edit_answer_cut(rule: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ Example:
     ['preference', 'retriever']
     >>> policy = torch.tensor([[-1.0, -9.0]])  # log-probabilities of the chosen and the rejected caption
     >>> reference = torch.tensor([[-2.0, -4.0]])
-    >>> dpo(Comparison.of(policy, reference, torch.tensor([[3, 3]])), beta=0.5)
+    >>> dpo(Comparison.from_logps(policy, reference, torch.tensor([[3, 3]])), beta=0.5)
     tensor([[0.0486]])
 """
 

@@ -3,7 +3,7 @@
 One training step of the retriever q, the second update of Algorithm 1 (the first is in ``preference_addon.py``):
 
 1. :meth:`Retriever.draw` draws one rejected caption per chosen caption from q (Eq. 3),
-2. the policy takes its loss; :meth:`Retriever.update` keeps it as the reward R (Eq. 6),
+2. :meth:`Retriever.update` receives the policy's loss on each of them as its reward R (Eq. 6),
 3. :meth:`Retriever.losses` raises the expected reward by REINFORCE (Eq. 7, ``reinforce.py``).
 
 Shapes: B pairs, N candidate captions, K rejected captions per pair, D channels of an embedding.
@@ -22,14 +22,14 @@ from lightning_idc.checkpoints.reading import read_checkpoint
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.methods.adpo.losses import adversarial_reward
-from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, offer
+from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, sample_candidates
 from lightning_idc.methods.adpo.pool import (
     NO_CHANGE_FRACTION,
     SIMILARITY_THRESHOLD,
     CaptionPool,
     Weighting,
-    choose,
     normalize,
+    sample_negatives,
 )
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import CHECK_EVERY
@@ -52,16 +52,16 @@ MIN_EFFECTIVE_CANDIDATES = 8.0
 
 
 class Retriever(Addon, NegativeSource):
-    """Draws negatives from q, the softmax of similarity over temperature, and learns from the policy's losses on them.
+    """Draws negatives from q, a softmax over similarities, and learns from the policy's losses on them.
 
     Args:
         pool: captions of the training split.
         matcher: encoder of pairs and of the pool's captions.
         baseline: baseline of the rewards.
-        candidates: |N|, captions drawn for a batch, of which each pair gets one.
+        candidates: |N|, number of captions that are drawn from the pool for a batch; q chooses among them.
         scale: factor of the cosine similarities.
-        temperature: tau; infinite makes the choice uniform.
-        alignment: weight of the matching loss between pairs and their references.
+        temperature: tau; with an infinite temperature q is uniform.
+        alignment: weight of the contrastive loss between pairs and their references.
         fraction: fraction of the negatives that the retriever draws; the source that it replaces draws the rest.
         weight: factor of the losses; 0 equals absent.
     """
@@ -85,27 +85,27 @@ class Retriever(Addon, NegativeSource):
         self.pool, self.matcher, self.baseline = pool, matcher, baseline
         self.candidates, self.inverse_temperature, self.alignment = candidates, scale / temperature, alignment
         self.fraction = fraction
-        # negatives, rewards and which of them exist, carried from `update` to `losses` of the same step
+        # negatives, their rewards (B, K) and the mask of those that count (B, K), from `update` to `losses` of a step
         self._outcome: tuple[RejectedCaptions, Tensor, Tensor] | None = None
-        self._steps, self._effective = 0, 0.0
+        self._num_steps, self._effective_candidates, self._has_warned = 0, 0.0, False
 
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
-        # the same random numbers as RandomCaption draws, so that a uniform retriever equals it
-        indices, allowed = offer(step, self.pool, self.candidates, generator)  # (N,), (B, N)
+        # RandomCaption draws the same random numbers, so that a uniform retriever equals it
+        indices, allowed = sample_candidates(step, self.pool, self.candidates, generator)  # (N,), (B, N)
         logits = self.logits(step, indices)  # (B, N)
-        columns, log_probs = choose(logits, allowed.to(logits.device), count, generator)  # (B, K), (B, N)
+        columns, log_probs = sample_negatives(logits, allowed.to(logits.device), count, generator)  # (B, K), (B, N)
         return RejectedCaptions(
             [[self.pool.texts[index] for index in row] for row in indices[columns].tolist()],
             log_probs=log_probs.gather(1, columns.to(logits.device)),
             distribution=_by_caption(log_probs.detach(), indices),
         )
 
-    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
-        self._outcome = draw, adversarial_reward(losses), present
+    def update(self, negatives: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
+        self._outcome = negatives, adversarial_reward(losses), present
 
     def logits(self, step: TrainingStep[PairCaptioner], indices: Tensor) -> Tensor:
         """Logits of q for the captions of the pool at ``indices (N,)``: ``(B, N)``."""
-        # sizes before padding, which a captioner adds to a batch of mixed sizes
+        # sizes before padding; a captioner pads batches of mixed sizes
         sizes = step.batch.model_inputs.get("sizes")
         pairs = self.matcher.embed_pairs(step.features, step.batch.images, sizes)  # (B, D)
         captions = self.matcher.embed_captions(indices.to(pairs.device))  # (N, D)
@@ -121,39 +121,47 @@ class Retriever(Addon, NegativeSource):
         return losses
 
     def _reinforce_loss(
-        self, step: TrainingStep[PairCaptioner], draw: RejectedCaptions, rewards: Tensor, present: Tensor
+        self, step: TrainingStep[PairCaptioner], negatives: RejectedCaptions, rewards: Tensor, present: Tensor
     ) -> Tensor:
-        assert draw.log_probs is not None and draw.distribution is not None
-        entropies = entropy(draw.distribution)  # (B,)
-        mean_reward = (rewards * present).sum() / present.sum().clamp(min=1)
-        hardness = entropies.new_tensor(_word_overlap(step.batch, draw.texts))
-        metrics = [mean_reward, entropies.mean(), entropies.exp().mean(), hardness]
-        values = mean_over_processes(torch.stack(metrics))
-        names = [f"train/retriever/{name}" for name in ("reward", "entropy", "effective_pool", "hardness")]
-        step.module.log_dict(dict(zip(names, values, strict=True)), batch_size=len(step.batch))
-        self._check_collapse(values[2], draw.distribution.shape[1])
-        rewards = rewards[present]
+        assert negatives.log_probs is not None and negatives.distribution is not None
+        self._log(step, negatives, rewards=rewards, present=present)
+        rewards = rewards[present]  # (N,)
         baseline = self.baseline(rewards)
         if not len(rewards):  # a mixture drew all negatives of this step from its other source
-            return 0.0 * draw.log_probs.sum()
-        return reinforce(draw.log_probs[present], rewards, baseline)
+            return 0.0 * negatives.log_probs.sum()
+        return reinforce(negatives.log_probs[present], rewards, baseline)
 
-    def _check_collapse(self, effective: Tensor, candidates: int) -> None:
-        """Warn, once, if the retriever draws the same few captions; rarely, as each check waits for the accelerator."""
-        self._steps += 1
-        if self._steps % CHECK_EVERY:
+    def _log(
+        self, step: TrainingStep[PairCaptioner], negatives: RejectedCaptions, rewards: Tensor, present: Tensor
+    ) -> None:
+        assert negatives.distribution is not None
+        entropies = entropy(negatives.distribution)  # (B,)
+        metrics = {
+            "reward": (rewards * present).sum() / present.sum().clamp(min=1),
+            "entropy": entropies.mean(),
+            "effective_pool": entropies.exp().mean(),
+            "hardness": entropies.new_tensor(_word_overlap(step.batch, negatives.texts)),
+        }
+        # one all-reduce for all metrics
+        means = dict(zip(metrics, mean_over_processes(torch.stack(list(metrics.values()))), strict=True))
+        step.module.log_dict(
+            {f"train/retriever/{name}": mean for name, mean in means.items()}, batch_size=len(step.batch)
+        )
+        self._check_collapse(means["effective_pool"], num_candidates=negatives.distribution.shape[1])
+
+    def _check_collapse(self, effective_candidates: Tensor, num_candidates: int) -> None:
+        """Warn once if the retriever draws the same few captions at two consecutive checks."""
+        self._num_steps += 1
+        if self._has_warned or self._num_steps % CHECK_EVERY:
             return
-        before, self._effective = self._effective, float(effective)
-        if (
-            before
-            and max(before, self._effective) < min(MIN_EFFECTIVE_CANDIDATES, candidates / 4)
-            and self.inverse_temperature
-        ):
-            self._steps = -(10**9)  # never again
+        previous, self._effective_candidates = self._effective_candidates, float(effective_candidates)
+        highest, minimum = max(previous, self._effective_candidates), min(MIN_EFFECTIVE_CANDIDATES, num_candidates / 4)
+        if previous and highest < minimum and self.inverse_temperature:
+            self._has_warned = True
             warnings.warn(
-                f"the retriever chooses among {self._effective:.1f} of {candidates} candidates (effective number): it "
-                "draws the same few captions for every pair. Give it an `encoder` or more `alignment`, lower `scale` "
-                "or raise `temperature`",
+                f"the retriever chooses among {self._effective_candidates:.1f} of {num_candidates} candidates "
+                "(effective number): it draws the same few captions for every pair. Give it an `encoder` or more "
+                "`alignment`, lower `scale` or raise `temperature`",
                 stacklevel=2,
             )
 
@@ -162,54 +170,55 @@ class Retriever(Addon, NegativeSource):
         batch: PairBatch = step.batch
         indices = self.pool.indices_of([references[0] for references in batch.references])  # (B,)
         logits = self.logits(step, indices)  # (B, B)
-        # another pair's caption that is also a reference of this pair must not count as wrong
+        # the caption of another pair is not a negative if it is also a reference of this pair
         is_other_pair = ~torch.eye(len(indices), dtype=torch.bool)
-        is_reference = ~self.pool.is_wrong(indices, batch.references, allow_none=True) & is_other_pair
-        return symmetric_cross_entropy(logits.masked_fill(is_reference.to(logits.device), float("-inf")))
+        is_false_negative = ~self.pool.is_negative(indices, batch.references, allow_none=True) & is_other_pair
+        return symmetric_cross_entropy(logits.masked_fill(is_false_negative.to(logits.device), float("-inf")))
 
 
 def _by_caption(log_probs: Tensor, indices: Tensor) -> Tensor:
-    """Log-probabilities ``(B, M)`` of the M distinct captions among N candidates."""
-    captions, inverse = indices.unique(return_inverse=True)
-    sums = log_probs.new_zeros(len(log_probs), len(captions))
-    return sums.index_add(1, inverse.to(log_probs.device), log_probs.exp()).log()
+    """Log-probabilities ``(B, M)`` of the M distinct captions among N candidates ``(B, N)``; candidates may repeat."""
+    captions, inverse = indices.unique(return_inverse=True)  # (M,), (N,)
+    probabilities = log_probs.new_zeros(len(log_probs), len(captions))
+    return probabilities.index_add(1, inverse.to(log_probs.device), log_probs.exp()).log()
 
 
 def _word_overlap(batch: PairBatch, rejected: list[list[str]]) -> float:
-    """Mean Jaccard index of the words of rejected and chosen captions: hardness, independent of the policy."""
+    """Hardness of the negatives: mean Jaccard index of the words of rejected and chosen captions."""
     overlaps = []
     for chosen_row, rejected_row in zip(batch.chosen, rejected, strict=True):
-        for chosen, negative in zip(chosen_row, rejected_row, strict=False):
-            chosen_words, words = set(normalize(chosen).split()), set(normalize(negative).split())
-            overlaps.append(len(chosen_words & words) / max(1, len(chosen_words | words)))
+        for chosen_text, rejected_text in zip(chosen_row, rejected_row, strict=False):
+            chosen_words, rejected_words = set(normalize(chosen_text).split()), set(normalize(rejected_text).split())
+            overlaps.append(len(chosen_words & rejected_words) / max(1, len(chosen_words | rejected_words)))
     return sum(overlaps) / max(1, len(overlaps))
 
 
 class AdversarialRetriever(AddonCallback):
-    """Makes PreferenceOptimization adversarial: a retriever that is rewarded for hard negatives draws them.
+    """Makes PreferenceOptimization adversarial: its negatives come from a retriever that is rewarded for hard ones.
 
     Add it to the callbacks next to `PreferenceOptimization`, in any order. Its learning rate is the captioner's times
     ``learning_rates["addons.<name>"]``: the paper's 1e-4 over a policy's 5e-6 is a factor of 20. Its gradient is
-    clipped separately, as that of the second optimizer of the paper's Algorithm 1.
+    clipped separately, as if it had the second optimizer of the paper's Algorithm 1.
 
     Args:
-        encoder: checkpoint of Clip4IdcRetrieval to project from; None for small heads on the captioner's features.
+        encoder: checkpoint of a Clip4IdcRetrieval whose embeddings are projected; None for small heads on the
+            captioner's features.
         train_encoder: whether the encoder's image tower is trained too.
-        candidates: |N|, captions drawn for a batch; the paper's best is 128.
-        scale: factor of the cosine similarities. None is 100 with an encoder, as in CLIP's logits, and 10 without: the
-            cosines of untrained heads carry no meaning, and 100 would leave a choice among two or three captions.
-        temperature: tau; the paper's is about 2.
+        candidates: |N|, number of captions that are drawn from the pool for a batch; the paper's best is 128.
+        scale: factor of the cosine similarities. When None, 100 with an encoder, as in CLIP's logits, and 10 without:
+            the cosines of untrained heads carry no meaning, and with 100 q would be almost a single caption.
+        temperature: tau; about 2 in the paper.
         baseline: baseline of the rewards; :class:`RunningMean` when None.
-        alignment: weight of a matching loss between pairs and captions. None is 0 with an encoder (REINFORCE alone, as
-            in the paper) and 1 without, where nothing else teaches similarity.
+        alignment: weight of a contrastive loss between pairs and captions. When None, 0 with an encoder (REINFORCE
+            alone, as in the paper) and 1 without, where nothing else teaches similarity.
         fraction: fraction of the negatives that the retriever draws; PreferenceOptimization's ``negatives`` draws the
             rest.
         weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
         no_change_fraction: as in :class:`CaptionPool`.
-        too_similar: as in :class:`CaptionPool`. A better retriever otherwise rejects paraphrases of the chosen caption
-            more often.
+        too_similar: as in :class:`CaptionPool`. Without it, a better retriever samples more paraphrases of the chosen
+            caption.
         threshold: as in :class:`CaptionPool`.
-        weights: checkpoint that holds a retriever of the same name to start from.
+        weights: checkpoint of a run with a retriever of the same name, whose weights are loaded.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """

@@ -10,101 +10,105 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """K chosen captions of each of B pairs, each against one rejected caption; a caption is one sample.
+    """K chosen captions of each of B pairs, each compared with one rejected caption. A caption is one sample.
+
+    Names are those of TRL's ``DPOTrainer``: ``logps`` are log-probabilities summed over tokens.
 
     Args:
-        chosen: log-probability of the chosen captions under the policy, summed over tokens, ``(B, K)``.
-        rejected: log-probability of the rejected captions, likewise.
-        reference_chosen: of the chosen captions under the reference policy; zeros without one.
-        reference_rejected: of the rejected captions under the reference policy.
-        chosen_lengths: number of tokens of the chosen captions, ``(B, K)``; 1 where ``chosen`` holds means.
-        rejected_lengths: number of tokens of the rejected captions.
+        chosen_logps: log-probability of each chosen caption under the policy, ``(B, K)``.
+        rejected_logps: log-probability of each rejected caption under the policy, ``(B, K)``.
+        ref_chosen_logps: log-probability of each chosen caption under the reference policy; zeros without one.
+        ref_rejected_logps: log-probability of each rejected caption under the reference policy.
+        chosen_lengths: number of tokens of the chosen captions, ``(B, K)``; 1 where ``chosen_logps`` are means.
+        rejected_lengths: number of tokens of the rejected captions, ``(B, K)``.
         present: bool ``(B, K)``, False where a pair has fewer than K chosen captions.
-        margin: preference margin of the data, ``(B, K)``; None where the data has none.
+        margin: preference margin of the data, ``(B, K)``; None where the data has no margin.
     """
 
-    chosen: Tensor
-    rejected: Tensor
-    reference_chosen: Tensor
-    reference_rejected: Tensor
+    chosen_logps: Tensor
+    rejected_logps: Tensor
+    ref_chosen_logps: Tensor
+    ref_rejected_logps: Tensor
     chosen_lengths: Tensor
     rejected_lengths: Tensor
     present: Tensor
     margin: Tensor | None = None
 
     @classmethod
-    def of(
+    def from_logps(
         cls,
-        policy: Tensor,
-        reference: Tensor,
+        logps: Tensor,
+        ref_logps: Tensor,
         lengths: Tensor,
         margin: Tensor | None = None,
-        count: int | None = None,
+        num_chosen: int | None = None,
     ) -> Comparison:
-        """Comparison of K chosen captions with S K rejected ones (S sources).
+        """Compare K chosen captions with S K rejected ones (S sources of negatives).
 
         Args:
-            policy: summed log-probabilities ``(B, K + S K)``, the chosen captions first.
-            reference: the same under the reference policy.
-            lengths: tokens of each caption ``(B, K + S K)``; 0 marks an absent one.
-            margin: ``(B, S K)`` or None.
-            count: K; half of the captions when None.
+            logps: log-probabilities under the policy ``(B, K + S K)``, the chosen captions first.
+            ref_logps: log-probabilities under the reference policy, ``(B, K + S K)``.
+            lengths: number of tokens of each caption ``(B, K + S K)``; 0 marks an absent caption.
+            margin: preference margin of the data, ``(B, S K)``; None where the data has no margin.
+            num_chosen: K; half of the captions when None.
         """
-        num_chosen = policy.shape[1] // 2 if count is None else count
+        if num_chosen is None:
+            num_chosen = logps.shape[1] // 2
 
         def split(values: Tensor) -> tuple[Tensor, Tensor]:
-            rejected = values[:, num_chosen:]  # (B, S K)
+            """(B, K + S K) -> two tensors (B, S K): the chosen captions, once per source, and the rejected ones."""
+            rejected = values[:, num_chosen:]
             return values[:, :num_chosen].repeat(1, rejected.shape[1] // num_chosen), rejected
 
-        (chosen, rejected), (reference_chosen, reference_rejected) = split(policy), split(reference)
+        chosen_logps, rejected_logps = split(logps)
+        ref_chosen_logps, ref_rejected_logps = split(ref_logps)
         chosen_lengths, rejected_lengths = split(lengths)
-        present = (chosen_lengths > 0) & (rejected_lengths > 0)
         return cls(
-            chosen=chosen,
-            rejected=rejected,
-            reference_chosen=reference_chosen,
-            reference_rejected=reference_rejected,
+            chosen_logps=chosen_logps,
+            rejected_logps=rejected_logps,
+            ref_chosen_logps=ref_chosen_logps,
+            ref_rejected_logps=ref_rejected_logps,
             chosen_lengths=chosen_lengths,
             rejected_lengths=rejected_lengths,
-            present=present,
+            present=(chosen_lengths > 0) & (rejected_lengths > 0),
             margin=margin,
         )
 
     @property
-    def chosen_ratio(self) -> Tensor:
-        """Log-ratio of the chosen captions: log-probability under the policy minus that under the reference."""
-        return self.chosen - self.reference_chosen
+    def chosen_logratios(self) -> Tensor:
+        """Log-ratio of policy to reference for each chosen caption, ``(B, K)``."""
+        return self.chosen_logps - self.ref_chosen_logps
 
     @property
-    def rejected_ratio(self) -> Tensor:
-        """Log-ratio of the rejected captions."""
-        return self.rejected - self.reference_rejected
+    def rejected_logratios(self) -> Tensor:
+        """Log-ratio of policy to reference for each rejected caption, ``(B, K)``."""
+        return self.rejected_logps - self.ref_rejected_logps
 
     @property
-    def log_ratio(self) -> Tensor:
-        """Log-ratio of the chosen caption minus that of the rejected one."""
-        return self.chosen_ratio - self.rejected_ratio
+    def logits(self) -> Tensor:
+        """Log-ratio of the chosen caption minus that of the rejected one, ``(B, K)``: the margin M without beta."""
+        return self.chosen_logratios - self.rejected_logratios
 
     def per_token(self) -> Comparison:
-        """The same with means over tokens instead of sums; applied twice it changes nothing more."""
+        """A copy with means over tokens in place of sums. Idempotent: the copy's lengths are 1."""
         num_chosen_tokens = self.chosen_lengths.clamp(min=1)
         num_rejected_tokens = self.rejected_lengths.clamp(min=1)
         return replace(
             self,
-            chosen=self.chosen / num_chosen_tokens,
-            rejected=self.rejected / num_rejected_tokens,
-            reference_chosen=self.reference_chosen / num_chosen_tokens,
-            reference_rejected=self.reference_rejected / num_rejected_tokens,
-            # otherwise a loss that takes means itself would divide once more
+            chosen_logps=self.chosen_logps / num_chosen_tokens,
+            rejected_logps=self.rejected_logps / num_rejected_tokens,
+            ref_chosen_logps=self.ref_chosen_logps / num_chosen_tokens,
+            ref_rejected_logps=self.ref_rejected_logps / num_rejected_tokens,
+            # without this, a loss that takes means itself would divide a second time
             chosen_lengths=self.chosen_lengths.clamp(max=1),
             rejected_lengths=self.rejected_lengths.clamp(max=1),
         )
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over pairs of the mean over their comparisons, so that accumulated steps equal one big step.
+        """Mean over pairs of the mean over their comparisons, so that accumulated steps equal one large step.
 
         Args:
-            values: ``(B, K)``; ignored where absent.
+            values: ``(B, K)``; ignored where ``present`` is False.
         """
         return mean_of_means(values, self.present)
 

@@ -14,23 +14,23 @@ from torch.nn import functional as F
 from lightning_idc.methods.adpo.comparison import Comparison
 
 PreferenceLoss = Callable[[Comparison, float], Tensor]
-"""Loss of each comparison ``(B, K)``, given the comparisons and beta."""
+"""Function of comparisons and beta that returns the loss of each comparison, ``(B, K)``."""
 
 
-def preference_probability(reward: Tensor, other: Tensor) -> Tensor:
+def preference_probability(reward: Tensor, other_reward: Tensor) -> Tensor:
     """Probability that one caption is preferred to another, by the rewards of both (Bradley, Terry and Luce).
 
     ADPO Eq. 1
 
     Args:
         reward: reward of one caption, any shape.
-        other: reward of the other caption, the same shape.
+        other_reward: reward of the other caption, the same shape.
 
     Example:
         >>> preference_probability(torch.tensor(2.0), torch.tensor(2.0))
         tensor(0.5000)
     """
-    return torch.sigmoid(reward - other)
+    return torch.sigmoid(reward - other_reward)
 
 
 def margin(comparison: Comparison, beta: float) -> Tensor:
@@ -38,7 +38,7 @@ def margin(comparison: Comparison, beta: float) -> Tensor:
 
     ADPO Eq. 2
 
-    With negatives that a retriever draws it is the same expression:
+    The same expression with negatives drawn by the retriever is
 
     ADPO Eq. 4
 
@@ -47,11 +47,11 @@ def margin(comparison: Comparison, beta: float) -> Tensor:
         beta: inverse temperature of the implied reward.
 
     Example:
-        >>> both = Comparison.of(torch.tensor([[-1.0, -9.0]]), torch.tensor([[-2.0, -4.0]]), torch.tensor([[3, 3]]))
-        >>> margin(both, 0.5)
+        >>> logps, ref_logps = torch.tensor([[-1.0, -9.0]]), torch.tensor([[-2.0, -4.0]])  # chosen, rejected
+        >>> margin(Comparison.from_logps(logps, ref_logps, lengths=torch.tensor([[3, 3]])), beta=0.5)
         tensor([[3.]])
     """
-    return beta * comparison.log_ratio
+    return beta * comparison.logits
 
 
 def margin_excess(comparison: Comparison, beta: float) -> Tensor:
@@ -62,12 +62,12 @@ def margin_excess(comparison: Comparison, beta: float) -> Tensor:
         beta: inverse temperature of the implied reward.
 
     Example:
-        >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), margin=torch.tensor([[0.5]]))
-        >>> margin_excess(both, 0.1)
+        >>> zeros, lengths = torch.zeros(1, 2), torch.ones(1, 2)
+        >>> margin_excess(Comparison.from_logps(zeros, zeros, lengths, margin=torch.tensor([[0.5]])), beta=0.1)
         tensor([[-0.5000]])
     """
-    value = margin(comparison, beta)
-    return value if comparison.margin is None else value - comparison.margin
+    implied = margin(comparison, beta)
+    return implied if comparison.margin is None else implied - comparison.margin
 
 
 def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Tensor:
@@ -85,16 +85,15 @@ def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Te
         label_smoothing: probability that a preference is labelled the wrong way round.
 
     Example:
-        >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2))
-        >>> dpo(both, 0.1)
+        >>> dpo(Comparison.from_logps(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2)), beta=0.1)
         tensor([[0.6931]])
     """
-    value = margin_excess(comparison, beta)
-    return -(1 - label_smoothing) * F.logsigmoid(value) - label_smoothing * F.logsigmoid(-value)
+    margins = margin_excess(comparison, beta)
+    return -(1 - label_smoothing) * F.logsigmoid(margins) - label_smoothing * F.logsigmoid(-margins)
 
 
 def adversarial_reward(losses: Tensor) -> Tensor:
-    """Reward of the retriever for each negative: the loss of the policy, which the retriever raises.
+    """Reward of the retriever for each negative: the policy's loss, which the retriever maximises.
 
     ADPO Eq. 6
 
@@ -104,9 +103,9 @@ def adversarial_reward(losses: Tensor) -> Tensor:
     return losses.detach().float()
 
 
-def k2_estimator(policy: Tensor, reference: Tensor) -> Tensor:
-    """Half the squared log-ratio of every caption: a non-negative proxy of the KL divergence.
+def k2_estimator(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """Half the squared log-ratio of each caption (Schulman's k2): a non-negative proxy of the KL divergence.
 
-    Schulman's k2 estimator. It is a proxy because the captions come from the data, not from the policy.
+    It is a proxy because the captions come from the data, not from the policy.
     """
-    return (policy - reference).square() / 2
+    return (logps - ref_logps).square() / 2

@@ -1,4 +1,4 @@
-"""Sources of rejected captions: a :class:`NegativeSource` draws them and is told the policy's loss on each."""
+"""Sources of rejected captions: a :class:`NegativeSource` draws them and receives the policy's loss on each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.methods.adpo.pool import (
     SIMILARITY_THRESHOLD,
     CaptionPool,
     Weighting,
-    choose,
+    sample_negatives,
 )
 from lightning_idc.models.distributed import get_rank_world_size, mean_over_processes
 from lightning_idc.synthesis.models.base import TextEncoder
@@ -41,9 +41,10 @@ class RejectedCaptions:
         margin: preference margin of the data, ``(B, K)``; None where the data has none.
         log_probs: log-probability of each caption under the source, with gradient, ``(B, K)``; None for a source
             without parameters.
-        distribution: log-probabilities of all candidates, without gradient, ``(B, N)``; None where there are none.
-        source: index of the source in a mixture that each caption is from, ``(B, K)``; None outside of mixtures.
-        parts: draws of the sources of a mixture.
+        distribution: log-probabilities of all candidates, without gradient, ``(B, N)``; None for a source without
+            parameters.
+        source: in a :class:`Mixture`, index of the source of each caption, ``(B, K)``; None otherwise.
+        parts: in a combination of sources, the captions that each source drew.
         weights: weight of each caption in the loss, ``(B, K)``, 1 on average; None for equal weights.
     """
 
@@ -59,11 +60,11 @@ class RejectedCaptions:
 class NegativeSource(ABC):
     """Draws captions that are wrong for a pair; none of them equals a reference of that pair.
 
-    A source with parameters is an ``nn.Module`` as well, or an add-on such as the adversarial retriever.
+    A source with parameters is also an ``nn.Module``, or an add-on such as the adversarial retriever.
     """
 
     fraction: float = 1.0
-    """Fraction of the negatives that an add-on draws where it replaces another source."""
+    """Fraction of the negatives that this source draws when it is an add-on that replaces another source."""
     reads_captioner: bool = False
     """Whether :meth:`draw` reads the captioner's features or samples from it."""
 
@@ -72,21 +73,21 @@ class NegativeSource(ABC):
 
     @abstractmethod
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
-        """``count`` captions for every pair of the batch.
+        """Draw K captions for each pair of the batch.
 
         Args:
             step: training step, with its batch and features.
-            count: K, captions per pair.
-            generator: random numbers, on the CPU.
+            count: K, number of captions per pair.
+            generator: random generator, on the CPU.
         """
 
-    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:  # noqa: B027 - most sources do not learn
-        """Learn from the policy's losses on a draw; called once per step.
+    def update(self, negatives: RejectedCaptions, losses: Tensor, present: Tensor) -> None:  # noqa: B027 - optional
+        """Learn from the policy's losses on the negatives of a step. Most sources do not learn.
 
         Args:
-            draw: return value of :meth:`draw`.
-            losses: policy's loss on each comparison, ``(B, K)``, without gradient.
-            present: bool ``(B, K)``, False where a pair has fewer chosen captions.
+            negatives: return value of :meth:`draw`.
+            losses: the policy's loss on each comparison, ``(B, K)``, without gradient.
+            present: bool ``(B, K)``, False for comparisons that do not count.
         """
 
 
@@ -94,8 +95,8 @@ class RandomCaption(NegativeSource):
     """Captions of other pairs: the paper's DPO.
 
     Args:
-        candidates: captions drawn for a batch, of which each pair gets one. The number does not change the
-            distribution; with the retriever's number both draw the same candidates for the same seed.
+        candidates: number of captions that are drawn from the pool for a batch. It does not change the distribution of
+            the negatives; with the same number and seed, the retriever draws the same candidates.
         weighting: how candidates are drawn from the training captions, as in :class:`CaptionPool`.
         no_change_fraction: as in :class:`CaptionPool`.
         too_similar: as in :class:`CaptionPool`.
@@ -118,8 +119,8 @@ class RandomCaption(NegativeSource):
         self.pool = build_pool(data, self.weighting, self.no_change_fraction, self.too_similar, self.threshold)
 
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
-        indices, allowed = offer(step, self.pool, self.candidates, generator)  # (N,), (B, N)
-        columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)  # (B, K)
+        indices, allowed = sample_candidates(step, self.pool, self.candidates, generator)  # (N,), (B, N)
+        columns, _ = sample_negatives(torch.zeros(allowed.shape), allowed, count, generator)  # (B, K)
         return RejectedCaptions([[self.pool.texts[index] for index in row] for row in indices[columns].tolist()])
 
 
@@ -139,18 +140,20 @@ def build_pool(
     return CaptionPool(captions, weighting, no_change, no_change_fraction, too_similar, threshold)
 
 
-def offer(
+def sample_candidates(
     step: TrainingStep[PairCaptioner], pool: CaptionPool, size: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Candidates of a step on this process, ``(N,)``, and which of them may be a negative of which pair, ``(B, N)``."""
+    """:meth:`CaptionPool.sample_candidates` for the batch of a step: indices ``(N,)`` and bool ``(B, N)``."""
     rank, num_processes = get_rank_world_size()
-    indices, allowed = pool.offer(size, step.batch.references, generator, rank, num_processes)
+    indices, allowed = pool.sample_candidates(
+        size, step.batch.references, generator, rank=rank, num_processes=num_processes
+    )
     log_too_similar(step, pool)
     return indices, allowed
 
 
 def log_too_similar(step: TrainingStep[PairCaptioner], pool: CaptionPool) -> None:
-    """Log the fraction of captions that were no negatives because of their similarity to a reference."""
+    """Log the fraction of candidates that were excluded because they are similar to a reference."""
     # negatives of an export are drawn without a trainer
     trainer = step.module._trainer
     if pool.too_similar is not None and trainer is not None and trainer.training:
@@ -159,10 +162,10 @@ def log_too_similar(step: TrainingStep[PairCaptioner], pool: CaptionPool) -> Non
 
 
 class SameScene(NegativeSource):
-    """Captions of other pairs of the same scene, and of any pair where a scene has only one.
+    """Captions of other pairs of the same scene; of any other pair where the scene has no wrong caption.
 
     Args:
-        scene: regular expression whose one group matches the scene's name in the id of a pair.
+        scene: regular expression with one group, which matches the name of the scene in the id of a pair.
         too_similar: as in :class:`CaptionPool`.
         threshold: as in :class:`CaptionPool`.
 
@@ -187,13 +190,13 @@ class SameScene(NegativeSource):
         # captions by scene
         self.captions: dict[str, list[str]] = defaultdict(list)
         for index, id in enumerate(source.ids):
-            self.captions[self._name(id)] += source.captions(index)
+            self.captions[self._scene_name(id)] += source.captions(index)
         if len(self.captions) == 1 and len(source) > 1:
             raise ConfigError(
                 f"scene {self.scene.pattern!r} puts all pairs into one scene; make its group more specific"
             )
 
-    def _name(self, id: str) -> str:
+    def _scene_name(self, id: str) -> str:
         match = self.scene.search(id)
         if match is None:
             raise DataError(f"scene {self.scene.pattern!r} does not match the id {id!r}")
@@ -203,9 +206,9 @@ class SameScene(NegativeSource):
         batch: PairBatch = step.batch
         negatives = self.fallback.draw(step, count, generator)
         for row, id, references in zip(negatives.texts, batch.ids, batch.references, strict=True):
-            captions = self.captions[self._name(id)]
-            is_wrong = self.fallback.pool.is_wrong_text(captions, references)
-            wrong = [text for text, flag in zip(captions, is_wrong, strict=True) if flag]
+            captions = self.captions[self._scene_name(id)]
+            is_negative = self.fallback.pool.is_negative_text(captions, references)
+            wrong = [text for text, flag in zip(captions, is_negative, strict=True) if flag]
             if wrong:
                 row[:] = [wrong[index] for index in torch.randint(len(wrong), (count,), generator=generator).tolist()]
         log_too_similar(step, self.fallback.pool)
@@ -213,7 +216,7 @@ class SameScene(NegativeSource):
 
 
 class Counterfactual(NegativeSource):
-    """Sentences with one wrong fact, made from the ground truth of rendered pairs."""
+    """Sentences with one wrong fact, generated from the ground truth of rendered pairs."""
 
     def setup(self, data: PairDataModule) -> None:
         self.ground_truth = ground_truth_lookup(data, "Counterfactual")
@@ -225,13 +228,17 @@ class Counterfactual(NegativeSource):
         for id in step.batch.ids:
             texts = counterfactuals(self.ground_truth(id), count, generator)
             if not texts:
-                raise DataError(f"no counterfactual can be made of the pair {id!r}")
+                raise DataError(f"pair {id!r}: no counterfactual can be made of its ground truth")
             rows.append([texts[k % len(texts)] for k in range(count)])
         return RejectedCaptions(rows)
 
 
 def ground_truth_lookup(data: PairDataModule, user: str) -> Callable[[str], Any]:
-    """Function from the id of a pair to its ground truth; the splits after the training split are read on demand.
+    """Function that maps the id of a pair to its ground truth; splits after the training split are read on demand.
+
+    Args:
+        data: data module whose training split is rendered.
+        user: name of the option that needs the ground truth, for the message.
 
     Raises:
         ConfigError: the training split is not rendered.
@@ -269,7 +276,7 @@ def _rendered(data: PairDataModule, split: Split, user: str) -> SyntheticSource:
 
 
 class FromData(NegativeSource):
-    """Rejected captions that the data has in ``PairSample.meta``, such as those of a preference data set.
+    """Rejected captions in ``PairSample.meta`` of each pair, such as those of a preference data set.
 
     Args:
         key: key of ``meta`` under which a caption or a list of captions is stored.
@@ -311,15 +318,14 @@ class FromData(NegativeSource):
 
 
 class SelfSampled(NegativeSource):
-    """Captions sampled from the policy that are not references: the mistakes that decoding makes.
+    """Captions sampled from the policy: the mistakes that it makes itself.
 
-    A sample that equals a reference, or is true by the ground truth of a rendered pair, is replaced by a caption of
-    another pair.
+    A sample that equals a reference is replaced by a caption of another pair; with ``verify``, so is one that is true.
 
     Args:
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
-        verify: whether samples are checked with the ground truth of rendered pairs.
+        verify: whether samples are checked against the ground truth of rendered pairs.
         too_similar: as in :class:`CaptionPool`.
         threshold: as in :class:`CaptionPool`.
 
@@ -355,26 +361,26 @@ class SelfSampled(NegativeSource):
         texts = [captioner.built_vocabulary.decode(ids) for ids in samples.ids]
         for b, (row, id, references) in enumerate(zip(negatives.texts, batch.ids, batch.references, strict=True)):
             samples_of_pair = texts[b * count : (b + 1) * count]
-            is_wrong = self.fallback.pool.is_wrong_text(samples_of_pair, references)
+            is_negative = self.fallback.pool.is_negative_text(samples_of_pair, references)
             for k, text in enumerate(samples_of_pair):
-                if is_wrong[k] and (self.ground_truth is None or is_false(text, self.ground_truth(id))):
+                if is_negative[k] and (self.ground_truth is None or is_false(text, self.ground_truth(id))):
                     row[k] = text
         log_too_similar(step, self.fallback.pool)
         return negatives
 
 
 class _WeightedSources(NegativeSource, nn.Module):
-    """Several sources with a weight each."""
+    """Base class of combinations of sources with one weight per source."""
 
     def __init__(self, sources: Sequence[NegativeSource], weights: Sequence[float] | None = None) -> None:
         super().__init__()
         if any(isinstance(source, SideBySide) for source in sources):
-            raise ConfigError("SideBySide cannot be a source of another combination; pass its sources themselves")
+            raise ConfigError("SideBySide cannot be a source of another combination; list its sources there instead")
         weights = [1.0] * len(sources) if weights is None else list(weights)
         if len(weights) != len(sources) or not sources or min(weights) < 0 or not sum(weights):
             raise ConfigError(f"{len(sources)} sources have the weights {weights}; expected one per source, 0 or more")
         self.sources = tuple(sources)
-        # an add-on is a sub-module of its captioner already; registered twice it would be in checkpoints twice
+        # an add-on is a sub-module of the captioner already; registered here too, checkpoints would hold it twice
         self.source_modules = nn.ModuleList(
             source for source in sources if isinstance(source, nn.Module) and not _is_addon(source)
         )
@@ -387,14 +393,14 @@ class _WeightedSources(NegativeSource, nn.Module):
 
 
 class SideBySide(_WeightedSources):
-    """Compares every chosen caption with one rejected caption of each source (DNPO has two sources).
+    """Compares each chosen caption with one rejected caption of every source (DNPO has two sources).
 
     Args:
         sources: S sources of negatives.
         weights: weight of each source in the loss; equal when None.
 
     Raises:
-        ConfigError: there are not as many weights as sources, or a weight is negative.
+        ConfigError: the numbers of weights and sources differ, a weight is negative, or all are zero.
     """
 
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
@@ -408,41 +414,43 @@ class SideBySide(_WeightedSources):
         weights = (self.weights * len(parts) / self.weights.sum()).to(device).repeat_interleave(count)
         return RejectedCaptions(texts, margin=margin, parts=parts, weights=weights.expand(len(texts), -1))
 
-    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
-        count = losses.shape[1] // len(self.sources)
-        slices = zip(losses.split(count, 1), present.split(count, 1), strict=True)
-        for source, part, (part_losses, part_present) in zip(self.sources, draw.parts, slices, strict=True):
+    def update(self, negatives: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
+        count = losses.shape[1] // len(self.sources)  # K
+        slices = zip(losses.split(count, 1), present.split(count, 1), strict=True)  # S of (B, K)
+        for source, part, (part_losses, part_present) in zip(self.sources, negatives.parts, slices, strict=True):
             source.update(part, part_losses, part_present)
 
 
 class Mixture(_WeightedSources):
-    """Draws the source of each rejected caption at random.
+    """Takes each rejected caption from one of several sources, which is drawn at random.
 
     Args:
-        sources: sources of negatives.
-        weights: fraction of the captions from each source, up to a common factor; equal when None.
+        sources: S sources of negatives.
+        weights: relative frequency of each source; equal when None.
 
     Raises:
-        ConfigError: there are not as many weights as sources, or a weight is negative.
+        ConfigError: the numbers of weights and sources differ, a weight is negative, or all are zero.
     """
 
     def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> RejectedCaptions:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)
         weights = self.weights.expand(len(step.batch), -1)  # (B, S)
-        which = torch.multinomial(weights, count, replacement=True, generator=generator)
-        texts = [[parts[source].texts[b][k] for k, source in enumerate(row)] for b, row in enumerate(which.tolist())]
+        source_indices = torch.multinomial(weights, count, replacement=True, generator=generator)  # (B, K)
+        texts = [
+            [parts[source].texts[b][k] for k, source in enumerate(row)] for b, row in enumerate(source_indices.tolist())
+        ]
         margin = None
         if any(part.margin is not None for part in parts):
             device = step.batch.tokens.device
-            zero = torch.zeros(which.shape, device=device)
-            margins = torch.stack([zero if part.margin is None else part.margin for part in parts])
-            margin = margins.gather(0, which[None].to(device))[0]
-        return RejectedCaptions(texts, margin=margin, source=which, parts=parts)
+            zero = torch.zeros(source_indices.shape, device=device)
+            margins = torch.stack([zero if part.margin is None else part.margin for part in parts])  # (S, B, K)
+            margin = margins.gather(0, source_indices[None].to(device))[0]  # (B, K)
+        return RejectedCaptions(texts, margin=margin, source=source_indices, parts=parts)
 
-    def update(self, draw: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
-        assert draw.source is not None
-        for index, (source, part) in enumerate(zip(self.sources, draw.parts, strict=True)):
-            source.update(part, losses, present & (draw.source == index).to(present.device))
+    def update(self, negatives: RejectedCaptions, losses: Tensor, present: Tensor) -> None:
+        assert negatives.source is not None
+        for index, (source, part) in enumerate(zip(self.sources, negatives.parts, strict=True)):
+            source.update(part, losses, present & (negatives.source == index).to(present.device))
 
 
 def _is_addon(source: object) -> bool:

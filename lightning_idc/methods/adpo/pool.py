@@ -1,4 +1,8 @@
-"""A pool of captions from which wrong ones are drawn for a pair."""
+"""CaptionPool: the captions of the training split, from which negatives are drawn (ADPO section 4.2).
+
+1. :meth:`CaptionPool.sample_candidates` draws N candidates for a batch and excludes the references of each pair;
+2. :func:`sample_negatives` draws K of them for each pair, uniformly (DPO) or by the retriever's logits (ADPO, Eq. 3).
+"""
 
 from __future__ import annotations
 
@@ -19,25 +23,25 @@ NO_CHANGE_FRACTION = 0.3
 SIMILARITY_THRESHOLD = 0.8
 """Cosine of sentence embeddings from which on a caption counts as a paraphrase (``docs/notes/adpo.md``)."""
 MAX_DRAWS = 8
-"""Draws of candidates before a pair without any candidate is an error."""
+"""Maximum number of attempts to draw candidates for a batch until each pair has one."""
 
 
 def normalize(caption: str) -> str:
-    """Caption in a form that is equal for two captions of the same words: lower case, single spaces."""
+    """Normalise a caption to lower case and single spaces, so that captions of the same words are equal."""
     return " ".join(words_of(caption))
 
 
 class CaptionPool:
     """Distinct captions of a training split with their frequencies.
 
-    A caption is wrong for a pair if it is not one of its references. The same change can be said in other words, as
-    "brighten this photo" for "brighten this picture"; with ``too_similar`` such a caption is no negative either.
+    The negatives of a pair are captions that are not among its references. With ``too_similar``, paraphrases of a
+    reference, such as "brighten this photo" for "brighten this picture", are excluded, too.
 
     Args:
         captions: captions with duplicates; captions of the same words are one entry.
-        weighting: how candidates are drawn. ``frequency``: in proportion to their frequency, with repeats, as captions
-            of random other pairs are. ``distinct``: each entry once. ``stratified``: by frequency, with "nothing
-            changed" as a separate stratum (see :meth:`offer`).
+        weighting: how candidates are drawn. ``frequency``: in proportion to their frequency, with repeats, like the
+            captions of random other pairs. ``distinct``: each entry at most once. ``stratified``: by frequency, with
+            "nothing changed" as a separate stratum (see :meth:`sample_candidates`).
         no_change: sentences that say that nothing changed.
         no_change_fraction: in ``stratified``, fraction of the changed pairs whose negatives are such sentences.
         too_similar: loaded encoder of sentences, which embeds every entry once; None to compare words only.
@@ -76,9 +80,9 @@ class CaptionPool:
             )
         no_change_texts = {normalize(caption) for caption in no_change}
         self.is_no_change = torch.tensor([normalize(text) in no_change_texts for text in self.texts])
-        every = torch.tensor(occurrences)
-        self._drawable = torch.arange(len(self.texts)) if weighting == "distinct" else every
-        self._changes = every[~self.is_no_change[every]]
+        by_frequency = torch.tensor(occurrences)  # an index occurs as often as its caption
+        self._population = torch.arange(len(self.texts)) if weighting == "distinct" else by_frequency
+        self._change_population = by_frequency[~self.is_no_change[by_frequency]]
         if too_similar is not None:
             self._embeddings = too_similar.encode(self.texts)  # (M, D)
 
@@ -86,7 +90,7 @@ class CaptionPool:
         return len(self.texts)
 
     def draw(self, size: int, generator: torch.Generator, rank: int = 0, num_processes: int = 1) -> Tensor:
-        """Indices of ``size`` captions, or of all where there are fewer.
+        """Draw the indices of ``size`` captions, or of all captions if there are fewer.
 
         Each process draws from its part of the pool, so that a step sees as many distinct captions as possible, or from
         the whole pool where a part would be smaller than ``size``.
@@ -97,14 +101,12 @@ class CaptionPool:
             rank: rank of this process.
             num_processes: number of processes.
         """
-        if self.weighting == "stratified" and len(self._changes):
-            no_change = self.is_no_change.nonzero()[:, 0]
-            return torch.cat(
-                [_draw_from(self._changes, size, generator, rank=rank, num_processes=num_processes), no_change]
-            )
-        return _draw_from(self._drawable, size, generator, rank=rank, num_processes=num_processes)
+        if self.weighting == "stratified" and len(self._change_population):
+            changes = _draw_from(self._change_population, size, generator, rank=rank, num_processes=num_processes)
+            return torch.cat([changes, self.is_no_change.nonzero()[:, 0]])
+        return _draw_from(self._population, size, generator, rank=rank, num_processes=num_processes)
 
-    def offer(
+    def sample_candidates(
         self,
         size: int,
         references: Sequence[Sequence[str]],
@@ -112,10 +114,10 @@ class CaptionPool:
         rank: int = 0,
         num_processes: int = 1,
     ) -> tuple[Tensor, Tensor]:
-        """Candidates of a batch, and which of them may be a negative of which pair.
+        """Draw candidates for a batch, and mark for each pair those that may be its negative.
 
-        In ``stratified``, a fraction of the changed pairs may only get sentences that say that nothing changed; all
-        other pairs may only get sentences that name a change.
+        With ``stratified``, a fraction of the changed pairs may only get sentences that say that nothing changed, and
+        all other pairs only sentences that name a change.
 
         Args:
             size: number of candidates to draw.
@@ -128,28 +130,29 @@ class CaptionPool:
             indices ``(N,)`` and bool ``(B, N)``, True where a candidate may be a negative of a pair.
 
         Raises:
-            DataError: a pair has no candidate after several draws.
+            DataError: a pair has no candidate after ``MAX_DRAWS`` attempts.
         """
         for _ in range(MAX_DRAWS):
             indices = self.draw(size, generator, rank, num_processes)
-            allowed = self.is_wrong(indices, references, allow_none=True)
+            allowed = self.is_negative(indices, references, allow_none=True)
             if self.weighting == "stratified":
-                allowed = self._stratified(indices, allowed, references, generator)
+                allowed = self._restrict_to_stratum(indices, allowed, references, generator)
             if bool(allowed.any(1).all()):
                 return indices, allowed
-        return indices, self.is_wrong(indices, references)
+        return indices, self.is_negative(indices, references)
 
-    def _stratified(
+    def _restrict_to_stratum(
         self, indices: Tensor, allowed: Tensor, references: Sequence[Sequence[str]], generator: torch.Generator
     ) -> Tensor:
-        selected = torch.rand(len(references), generator=generator) < self.no_change_fraction
-        stratum = (selected & ~self.says_no_change(references))[:, None] == self.is_no_change[indices]  # (B, N)
-        in_stratum = allowed & stratum
+        """Restrict ``allowed (B, N)`` to "nothing changed" for some changed pairs, and to changes for all others."""
+        is_selected = torch.rand(len(references), generator=generator) < self.no_change_fraction  # (B,)
+        wants_no_change = is_selected & ~self.says_no_change(references)
+        in_stratum = allowed & (wants_no_change[:, None] == self.is_no_change[indices])  # (B, N)
         # a stratum can be empty, as in a split whose captions never say that nothing changed
         return torch.where(in_stratum.any(1, keepdim=True), in_stratum, allowed)
 
     def says_no_change(self, references: Sequence[Sequence[str]]) -> Tensor:
-        """Which pairs have a reference that says that nothing changed: bool ``(B,)``."""
+        """Bool ``(B,)``, True for a pair with a reference that says that nothing changed."""
         rows = self._reference_indices(references)
         return torch.tensor([any(index >= 0 and bool(self.is_no_change[index]) for index in row) for row in rows])
 
@@ -161,30 +164,30 @@ class CaptionPool:
         """Indices of captions of the pool, ``(N,)``."""
         return torch.tensor([self._indices[normalize(caption)] for caption in captions])
 
-    def is_wrong(self, candidates: Tensor, references: Sequence[Sequence[str]], allow_none: bool = False) -> Tensor:
-        """Which candidates are not references of a pair, nor too similar to one: bool ``(B, N)``.
+    def is_negative(self, candidates: Tensor, references: Sequence[Sequence[str]], allow_none: bool = False) -> Tensor:
+        """Bool ``(B, N)``, True where a candidate is neither a reference of a pair nor too similar to one.
 
         Args:
             candidates: indices ``(N,)``.
             references: all captions of each of B pairs.
-            allow_none: whether a pair may have no candidate.
+            allow_none: whether all candidates may be references of a pair.
 
         Raises:
             DataError: a pair has no candidate.
         """
         rows = self._reference_indices(references)
         other_words = torch.stack([~torch.isin(candidates, torch.tensor(row)) for row in rows])
-        allowed = self._unlike(other_words, lambda: self._embeddings[candidates], references)
+        allowed = self._without_similar(other_words, lambda: self._embeddings[candidates], references)
         if not allow_none and not bool(allowed.any(1).all()):
             similar = "" if self.too_similar is None else f", or similar to one by {self.threshold:g} or more,"
             raise DataError(
                 f"all {len(candidates)} candidate captions are references of one pair{similar}; draw more candidates, "
-                "or give the training split more different captions"
+                "or add captions to the training split"
             )
         return allowed
 
-    def is_wrong_text(self, texts: Sequence[str], references: Sequence[str]) -> list[bool]:
-        """Which captions, of the pool or not, are wrong for one pair; a caption without a word is not.
+    def is_negative_text(self, texts: Sequence[str], references: Sequence[str]) -> list[bool]:
+        """Whether each caption, of the pool or not, may be a negative of one pair; captions without words may not.
 
         Args:
             texts: N captions.
@@ -192,68 +195,74 @@ class CaptionPool:
         """
         correct = {"", *map(normalize, references)}
         other_words = torch.tensor([[normalize(text) not in correct for text in texts]], dtype=torch.bool)
-        wrong: list[bool] = self._unlike(other_words, lambda: self.embed(texts), [references])[0].tolist()
-        return wrong
+        is_negative: list[bool] = self._without_similar(other_words, lambda: self.embed(texts), [references])[
+            0
+        ].tolist()
+        return is_negative
 
-    def _unlike(self, other_words: Tensor, embed: Callable[[], Tensor], references: Sequence[Sequence[str]]) -> Tensor:
-        """``other_words``, bool ``(B, N)``, without the captions that are too similar to a reference of their pair.
+    def _without_similar(
+        self, other_words: Tensor, embed: Callable[[], Tensor], references: Sequence[Sequence[str]]
+    ) -> Tensor:
+        """Exclude captions that are too similar to a reference of their pair: bool ``(B, N)`` to bool ``(B, N)``.
 
         Args:
-            other_words: which captions have other words than all references.
-            embed: function that gives the embeddings of the captions, ``(N, D)``.
+            other_words: bool ``(B, N)``, True at captions that differ from all references in their words.
+            embed: function that returns the embeddings of the captions, ``(N, D)``.
             references: all captions of each of B pairs.
         """
         if self.too_similar is None or not other_words.any():
             return other_words
         lengths = [len(captions) for captions in references]
-        # (N, R), the references of all pairs one after the other
+        # (N, R), with the references of all pairs in order
         cosines = embed() @ self.embed([caption for captions in references for caption in captions]).T
-        nearest = [part.amax(1) if part.shape[1] else part.new_zeros(len(part)) for part in cosines.split(lengths, 1)]
-        unlike = other_words & (torch.stack(nearest) < self.threshold)
+        maxima = [
+            block.amax(1) if block.shape[1] else block.new_zeros(len(block)) for block in cosines.split(lengths, 1)
+        ]
+        is_negative = other_words & (torch.stack(maxima) < self.threshold)
         self._num_compared += int(other_words.sum())
-        self._num_similar += int((other_words & ~unlike).sum())
-        return unlike
+        self._num_similar += int((other_words & ~is_negative).sum())
+        return is_negative
 
     def read_similar_fraction(self) -> float:
-        """Fraction of the captions with other words that were too similar, since the last call of this method."""
+        """Fraction of captions that were excluded as too similar since the last call."""
         fraction = self._num_similar / max(1, self._num_compared)
         self._num_compared, self._num_similar = 0, 0
         return fraction
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Unit vectors of captions, ``(N, D)``: of entries as stored, of others encoded now."""
+        """Unit vectors of captions, ``(N, D)``; those of entries are stored, others are encoded."""
         assert self.too_similar is not None
         indices = [self._indices.get(normalize(text), -1) for text in texts]
-        unknown = [number for number, index in enumerate(indices) if index < 0]
+        unknown = [row for row, index in enumerate(indices) if index < 0]
         embeddings = self._embeddings[torch.tensor(indices)]
         if unknown:
-            embeddings[unknown] = self.too_similar.encode([texts[number] for number in unknown])
+            embeddings[unknown] = self.too_similar.encode([texts[row] for row in unknown])
         return embeddings
 
 
 def _draw_from(indices: Tensor, size: int, generator: torch.Generator, rank: int, num_processes: int) -> Tensor:
-    """``size`` of the indices without replacement, from this process's part of them where that is large enough."""
+    """Draw ``size`` indices without replacement, from this process's part of them if it is large enough."""
     local = indices if len(indices) < size * num_processes else indices[rank::num_processes]
     return local[torch.randperm(len(local), generator=generator)[:size]]
 
 
-def choose(
+def sample_negatives(
     logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """RejectedCaptions ``count`` candidates per pair, with replacement, from the softmax over those that are allowed.
+    """Draw K candidates per pair, with replacement, from q: the softmax of the logits of the allowed candidates.
 
     ADPO Eq. 3
 
     Args:
-        logits: ``(B, N)``.
-        allowed: bool ``(B, N)``.
-        count: K, candidates drawn per pair.
-        generator: random numbers, on the CPU; torch's global generator when None.
+        logits: logits of q, similarity over temperature, ``(B, N)``.
+        allowed: bool ``(B, N)``, False for a candidate that is a reference of the pair.
+        count: K, number of candidates to draw per pair.
+        generator: random generator, on the CPU; torch's global generator when None.
 
     Returns:
-        columns drawn, ``(B, K)`` on the CPU, and the log-probabilities of all candidates, ``(B, N)``.
+        drawn columns, ``(B, K)`` on the CPU, and the log-probabilities of all candidates, ``(B, N)``.
     """
     log_probs = logits.float().masked_fill(~allowed, float("-inf")).log_softmax(-1)
-    # on the CPU, where the texts are needed next and draws do not depend on the device
+    # on the CPU: the texts are looked up there next, and the draws do not depend on the device
     probabilities = log_probs.detach().exp().cpu()
     return torch.multinomial(probabilities, count, replacement=True, generator=generator), log_probs

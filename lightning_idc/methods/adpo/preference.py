@@ -20,7 +20,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 def default_negatives(data: PairDataModule) -> NegativeSource:
-    """Rejected captions of the data where its training pairs have some, else random captions."""
+    """:class:`FromData` if one of the first 100 training pairs has rejected captions, else :class:`RandomCaption`."""
     source = data.pairs_of("train")
     has_rejected = any(source.meta(index).get("rejected") for index in range(min(len(source), 100)))
     return FromData() if has_rejected else RandomCaption()
@@ -33,13 +33,13 @@ class PreferenceOptimization(PolicyCallback):
     ``default_root_dir`` without a logger.
 
     Each chosen caption of the batch (``captions_per_pair`` per pair) is compared with one rejected caption. Start from
-    a supervised captioner with ``init_from``, which then is the reference policy.
+    a supervised captioner (``init_from``); its weights are the reference policy (TRL's ``ref_model``).
 
     Args:
         negatives: source of the rejected captions. When None, :class:`FromData` if the training data has rejected
             captions, else :class:`RandomCaption`. An `AdversarialRetriever` among the callbacks replaces it.
         reference: reference policy; :class:`FrozenCopy` when None.
-        dropout: whether dropout stays on. Without dropout the policy starts exactly at the reference; activation
+        dropout: whether dropout stays on. With dropout off, the policy starts exactly at the reference. Activation
             checkpointing of transformers needs it on.
         validation: whether preference metrics are also logged on validation pairs, with random negatives.
         name: key under ``aux_addons``.
@@ -90,7 +90,10 @@ class PreferenceOptimization(PolicyCallback):
         return addon
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let the adversary, an add-on that draws negatives, replace the source; by now all add-ons are attached."""
+        """Replace the source of negatives by the adversary, if an add-on draws negatives.
+
+        All add-ons are attached by now, whatever the order of the callbacks.
+        """
         adversaries = {
             name: addon
             for name, addon in addons_of(pl_module).items()

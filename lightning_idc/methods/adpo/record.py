@@ -1,4 +1,4 @@
-"""NegativeRecord: the last comparison of each pair of a run, for benchmarks/studies/negatives.py (ADPO Figure 5)."""
+"""NegativeRecord: writes the last comparison of each pair of a run to ``negatives.json`` (ADPO Figure 5)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from lightning_idc.utils.outputs import save_json
 
 NEGATIVES = "negatives.json"
 MAX_PAIRS = 2000
-"""Maximum number of pairs to record per process; the same pairs in every run over the same data."""
+"""Maximum number of pairs to record per process. They are selected by the hash of their id, so that all runs over the
+same data record the same pairs."""
 
 
 class NegativeRecord:
-    """The first comparison of each pair in its last step: chosen caption, rejected caption and margin."""
+    """Records, for each pair, the first comparison of the last step: chosen caption, rejected caption and margin.
+
+    ``benchmarks/studies/negatives.py`` reads the file.
+    """
 
     def __init__(self) -> None:
         # margins stay on their device: reading one waits for the accelerator
         self._comparisons: dict[str, tuple[str, str, Tensor, int]] = {}
-        self._bound = 1 << 32
+        self._max_hash = 1 << 32
 
     def update(self, batch: PairBatch, rejected: list[list[str]], margins: Tensor) -> None:
         """Record a step.
@@ -33,15 +37,15 @@ class NegativeRecord:
             margins: margins of the comparisons, ``(B, K)``, without gradient.
         """
         for row, (id, chosen, negatives) in enumerate(zip(batch.ids, batch.chosen, rejected, strict=True)):
-            if chosen and zlib.crc32(id.encode()) < self._bound:
+            if chosen and zlib.crc32(id.encode()) < self._max_hash:
                 self._comparisons[id] = (chosen[0], negatives[0], margins, row)
         if len(self._comparisons) > 2 * MAX_PAIRS:
             ids = sorted(self._comparisons, key=lambda id: zlib.crc32(id.encode()))[:MAX_PAIRS]
-            self._bound = zlib.crc32(ids[-1].encode()) + 1
+            self._max_hash = zlib.crc32(ids[-1].encode()) + 1
             self._comparisons = {id: self._comparisons[id] for id in ids}
 
     def save(self, folder: str | Path) -> None:
-        """Write the records of all processes; all of them must call this, rank 0 writes."""
+        """Gather the records of all processes and write them on rank 0. All processes must call this method."""
         local = {
             id: {"positive": positive, "negative": negative, "margin": float(margins[row, 0])}
             for id, (positive, negative, margins, row) in self._comparisons.items()

@@ -12,12 +12,12 @@ from lightning_idc.utils.bounds import ShareBelowOne, check_arguments
 
 
 def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
-    """Loss whose gradient is minus the Monte Carlo estimate of the reward's, so that descending it ascends the reward.
+    """Policy-gradient loss: descending it ascends the Monte Carlo estimate of the expected reward.
 
     ADPO Eq. 7
 
-    Algorithm 1 of ADPO descends R * grad log q in its line 12, which would look for the easiest negatives; Eq. 5 to 7
-    and the text say ascent, which this is.
+    Line 12 of ADPO's Algorithm 1 descends R * grad log q, which would make the retriever prefer the easiest negatives.
+    This loss ascends it, as Eq. 5 to 7 and the text of the paper do.
 
     Args:
         log_probs: log-probability of each choice, any shape, with gradient.
@@ -28,11 +28,11 @@ def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0
 
 
 class Baseline(nn.Module):
-    """Value that is subtracted from rewards to lower the variance of REINFORCE."""
+    """Value to subtract from the rewards, which lowers the variance of REINFORCE."""
 
     @abstractmethod
     def forward(self, rewards: Tensor) -> Tensor:
-        """Baseline of each of ``rewards (N,)``, which must not depend on that reward itself."""
+        """Baselines ``(N,)`` of rewards ``(N,)``; the baseline of a choice must not depend on its own reward."""
 
 
 class NoBaseline(Baseline):
@@ -65,11 +65,11 @@ class RunningMean(Baseline):
     def forward(self, rewards: Tensor) -> Tensor:
         # divided by the weight so far, as the initial zero is not a reward
         mean = self.mean / self.weight.clamp(min=1e-12)
-        # without a baseline the first step would push all choices that were drawn in one direction
+        # with a baseline of zero the first step would raise all drawn choices alike
         baseline = torch.where(self.weight > 0, mean, leave_one_out(rewards.detach()))
-        # over all processes, so that their baselines agree; a process may have no reward in a step
-        parts = torch.stack([rewards.detach().sum(), torch.ones_like(rewards).sum()])
-        total, count = mean_over_processes(parts).to(self.mean.dtype)
+        # averaged over all processes, so that their baselines agree; a process may have no reward in a step
+        sum_and_count = torch.stack([rewards.detach().sum(), torch.ones_like(rewards).sum()])
+        total, count = mean_over_processes(sum_and_count).to(self.mean.dtype)
         momentum = torch.where(count > 0, self.momentum, 1.0)
         self.mean.mul_(momentum).add_((1 - momentum) * total / count.clamp(min=1e-6))
         self.weight.mul_(momentum).add_(1 - momentum)
@@ -77,20 +77,23 @@ class RunningMean(Baseline):
 
 
 class LeaveOneOut(Baseline):
-    """Mean reward of the other choices of the batch (Kool et al. 2019); zero for a single one."""
+    """Mean reward of the other choices of the batch (Kool et al. 2019); zero for a single choice."""
 
     def forward(self, rewards: Tensor) -> Tensor:
         return leave_one_out(rewards)
 
 
 def leave_one_out(rewards: Tensor) -> Tensor:
-    """Mean of the other rewards, ``(N,)``; zero for a single one."""
+    """For each of ``rewards (N,)``, the mean of the others ``(N,)``; zero for a single reward."""
     return (rewards.sum() - rewards) / max(1, len(rewards) - 1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of distributions given as log-probabilities over the last dimension; -inf is impossible.
+    """Entropy, in nats, of categorical distributions over the last dimension.
 
     Its exponential is the effective number of choices.
+
+    Args:
+        log_probs: log-probabilities ``(..., N)``; -inf for an impossible choice.
     """
     return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

@@ -1,4 +1,7 @@
-"""Similarity of captions and pairs, from which an adversarial retriever draws (ADPO section 4.2)."""
+"""Encoders of pairs and captions whose similarity is the distribution of the retriever (ADPO section 4.2).
+
+Shapes: B pairs, N captions, D channels of an embedding; L feature vectors of C channels per pair, Q learned queries.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +26,29 @@ CAPTION_BATCH_SIZE = 256
 
 
 class PairTextMatcher(nn.Module):
-    """Unit vectors of pairs and of the captions of one fixed list."""
+    """Embeds pairs of images, and the captions of a fixed list, as unit vectors."""
 
     @abstractmethod
     def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Unit vectors ``(B, D)`` of pairs; no gradient flows to features or images.
 
         Args:
-            features: captioner's features of B pairs.
+            features: features of B pairs, as the captioner encodes them.
             images: uint8 ``(B, 2, 3, H, W)``.
-            sizes: height and width of each pair before padding at the right and the bottom, ``(B, 2)``; None without
-                padding.
+            sizes: height and width of each pair before it was padded at the right and the bottom, ``(B, 2)``; None
+                without padding.
         """
 
     @abstractmethod
     def embed_captions(self, indices: Tensor) -> Tensor:
-        """Unit vectors ``(N, D)`` of the captions at ``indices (N,)`` of the list."""
+        """Unit vectors ``(N, D)`` of the captions of the list at ``indices (N,)``."""
 
 
 class FeatureHeads(PairTextMatcher):
-    """Small heads on the captioner's features and on the words of captions, trained from scratch.
+    """Small heads, trained from scratch, on the captioner's features and on the words of captions.
 
-    A few learned queries attend to the features, so that a local change is not averaged away. A caption is embedded as
-    the sum of its unigrams and bigrams, which tells ``red cube`` from ``red`` and ``cube``.
+    Learned queries attend to the features, so that a local change is not averaged away. A caption is the sum of the
+    embeddings of its unigrams and bigrams, so that ``red cube`` differs from ``red`` and ``cube``.
 
     Args:
         captions: captions of the pool.
@@ -60,6 +63,7 @@ class FeatureHeads(PairTextMatcher):
         counts = Counter(term for row in rows for term in row)
         vocabulary = {term: i for i, (term, _) in enumerate(counts.most_common(MAX_TERMS))}
         ids = [[vocabulary[term] for term in row if term in vocabulary] for row in rows]
+        # term ids of all captions one after the other; caption i has terms[starts[i] : starts[i + 1]]
         starts = torch.tensor([0, *(len(row) for row in ids)]).cumsum(0)
         self.register_buffer("terms", torch.tensor([i for row in ids for i in row]), persistent=False)
         self.register_buffer("starts", starts, persistent=False)
@@ -71,7 +75,7 @@ class FeatureHeads(PairTextMatcher):
         self.captions = nn.Linear(width, width)
 
     def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        memory = self.norm(features.memory.detach().to(self.queries.dtype))
+        memory = self.norm(features.memory.detach().to(self.queries.dtype))  # (B, L, C)
         scores = memory @ self.queries.T  # (B, L, Q)
         if features.mask is not None:
             scores = scores.masked_fill(~features.mask[..., None], float("-inf"))
@@ -82,27 +86,29 @@ class FeatureHeads(PairTextMatcher):
         starts: Tensor = self.starts  # type: ignore[assignment]
         start, stop = starts[indices], starts[indices + 1]
         lengths = stop - start
-        offsets = lengths.cumsum(0) - lengths
-        ramp = torch.arange(int(lengths.sum()), device=indices.device)
-        positions = torch.repeat_interleave(start - offsets, lengths) + ramp
+        offsets = lengths.cumsum(0) - lengths  # start of each of the N captions in their concatenation
+        concatenated = torch.arange(int(lengths.sum()), device=indices.device)
+        positions = torch.repeat_interleave(start - offsets, lengths) + concatenated
         return F.normalize(self.captions(self.words(self.terms[positions], offsets)), dim=-1)  # type: ignore[index]
 
 
 class EncoderHeads(PairTextMatcher):
     """Projections of the embeddings of a trained encoder, such as CLIP4IDC after its adaptation stage.
 
-    They start as the identity, so that the first negatives are the captions that the encoder finds most similar. The
-    captions are embedded once, as their tower stays frozen. Images are resized for the encoder on their device.
+    Both projections are initialised to the identity, so that the first negatives are the captions that the encoder
+    finds most similar. The caption tower stays frozen, so captions are embedded once. Images are resized on their
+    device to the encoder's size.
 
-    A frozen encoder is not a sub-module: it is neither sharded, which scalars such as CLIP's scale forbid, nor stored
-    in checkpoints a second time.
+    A frozen encoder is not a sub-module: it is not sharded, since FSDP cannot shard scalars such as CLIP's logit scale,
+    and it is not stored in checkpoints.
 
     Args:
         captions: captions of the pool.
         encoder: a module with ``embed_pairs`` and ``embed_captions``.
         train_encoder: whether the encoder's image tower is trained too.
         image_size: height and width of the encoder's images; None for any.
-        images: a pair ``(1, 2, 3, H, W)`` by which the weights to train are found; needed with ``train_encoder``.
+        images: example pair ``(1, 2, 3, H, W)``. With ``train_encoder``, weights that do not affect its embedding stay
+            frozen; all weights are trained when None.
         device: device on which the captions are embedded.
     """
 
@@ -139,7 +145,7 @@ class EncoderHeads(PairTextMatcher):
             self._frozen.append(encoder)
 
     def _unfreeze_image_tower(self, images: Tensor | None) -> None:
-        """Train the weights that embed pairs; a trained weight without a gradient would stop distributed training."""
+        """Train the weights that embed pairs. A trained weight without a gradient would make DDP wait for it."""
         encoder: Any = self.encoder
         encoder.requires_grad_(True)
         if images is None:
@@ -157,19 +163,20 @@ class EncoderHeads(PairTextMatcher):
     def train(self, mode: bool = True) -> EncoderHeads:
         super().train(mode)
         if self.train_encoder:
-            self.encoder.eval()  # dropout would make the draws random
+            self.encoder.eval()  # dropout would make q random
         return self
 
     def _resize(self, images: Tensor) -> Tensor:
         if self.image_size is None or tuple(images.shape[-2:]) == tuple(self.image_size):
             return images
+        # (B, 2, 3, H, W) -> (2B, 3, h, w) -> (B, 2, 3, h, w)
         pixels = F.interpolate(images.flatten(0, 1).float(), self.image_size, mode="bilinear", antialias=True)
         return pixels.round().clamp(0, 255).to(images.dtype).unflatten(0, images.shape[:2])
 
     def _crop_and_resize(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """Pairs without their padding, resized."""
+        """Remove the padding of each pair and resize it to the encoder's size."""
         if self.image_size is None:
-            raise ConfigError("pairs of mixed sizes need an encoder that takes one size; set data.image_size")
+            raise ConfigError("the encoder of the retriever has no fixed image size; set data.image_size")
         crops = [pair[None, ..., :height, :width] for pair, (height, width) in zip(images, sizes.tolist(), strict=True)]
         return torch.cat([self._resize(pair) for pair in crops])
 
@@ -188,5 +195,6 @@ class EncoderHeads(PairTextMatcher):
 
 
 def _terms(caption: str) -> list[str]:
+    """Unigrams and bigrams of a caption."""
     words = words_of(caption)
     return [*words, *(f"{first} {second}" for first, second in pairwise(words))]

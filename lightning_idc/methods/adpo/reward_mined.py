@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 
 class RewardMined(NegativeSource):
-    """Samples of the policy with the lowest rewards, as negatives of :class:`PreferenceOptimization`.
+    """Negatives of :class:`PreferenceOptimization`: samples of the policy with the lowest rewards.
 
-    Together with an `AdversarialRetriever`, the retriever's ``fraction`` is its part of the negatives. A sample that
-    equals a reference, or has a reward of ``max_reward`` or more, is replaced by a caption of another pair.
+    With an `AdversarialRetriever` as well, the retriever draws its ``fraction`` of the negatives and this source the
+    rest. A sample that equals a reference, or has a reward of ``max_reward`` or more, is replaced by a caption of
+    another pair.
 
     Args:
         reward: reward of the samples.
-        samples: number of samples per pair, of which the worst are taken.
-        max_reward: reward from which on a sample is not a negative; None for no bound.
+        samples: number of samples per pair; those with the lowest rewards are the negatives.
+        max_reward: samples with this reward or more are not negatives; None for no bound.
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
         too_similar: as in :class:`~lightning_idc.methods.adpo.pool.CaptionPool`.
@@ -67,17 +68,17 @@ class RewardMined(NegativeSource):
         )
         texts = grouped([caption.text for caption in captions], num_samples)
         rewards = compute_rewards(self.reward, step.batch, texts).tolist()
-        for row, references, samples, values in zip(
+        for row, references, samples, sample_rewards in zip(
             negatives.texts, step.batch.references, texts, rewards, strict=True
         ):
-            # each sentence once, the worst first
-            scored = {normalize(text): (value, text) for value, text in zip(values, samples, strict=True)}
+            # each sentence once, the lowest reward first
+            scored = {normalize(text): (reward, text) for reward, text in zip(sample_rewards, samples, strict=True)}
             ordered = sorted(scored.values())
-            is_wrong = self.fallback.pool.is_wrong_text([text for _, text in ordered], references)
+            is_negative = self.fallback.pool.is_negative_text([text for _, text in ordered], references)
             mined = [
                 text
-                for (value, text), flag in zip(ordered, is_wrong, strict=True)
-                if flag and (self.max_reward is None or value < self.max_reward)
+                for (reward, text), flag in zip(ordered, is_negative, strict=True)
+                if flag and (self.max_reward is None or reward < self.max_reward)
             ]
             row[: len(mined)] = mined[:count]
         log_too_similar(step, self.fallback.pool)

@@ -1,4 +1,6 @@
-"""CLIP4IDC: CLIP reads both images jointly; retrieval adapts it, then it captions (Guo et al. 2022).
+"""CLIP4IDC: CLIP with joint attention over both images, adapted by retrieval and then trained to caption.
+
+Guo et al. 2022.
 
 Example:
     >>> from lightning_idc.methods.clip4idc import Clip4IdcRetrieval

@@ -1,4 +1,4 @@
-"""Official CLIP4IDC checkpoints (``pytorch_model.bin.*``) as modules of this library, weight by weight."""
+"""Converts official CLIP4IDC checkpoints (``pytorch_model.bin.*``) into modules of this library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lightning_idc.nn.vocabulary import CLIP
 from lightning_idc.utils.errors import CheckpointError, reads_file
 
 HEAD_WIDTH = 64
-"""Width of an attention head of every CLIP of OpenAI."""
+"""Width of the attention heads in all of OpenAI's CLIP models."""
 
-# parts of the official decoder with the same shape
+# official prefix: prefix here, for weights with the same shape
 _RENAMED = {
     "decoder.embeddings.LayerNorm.": "norm_words.",
     "decoder.classifier.cls.predictions.transform.dense.": "transform.0.",
@@ -26,21 +26,21 @@ _RENAMED = {
     "decoder.classifier.cls.predictions.bias": "bias",
 }
 _LAYERS = {"encoder": "memory_layers", "decoder": "decoder_layers"}
-_IN_ENCODER = {
+_ENCODER_LAYER = {
     "slf_attn.output.dense.": "out.",
     "slf_attn.output.LayerNorm.": "norm_attention.",
     "intermediate.dense.": "feed.0.",
     "output.dense.": "feed.2.",
     "output.LayerNorm.": "norm_feed.",
 }
-_IN_DECODER = {
-    **_IN_ENCODER,
+_DECODER_LAYER = {
+    **_ENCODER_LAYER,
     "slf_attn.output.dense.": "out_self.",
     "slf_attn.output.LayerNorm.": "norm_self.",
     "enc_attn.output.dense.": "out_cross.",
     "enc_attn.output.LayerNorm.": "norm_cross.",
 }
-# stored twice by the official code, which shares them between the decoder and CLIP's text tower
+# tied weights of decoder and text tower, which the official code stores twice
 _SHARED = {
     "decoder.embeddings.word_embeddings.weight": "clip.token_embedding.weight",
     "decoder.embeddings.position_embeddings.weight": "clip.positional_embedding",
@@ -51,16 +51,16 @@ _PROJECTION = re.compile(r"(slf_attn|enc_attn)\.att\.(query|key|value)\.")
 
 @reads_file("checkpoint")
 def convert(checkpoint: Path, intra_layers: int | None = None, heads: int = 8) -> Clip4Idc | Clip4IdcRetrieval:
-    """Module of an official checkpoint: Clip4Idc where it holds a decoder, Clip4IdcRetrieval otherwise.
+    """Convert an official checkpoint into a Clip4Idc if it has a decoder, else into a Clip4IdcRetrieval.
 
     Args:
         checkpoint: file of the official training code.
-        intra_layers: blocks of the image tower that encode each image separately, which the file does not show; all
-            but 3, the official setting, when None.
-        heads: attention heads of the decoder, which the file does not show.
+        intra_layers: number of blocks of the image tower that encode each image separately, which the file does not
+            contain; all but 3, the official setting, when None.
+        heads: number of attention heads of the decoder, which the file does not contain.
 
     Raises:
-        CheckpointError: the file is not such a checkpoint, or holds an unknown weight.
+        CheckpointError: the file is not an official checkpoint, or has an unknown weight.
     """
     state = read_checkpoint(checkpoint)
     return from_official(state, intra_layers, heads, name=str(checkpoint))
@@ -73,17 +73,17 @@ def from_official(
     vocabulary: list[str] | str = CLIP,
     name: str = "the checkpoint",
 ) -> Clip4Idc | Clip4IdcRetrieval:
-    """As :func:`convert`, from a state dict with official names.
+    """Like :func:`convert`, but from a state dict with official names.
 
     Args:
         state: weights by name.
         intra_layers: as in :func:`convert`.
         heads: as in :func:`convert`.
-        vocabulary: words of the text tower; CLIP's in all official files.
+        vocabulary: vocabulary of the text tower; ``clip`` for all official files.
         name: name of the checkpoint, for messages.
 
     Raises:
-        CheckpointError: a weight is missing, unknown, or differs from the one it should be shared with.
+        CheckpointError: a weight is missing or unknown, or two tied weights differ.
     """
     if "clip.visual.joint_positional_embedding" not in state:
         raise CheckpointError(
@@ -114,12 +114,12 @@ def from_official(
 
 
 def _configuration(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """open_clip's configuration of the CLIP inside."""
+    """Configuration of the checkpoint's CLIP for open_clip, from the shapes of the weights."""
     width, _, patch, _ = state["clip.visual.conv1.weight"].shape
     grid = round((state["clip.visual.positional_embedding"].shape[0] - 1) ** 0.5)
     context, text_width = state["clip.positional_embedding"].shape
 
-    def blocks(prefix: str) -> int:
+    def num_blocks(prefix: str) -> int:
         return len({key.removeprefix(prefix).split(".")[0] for key in state if key.startswith(prefix)})
 
     return {
@@ -127,7 +127,7 @@ def _configuration(state: Mapping[str, Tensor]) -> dict[str, Any]:
         "quick_gelu": True,
         "vision_cfg": {
             "image_size": patch * grid,
-            "layers": blocks("clip.visual.transformer.resblocks."),
+            "layers": num_blocks("clip.visual.transformer.resblocks."),
             "width": width,
             "head_width": HEAD_WIDTH,
             "patch_size": patch,
@@ -136,12 +136,13 @@ def _configuration(state: Mapping[str, Tensor]) -> dict[str, Any]:
             "context_length": context,
             "width": text_width,
             "heads": text_width // HEAD_WIDTH,
-            "layers": blocks("clip.transformer.resblocks."),
+            "layers": num_blocks("clip.transformer.resblocks."),
         },
     }
 
 
 def _encoder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a :class:`PairClip`."""
     weights = {key: value for key, value in state.items() if key.startswith("clip.")}
     before, after = weights.pop("clip.visual.bef_embedding"), weights.pop("clip.visual.aft_embedding")
     weights["side"] = torch.stack([before, after])
@@ -152,6 +153,7 @@ def _encoder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Weights of a :class:`Clip4IdcNet` without its encoder; query, key and value projections are concatenated."""
     weights: dict[str, Tensor] = {}
     projections: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():
@@ -159,11 +161,11 @@ def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
             continue
         if key in _SHARED:
             if not torch.equal(value, state[_SHARED[key]]):
-                raise CheckpointError(f"{name}: {key!r} differs from {_SHARED[key]!r}, with which it should be shared")
+                raise CheckpointError(f"{name}: {key!r} differs from {_SHARED[key]!r}; expected tied weights")
             continue
         target = _target(key)
         if target is None:
-            raise CheckpointError(f"{name} holds {key!r}, which is not a weight of CLIP4IDC")
+            raise CheckpointError(f"{name} has an unknown weight {key!r}; expected those of CLIP4IDC")
         match = _PROJECTION.search(target)
         if match is None:
             weights[target] = value
@@ -179,18 +181,18 @@ def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _target(key: str) -> str | None:
-    """Name in this library of an official weight; queries, keys and values still separate."""
+    """Name of an official weight in this library, with separate names for query, key and value; None if unknown."""
     for official, name in _RENAMED.items():
         if key.startswith(official):
             return name + key.removeprefix(official)
     match = re.fullmatch(r"decoder\.(encoder|decoder)\.layer\.(\d+)\.(.+)", key)
     if match is None:
         return None
-    kind, number, rest = match.groups()
-    start = f"{_LAYERS[kind]}.{number}."
-    if _PROJECTION.match(rest):
-        return start + rest
-    for official, name in (_IN_DECODER if kind == "decoder" else _IN_ENCODER).items():
-        if rest.startswith(official):
-            return start + name + rest.removeprefix(official)
+    kind, number, suffix = match.groups()
+    prefix = f"{_LAYERS[kind]}.{number}."
+    if _PROJECTION.match(suffix):
+        return prefix + suffix
+    for official, name in (_DECODER_LAYER if kind == "decoder" else _ENCODER_LAYER).items():
+        if suffix.startswith(official):
+            return prefix + name + suffix.removeprefix(official)
     return None

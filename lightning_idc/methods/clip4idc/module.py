@@ -1,7 +1,8 @@
 """CLIP4IDC in two stages: Clip4IdcRetrieval adapts CLIP to pairs of images, Clip4Idc captions them.
 
-Adaptation: :meth:`Clip4IdcRetrieval.encode` embeds pairs and captions, :meth:`Clip4IdcRetrieval.training_loss`
-contrasts them over all processes. Captioning: ``net.py``, with the caption loss of every captioner.
+1. Adaptation: :meth:`Clip4IdcRetrieval.encode` embeds pairs and captions, and
+   :meth:`Clip4IdcRetrieval.training_loss` is their contrastive loss over all processes.
+2. Captioning: :class:`Clip4Idc` trains the decoder of ``net.py`` by the caption loss that all captioners have.
 
 Shapes: B pairs, N captions, D channels of the joint space.
 """
@@ -39,19 +40,19 @@ MAX_TOKENS = 32
 class Clip4IdcRetrieval(PairModule):
     """Adaptation stage: contrastive retrieval between pairs and captions. A PairTextEncoder.
 
-    Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. Each epoch uses another reference of a
-    pair. Validation and test measure recall at 1, 5 and 10 in both directions over the split. Parameters that are not
-    CLIP's form the parameter group ``joint``.
+    Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. The references of a pair take turns by
+    epoch. Validation and test measure recall at 1, 5 and 10 in both directions over the split. Parameters that CLIP
+    does not have form the parameter group ``joint``.
 
     Args:
         clip: name of a configuration of open_clip, or a configuration.
         pretrained: tag or file of open_clip's weights; random weights when None.
-        intra_layers: blocks of the image tower that encode each image separately.
+        intra_layers: number of blocks of the image tower that encode each image separately.
         stem: as in `PairClip`.
         tower_weights: checkpoint of PairNaming with initial weights of the image tower.
-        vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
-        mask_equal: whether a caption of another pair that is also a reference of this pair is not a negative. For
-            data in which many pairs have the same captions, such as pairs without a change.
+        vocabulary: ``clip``, or words with their special tokens; built from the training captions when None.
+        mask_equal: whether captions of other pairs that are also references of a pair are left out of its negatives.
+            For data in which many pairs have the same captions, such as pairs without a change.
         options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
@@ -75,7 +76,7 @@ class Clip4IdcRetrieval(PairModule):
         self._init_weights = (pretrained, tower_weights)
         self._embedded: dict[str, tuple[Tensor, list[str]]] = {}
 
-    # ---- a PairTextEncoder ------------------------------------------------------------------------------
+    # ---- interface of PairTextEncoder ---------------------------------------------------------------------
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
@@ -99,7 +100,7 @@ class Clip4IdcRetrieval(PairModule):
     def make_net(self) -> PairClip | None:
         if self.hparams["vocabulary"] is None:
             if not isinstance(self.data, ProvidesCaptions):
-                return None  # a checkpoint may still provide the vocabulary
+                return None  # the vocabulary may come from a checkpoint later
             vocabulary = Vocabulary.build(self.data.train_captions())
         else:
             vocabulary = load_vocabulary(self.hparams["vocabulary"])
@@ -119,20 +120,22 @@ class Clip4IdcRetrieval(PairModule):
         super().rebuild()
 
     def _captions_of_epoch(self, ids: Sequence[str], captions: Sequence[Sequence[str]]) -> list[str]:
+        """One reference per pair; the references take turns by epoch."""
         empty = [name for name, references in zip(ids, captions, strict=True) if not references]
         if empty:
             raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
-        # by name and epoch only, so that it depends neither on processes nor on resuming
+        # the offset depends only on id and epoch, and not on the number of processes or on resuming
         offsets = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
         return [references[offset % len(references)] for references, offset in zip(captions, offsets, strict=True)]
 
     def _gather(self, local: Tensor) -> Tensor:
+        """Embeddings of all processes, ``(B, D)`` -> ``(processes * B, D)``, with gradients."""
         gathered = self.all_gather(local, sync_grads=True)
         assert isinstance(gathered, Tensor)
         return gathered.flatten(0, 1)
 
     def encode(self, batch: Any) -> dict[str, Tensor]:
-        """Unit vectors of the pairs and of one caption each."""
+        """Unit vectors of the pairs, ``(B, D)``, and of one caption per pair, ``(B, D)``."""
         return {
             "pairs": self.embed_pairs(batch["images"]),
             "captions": self.embed_captions(self._captions_of_epoch(batch["ids"], batch["captions"])),
@@ -141,15 +144,16 @@ class Clip4IdcRetrieval(PairModule):
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         pairs, texts = features["pairs"], features["captions"]
         if self.trainer.world_size > 1:
-            # every process scores all pairs against all captions; gradients flow to the process of each embedding
+            # each process compares all pairs with all captions; gradients flow to the process of each embedding
             pairs, texts = self._gather(pairs), self._gather(texts)
         logits = self._built.scale * pairs @ texts.T  # (B, B) over all processes
         if self.hparams["mask_equal"]:
             local = (batch["captions"], self._captions_of_epoch(batch["ids"], batch["captions"]))
-            parts = all_gather_object(local)
-            references = [captions for part, _ in parts for captions in part]
-            is_reference = is_reference_of_other(references, [caption for _, part in parts for caption in part])
-            logits = logits.masked_fill(is_reference.to(logits.device), float("-inf"))
+            gathered = all_gather_object(local)
+            references = [captions for all_captions, _ in gathered for captions in all_captions]
+            captions = [caption for _, epoch_captions in gathered for caption in epoch_captions]
+            is_false_negative = is_reference_of_other(references, captions)
+            logits = logits.masked_fill(is_false_negative.to(logits.device), float("-inf"))
         return symmetric_cross_entropy(logits)
 
     # ---- validation -------------------------------------------------------------------------------------
@@ -170,13 +174,13 @@ class Clip4IdcRetrieval(PairModule):
     test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
-        self._measure("val")
+        self._log_recall("val")
 
     def on_test_epoch_end(self) -> None:
-        self._measure("test")
+        self._log_recall("test")
 
-    def _measure(self, split: str) -> None:
-        """Recall over all pairs of the split that have captions, gathered from all processes."""
+    def _log_recall(self, split: str) -> None:
+        """Log the recall over all pairs of the split that have captions, gathered from all processes."""
         embedded = {name: entry for name, entry in all_gather_dict(self._embedded).items() if entry[1]}
         self._embedded = {}
         if not embedded:
@@ -197,9 +201,8 @@ class Clip4IdcRetrieval(PairModule):
 
 
 def _pair_clip(hparams: Mapping[str, Any], vocabulary: Vocabulary, pretrained: str | None) -> PairClip:
-    return PairClip(
-        build_clip(hparams["clip"], vocabulary, pretrained), vocabulary, hparams["intra_layers"], hparams["stem"]
-    )
+    clip = build_clip(hparams["clip"], vocabulary, pretrained)
+    return PairClip(clip, vocabulary, intra_layers=hparams["intra_layers"], stem=hparams["stem"])
 
 
 class Clip4Idc(PairCaptioner):
@@ -209,14 +212,14 @@ class Clip4Idc(PairCaptioner):
         clip: name of a configuration of open_clip, or a configuration.
         pretrained: tag or file of open_clip's weights; random weights when None.
         encoder_weights: checkpoint of Clip4IdcRetrieval or Clip4Idc with initial weights and vocabulary of the encoder.
-        tower_weights: checkpoint of PairNaming with initial weights of the image tower, without adaptation.
-        intra_layers: blocks of the image tower that encode each image separately.
+        tower_weights: checkpoint of PairNaming with initial weights of the image tower, in place of an adaptation.
+        intra_layers: number of blocks of the image tower that encode each image separately.
         stem: as in `PairClip`.
-        decoder_layers: layers that encode the tokens, and as many of the decoder.
-        heads: attention heads of these layers.
+        decoder_layers: number of decoder layers, and of encoder layers between the image tower and the decoder.
+        heads: number of attention heads of these layers.
         dropout: dropout probability of activations and attention weights.
-        vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
-        max_length: maximum number of tokens of a generated caption; that of CLIP's text tower when None.
+        vocabulary: ``clip``, or words with their special tokens; built from the training captions when None.
+        max_length: maximum number of tokens of a generated caption; the context length of CLIP's text tower when None.
         options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
@@ -279,13 +282,13 @@ class Clip4Idc(PairCaptioner):
 
 @reads_file("checkpoint")
 def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
-    """Load the image tower of a checkpoint of PairNaming; the text tower is unchanged.
+    """Load the image tower of a checkpoint of PairNaming. The text tower stays as it is.
 
     Returns:
         Hyper-parameters of the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is missing or holds another tower.
+        CheckpointError: the checkpoint is missing, or its tower differs in shape.
     """
     content = read_checkpoint(checkpoint)
     state, prefix = content["state_dict"], "net.backbone.tower."
@@ -310,7 +313,7 @@ def load_encoder(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
         Hyper-parameters of the checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is missing or holds another encoder.
+        CheckpointError: the checkpoint is missing, or its encoder differs in shape.
     """
     content = read_checkpoint(checkpoint)
     state = content["state_dict"]

@@ -1,8 +1,7 @@
-"""PairNaming: pre-trains an image tower by classifying the object in each patch, in both images.
+"""PairNaming: pre-trains an image tower without CLIP's weights, by classifying the object in each patch of both images.
 
-CLIP4IDC depends on CLIP's pre-training. For data without weights of CLIP, labels of objects (from a renderer or a
-detector) replace it: classifying the objects of each image trains the tower, classifying those of the other image in
-the same patch trains its joint blocks to compare.
+CLIP4IDC depends on CLIP's pre-training. Labels of objects (from a renderer or a detector) can replace it: each patch is
+classified in its own image, which trains the tower, and in the other image, which trains the joint blocks to compare.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class TowerGrid(nn.Module):
-    """The image tower of a `PairClip` as a grid of features of both images of a pair.
+    """Runs the image tower of a `PairClip` and returns the features of both images as grids.
 
     Args:
         tower: encoder whose image tower is trained.
@@ -36,23 +35,24 @@ class TowerGrid(nn.Module):
         self.tower.clip.requires_grad_(False).visual.requires_grad_(True)
 
     def forward(self, images: Tensor) -> Tensor:
-        """``(2 B, D, g, g)`` of pairs ``(B, 2, 3, H, W)``, before and after in turn."""
-        tokens = self.tower.encode_pair(self.tower.normalized(images)).unflatten(1, (2, -1))[:, :, 1:].flatten(0, 1)
-        return tokens.mT.unflatten(-1, self.tower.clip.visual.grid_size)
+        """Features ``(2 B, D, g, g)`` of pairs ``(B, 2, 3, H, W)``, before and after images alternating."""
+        tokens = self.tower.encode_pair(self.tower.normalized(images))  # (B, 2 n, D)
+        patches = tokens.unflatten(1, (2, -1))[:, :, 1:].flatten(0, 1)  # (2 B, n - 1, D), without class tokens
+        return patches.mT.unflatten(-1, self.tower.clip.visual.grid_size)
 
 
 class PairNaming(CellNaming):
     """Trains the image tower of a `PairClip`; `Clip4IdcRetrieval` starts from it with ``tower_weights``.
 
-    Batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, 2, A, g, g))``, as of `SyntheticCells` with ``pairs``;
-    each cell is classified in its own and in the other image.
+    Batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, 2, A, g, g))``, such as those of `SyntheticCells` with
+    ``pairs``. Each cell is classified in its own image and in the other image.
 
     Args:
-        clip: configuration of open_clip, with as many patches as there are cells.
-        intra_layers: blocks of the image tower that encode each image separately.
+        clip: configuration of open_clip with g x g patches.
+        intra_layers: number of blocks of the image tower that encode each image separately.
         stem: as in `PairClip`.
         stem_weights: checkpoint of ObjectNaming with initial weights of the stem.
-        classes: number of classes of each of the A attributes, "empty" included.
+        classes: number of classes of each of the A attributes, the class "empty" included.
         schedule: multiplier of the learning rate over the run.
         options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
@@ -71,7 +71,7 @@ class PairNaming(CellNaming):
     ) -> None:
         check_arguments(PairNaming.__init__, locals())
         if stem_weights is not None and not stem:
-            raise ConfigError("stem_weights are for a tower with a stem; set `stem: true`")
+            raise ConfigError("stem_weights need a tower with a stem; set `stem: true`")
         super().__init__([*classes, *classes], schedule=schedule, **options)
         if stem_weights is not None:
             load_backbone(self.tower.clip.visual.conv1.cnn, stem_weights)
@@ -83,13 +83,14 @@ class PairNaming(CellNaming):
     def make_net(self) -> CellNet:
         options, vocabulary = self.hparams, Vocabulary(SPECIALS)
         clip = build_clip(options["clip"], vocabulary)
-        tower = PairClip(clip, vocabulary, options["intra_layers"], options["stem"])
+        tower = PairClip(clip, vocabulary, intra_layers=options["intra_layers"], stem=options["stem"])
         return CellNet(TowerGrid(tower), tower.clip.visual.proj.shape[1], sum(self.classes))
 
     @property
     def tower(self) -> Any:
-        """The `PairClip`."""
+        """The `PairClip` in training."""
         return self.backbone.tower
 
     def targets(self, cells: Tensor) -> Tensor:
+        """Classes ``(2 B, 2 A, g, g)`` of each cell in its own and in the other image, from ``(B, 2, A, g, g)``."""
         return torch.cat([cells, cells.flip(1)], 2).flatten(0, 1)

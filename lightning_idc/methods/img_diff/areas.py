@@ -46,8 +46,8 @@ class PairSimilarity(PipelineStage):
 
     Args:
         encoder: image encoder.
-        filters: name of a preset; see `presets`.
-        seed: see `PipelineStage`.
+        filters: name of a preset of `presets`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -70,11 +70,12 @@ class PairSimilarity(PipelineStage):
 
 @dataclass(frozen=True, slots=True)
 class _NameQuery:
-    """The crop of one area in one image, and the name of the object that it should show."""
+    """Crop of one area in one image, and the name of the object that it should show."""
 
     area: Area
     side: int
-    image: Tensor
+    """0 for the image before, 1 for the image after."""
+    crop: Tensor
     name: str
 
 
@@ -88,8 +89,8 @@ class DifferenceAreas(PipelineStage):
         segmenter: segmenter of candidate regions.
         encoder: image encoder of crops.
         matcher: image-text matcher of crops and names.
-        filters: name of a preset; see `presets`.
-        seed: see `PipelineStage`.
+        filters: name of a preset of `presets`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -153,7 +154,7 @@ class DifferenceAreas(PipelineStage):
         ]
         if not queries:
             return
-        scores = self.matcher.match([query.image for query in queries], [query.name for query in queries]).tolist()
+        scores = self.matcher.match([query.crop for query in queries], [query.name for query in queries]).tolist()
         for query, score in zip(queries, scores, strict=True):
             query.area.setdefault("match", [None, None])[query.side] = round(score, 4)
 
@@ -170,17 +171,19 @@ def box_scores(records: Sequence[Record], min_iou: float = 0.5) -> dict[str, flo
     num_correct = num_predicted = num_true = 0
     for record in records:
         true_boxes: list[Sequence[float]] = []
-        for sides in record.facts["true_boxes"]:
-            for box in sides:
-                # an object that changes in place has nearly one box in both images
+        for boxes_of_edit in record.facts["true_boxes"]:
+            for box in boxes_of_edit:
+                # an object edited in place has nearly the same box in both images, and counts once
                 if box is not None and all(box_iou(box, other) < 0.5 for other in true_boxes):
                     true_boxes.append(box)
         areas = accepted(record.facts.get("areas") or []) if record.dropped is None else []
         boxes = [area["box"] for area in areas]
-        overlaps = ((box_iou(a, b), i, j) for i, a in enumerate(true_boxes) for j, b in enumerate(boxes))
+        overlaps = (
+            (box_iou(true_box, box), i, j) for i, true_box in enumerate(true_boxes) for j, box in enumerate(boxes)
+        )
         matched: set[tuple[str, int]] = set()
-        for value, i, j in sorted(overlaps, reverse=True):
-            if value >= min_iou and ("true", i) not in matched and ("predicted", j) not in matched:
+        for iou, i, j in sorted(overlaps, reverse=True):
+            if iou >= min_iou and ("true", i) not in matched and ("predicted", j) not in matched:
                 matched |= {("true", i), ("predicted", j)}
                 num_correct += 1
         num_predicted, num_true = num_predicted + len(boxes), num_true + len(true_boxes)

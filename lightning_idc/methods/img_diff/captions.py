@@ -1,4 +1,9 @@
-"""Caption editing: replaces one object of a caption, by a lexicon or by a language model."""
+"""Caption editing: one object of a caption is replaced, with a lexicon or a language model.
+
+1. `LexiconEdits` or `PromptedEdits` replaces an object of the fact ``caption``,
+2. an edit that replaces nothing, or too much, drops the record,
+3. the facts ``captions`` and ``nouns`` keep both captions and the words in which they differ.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ class LexiconEdits(PipelineStage):
 
     Args:
         wordnet: folder of WordNet's database; None for the small built-in list.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     def __init__(self, wordnet: str | None = None, seed: int = 0) -> None:
@@ -52,14 +57,14 @@ class LexiconEdits(PipelineStage):
 class PromptedEdits(PipelineStage):
     """Replaces an object with a language model; invalid answers drop the record.
 
-    Answers are checked and cleaned by the rules of the scripts; that an object is replaced is a requirement of the
-    later stages.
+    Answers are cleaned and checked by the rules of the authors' scripts. In addition an object must be replaced, as the
+    later stages need its names.
 
     Args:
         model: language model; Vicuna-1.5-13B in the paper.
         prompt: instruction with ``{caption}``.
         max_changed_words: maximum number of changed words in both captions; None, as in the scripts, for no limit.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     def __init__(
@@ -93,18 +98,18 @@ class PromptedEdits(PipelineStage):
         num_changed = len(nouns[0].split()) + len(nouns[1].split())
         if not edited:
             record.drop("empty answer", "", "a sentence")
-        elif any(sign in edited.lower() for sign in _META_WORDS):
-            record.drop("answer talks about the edit", edited, f"none of {', '.join(_META_WORDS)}")
+        elif any(word in edited.lower() for word in _META_WORDS):
+            record.drop("answer describes the edit", edited, f"none of {', '.join(_META_WORDS)}")
         elif not nouns[0] or not nouns[1]:
-            record.drop("nothing replaced", edited, "another object")
+            record.drop("no object replaced", edited, "another object")
         elif self.max_changed_words is not None and num_changed > self.max_changed_words:
-            record.drop("too much changed", f"{nouns[0]} / {nouns[1]}", f"at most {self.max_changed_words} words")
+            record.drop("too many words changed", f"{nouns[0]} / {nouns[1]}", f"at most {self.max_changed_words}")
         else:
             record.facts["captions"], record.facts["nouns"] = [caption, edited], list(nouns)
 
 
 def clean_answer(answer: str, prompt: str = "") -> str:
-    """The sentence in a language model's answer, by the rules of the scripts.
+    """Extract the sentence from a language model's answer, by the rules of the scripts.
 
     Args:
         answer: answer of the model.
@@ -114,34 +119,37 @@ def clean_answer(answer: str, prompt: str = "") -> str:
         >>> clean_answer('Sure --- "A cat sleeps."</s>')
         'A cat sleeps.'
     """
-    for part in (prompt, "\nEND", "</s>", "<s>"):
-        answer = answer.replace(part, "") if part else answer
+    for text in (prompt, "\nEND", "</s>", "<s>"):
+        answer = answer.replace(text, "") if text else answer
     lines = [line.strip() for line in answer.rpartition("---")[2].strip().splitlines()]
     return next((line for line in lines if line), "").strip('"').strip()
 
 
 def replace_noun(caption: str, lexicon: Lexicon, rng: np.random.Generator) -> tuple[list[str], list[str]] | None:
-    """A caption and its edited version, and the two nouns; None without a noun of the lexicon.
+    """Replace a random noun by another of its category; a plural is replaced by a plural.
 
     Args:
         caption: one sentence.
-        lexicon: nouns by category; a plural is replaced by a plural.
-        rng: random numbers for both nouns.
+        lexicon: nouns by category.
+        rng: random number generator.
+
+    Returns:
+        The caption and its edited version, and the two nouns; None if the caption has no noun of the lexicon.
     """
     words = ((match, _singular(match.group(), lexicon)) for match in _WORD.finditer(caption))
     nouns = [(match, form) for match, form in words if form is not None]
     if not nouns:
         return None
     match, (old, is_plural) = nouns[int(rng.integers(len(nouns)))]
-    others = [noun for noun in lexicon.nouns[lexicon.category[old]] if noun != old]
-    new = others[int(rng.integers(len(others)))]
-    written = _plural(new) if is_plural else new
+    candidates = [noun for noun in lexicon.nouns[lexicon.category[old]] if noun != old]
+    new = candidates[int(rng.integers(len(candidates)))]
+    replacement = _plural(new) if is_plural else new
     start, end = match.span()
-    before = caption[:start]
+    prefix = caption[:start]
     if not is_plural:
-        before = re.sub(r"\b(a|an)\s+$", lambda m: _article(m.group(1), new) + " ", before, flags=re.IGNORECASE)
-    written = written.capitalize() if match.group()[0].isupper() else written
-    return [caption, before + written + caption[end:]], [old, new]
+        prefix = re.sub(r"\b(a|an)\s+$", lambda m: _article(m.group(1), new) + " ", prefix, flags=re.IGNORECASE)
+    replacement = replacement.capitalize() if match.group()[0].isupper() else replacement
+    return [caption, prefix + replacement + caption[end:]], [old, new]
 
 
 def _singular(word: str, lexicon: Lexicon) -> tuple[str, bool] | None:
@@ -167,7 +175,7 @@ def _article(old: str, noun: str) -> str:
 
 
 def changed_words(first: str, second: str) -> tuple[str, str]:
-    """Words of each sentence that the other one replaces, without articles.
+    """Words that only the first sentence has, and words that only the second one has, without articles.
 
     Args:
         first: caption.
@@ -177,12 +185,12 @@ def changed_words(first: str, second: str) -> tuple[str, str]:
     matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
     removed: list[str] = []
     added: list[str] = []
-    for kind, a, b, c, d in matcher.get_opcodes():
-        if kind != "equal":
-            removed += words[0][a:b]
-            added += words[1][c:d]
-    return _listed(removed), _listed(added)
+    for tag, first_start, first_end, second_start, second_end in matcher.get_opcodes():
+        if tag != "equal":
+            removed += words[0][first_start:first_end]
+            added += words[1][second_start:second_end]
+    return _without_articles(removed), _without_articles(added)
 
 
-def _listed(words: Sequence[str]) -> str:
+def _without_articles(words: Sequence[str]) -> str:
     return " ".join(word for word in words if word not in ("a", "an", "the"))

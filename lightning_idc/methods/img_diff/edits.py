@@ -20,14 +20,18 @@ from lightning_idc.utils.errors import ConfigError
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]
 KINDS: tuple[Kind, ...] = ("replace", "recolor", "remove", "add", "move")
-_TRIES = 60
+_MAX_TRIES = 60
 
 
 class PasteEdits(PipelineStage):
-    """Makes a pair of a photograph: objects are blended into it, and one of them differs between before and after.
+    """Makes a pair from one photograph: objects are blended into it, and one of them differs between both images.
 
-    Reads ``image``; writes ``before`` and ``after``, the facts ``nouns`` (object at the edited position in each image,
-    None for none), ``captions`` of each image, ``edit``, ``true_boxes`` and ``library``.
+    1. Crop the photograph at random, and draw squares that do not touch.
+    2. Draw an edit, the object before and after it, and unchanged objects for the other squares.
+    3. Paste the unchanged objects and the edited one into a copy of the crop for each image, and add noise.
+
+    Reads ``image``; writes ``before`` and ``after``, and the facts ``nouns`` (the edited object in each image, or
+    None), ``captions`` of each image, ``edit``, ``true_boxes`` and ``library``.
 
     Args:
         size: height and width of the images in pixels.
@@ -37,10 +41,10 @@ class PasteEdits(PipelineStage):
         library: folder of cut-outs with transparency; None for rendered objects.
         blend: OpenCV's seamless cloning, which adapts to the light of the photograph, or plain pasting.
         noise: standard deviation of independent noise of both images, in steps of 255.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
 
     Raises:
-        ConfigError: a kind is unknown, or sizes are out of range.
+        ConfigError: an edit is unknown, or sizes are out of range.
     """
 
     reads = ("image",)
@@ -60,11 +64,11 @@ class PasteEdits(PipelineStage):
         super().__init__(seed)
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
-            raise ConfigError(f"kinds is {list(kinds)}; expected some of {', '.join(KINDS)}")
+            raise ConfigError(f"kinds is {list(kinds)}; expected one or more of {', '.join(KINDS)}")
         if not (0 < scale[0] <= scale[1] < 0.5 and 1 <= num_objects[0] <= num_objects[1]):
             raise ConfigError(
-                f"num_objects is {tuple(num_objects)} and scale {tuple(scale)}; expected increasing numbers, and a "
-                f"scale below half a side"
+                f"num_objects is {tuple(num_objects)} and scale {tuple(scale)}; expected the minimum before the "
+                "maximum, and a scale below 0.5"
             )
         largest = round(size * scale[1])
         if size - largest < 5:  # two pixels on each side, and one for the position to vary
@@ -94,7 +98,7 @@ class PasteEdits(PipelineStage):
         needed = self.num_objects[1] + 1  # one per position, and a replacement
         if len(self._cutouts) < needed:
             raise ConfigError(
-                f"{self.library or 'the library of rendered objects'} holds {len(self._cutouts)} cut-outs, and a pair "
+                f"{self.library or 'the library of rendered objects'} has {len(self._cutouts)} cut-outs, and a pair "
                 f"needs {needed}; add some, or set the maximum of num_objects to {len(self._cutouts) - 1}"
             )
 
@@ -108,18 +112,18 @@ class PasteEdits(PipelineStage):
 
     def _edit(self, record: Record, rng: np.random.Generator) -> None:
         kind = self.kinds[int(rng.integers(len(self.kinds)))]
-        count = int(rng.integers(self.num_objects[0], self.num_objects[1] + 1))
-        squares = self._draw_squares(rng, count + 1)
+        num_objects = int(rng.integers(self.num_objects[0], self.num_objects[1] + 1))
+        squares = self._sample_squares(rng, num_objects + 1)
         if len(squares) < 2:
             record.drop("no room for objects", len(squares), "2 squares")
             return
-        spare = squares.pop()  # target of a moved object
+        move_target = squares.pop()
         cutouts = [self._cutouts[int(i)] for i in rng.choice(len(self._cutouts), len(squares) + 1, replace=False)]
         old, new = cutouts[0], cutouts.pop()
         if kind == "recolor":
             new = _recolored(old, rng)
         objects = None if kind == "add" else old, {"remove": None, "move": old, "add": old}.get(kind, new)
-        targets = squares[0], spare if kind == "move" else squares[0]
+        targets = squares[0], move_target if kind == "move" else squares[0]
         unchanged = list(zip(cutouts[1:], squares[1:], strict=True))
         background = _cropped(record.image("image"), self.size, rng)
         images: list[Tensor] = []
@@ -141,10 +145,10 @@ class PasteEdits(PipelineStage):
         record.facts["captions"] = [_sentence([name, *other_names]) for name in names]
         record.facts["true_boxes"] = [[boxes[0], None], [None, boxes[1]]] if kind == "move" else [boxes]
 
-    def _draw_squares(self, rng: np.random.Generator, count: int) -> list[tuple[int, int, int]]:
-        """Up to ``count`` squares x, y, side that do not touch."""
+    def _sample_squares(self, rng: np.random.Generator, count: int) -> list[tuple[int, int, int]]:
+        """Up to ``count`` squares (x, y, side) that do not touch."""
         squares: list[tuple[int, int, int]] = []
-        for _ in range(_TRIES):
+        for _ in range(_MAX_TRIES):
             side = round(self.size * rng.uniform(self.scale[0], self.scale[1]))
             x, y = (int(rng.integers(2, self.size - side - 2)) for _ in range(2))
             padded = (x - 6, y - 6, x + side + 6, y + side + 6)
@@ -159,13 +163,13 @@ class PasteEdits(PipelineStage):
         scaled = cutout.scaled(side)
         height, width = scaled.image.shape[1:]
         box = [x, y, x + width, y + height]
-        part = slice(None), slice(y, y + height), slice(x, x + width)
+        region = slice(None), slice(y, y + height), slice(x, x + width)
         result = image.clone()
         if self.blend == "clone":
             result = _cloned(image, scaled, x, y)
         else:
-            mixed = scaled.alpha * scaled.image + (1 - scaled.alpha) * image[part]
-            result[part] = mixed.round().to(torch.uint8)
+            blended = scaled.alpha * scaled.image + (1 - scaled.alpha) * image[region]
+            result[region] = blended.round().to(torch.uint8)
         return result, box
 
 
@@ -174,7 +178,7 @@ class RandomCrops(PipelineStage):
 
     Args:
         size: height and width of the crop in pixels.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("image",)
@@ -206,12 +210,12 @@ def _cloned(image: Tensor, cutout: Cutout, x: int, y: int) -> Tensor:
 
 
 def _cropped(image: Tensor, size: int, rng: np.random.Generator) -> Tensor:
-    """A random square of a photograph, at least half its shorter side, sometimes mirrored."""
+    """A random square of a photograph, its side at least half the shorter side, mirrored with probability 0.5."""
     height, width = image.shape[1:]
     side = round(min(height, width) * rng.uniform(0.5, 1.0))
     y, x = int(rng.integers(height - side + 1)), int(rng.integers(width - side + 1))
-    part = resize(image[:, y : y + side, x : x + side], (size, size))
-    return part.flip(2) if rng.random() < 0.5 else part
+    square = resize(image[:, y : y + side, x : x + side], (size, size))
+    return square.flip(2) if rng.random() < 0.5 else square
 
 
 def _noisy(image: Tensor, deviation: float, rng: np.random.Generator) -> Tensor:
@@ -228,7 +232,7 @@ def _recolored(cutout: Cutout, rng: np.random.Generator) -> Cutout:
     source = torch.tensor(COLORS[old], dtype=torch.float32) if old else cutout.image.float().mean((1, 2))
     target = torch.tensor(COLORS[new], dtype=torch.float32)
     gray = cutout.image.float().mean(0)
-    # the shading of the object in the new colour; scaled channels would stay dark where they are dark
+    # keep the shading of the object; scaling each channel would leave a channel near zero dark
     shaded = gray / source.mean().clamp(min=1) * target[:, None, None]
     image = shaded.round().clamp(0, 255).to(torch.uint8)
     name = cutout.name.replace(old, new) if old else f"{new} {cutout.name}"

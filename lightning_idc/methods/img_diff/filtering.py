@@ -82,7 +82,7 @@ def filter_differences(areas: Sequence[Area], filters: Filters) -> None:
 
 
 def filter_names(areas: Sequence[Area], filters: Filters) -> None:
-    """BITM: reject regions that do not show the named object."""
+    """Image-text matching of boxes (BITM): reject regions that do not show the named object."""
     for area in accepted(areas):
         scores = [score for score in area.get("match") or () if score is not None]
         if not scores:
@@ -100,33 +100,36 @@ def suppress_overlap(areas: Sequence[Area], filters: Filters) -> None:
         areas: regions with ``similarity``; rejected ones are marked.
         filters: maximum overlap, order and maximum number.
     """
-    order = sorted(areas, key=lambda area: area["similarity"]) if filters.keep == "most different" else list(areas)
-    chosen: list[Area] = []
-    for area in order:
-        overlap = max((box_iou(area["box"], other["box"]) for other in chosen), default=0.0)
+    ordered = sorted(areas, key=lambda area: area["similarity"]) if filters.keep == "most different" else list(areas)
+    kept: list[Area] = []
+    for area in ordered:
+        overlap = max((box_iou(area["box"], other["box"]) for other in kept), default=0.0)
         if overlap > filters.overlap:
             reject(area, "overlap", round(overlap, 4), f"at most {filters.overlap:g}")
-        elif filters.max_regions is not None and len(chosen) == filters.max_regions:
+        elif filters.max_regions is not None and len(kept) == filters.max_regions:
             reject(area, "too many areas", len(areas), f"at most {filters.max_regions}")
         else:
-            chosen.append(area)
+            kept.append(area)
 
 
 def filter_described(areas: Sequence[Area], filters: Filters) -> list[Area]:
-    """Reject regions above the number to be captioned; returns the others, the most different first."""
+    """Reject regions above the maximum number to caption; returns the others, the most different first."""
     limit = filters.described_regions
-    order = sorted(accepted(areas), key=lambda area: area["similarity"])
-    for area in order[limit:] if limit is not None else []:
-        reject(area, "beyond those described", area["similarity"], f"the {limit} most different")
-    return order[:limit]
+    ordered = sorted(accepted(areas), key=lambda area: area["similarity"])
+    for area in ordered[limit:] if limit is not None else []:
+        reject(area, "too many areas to caption", area["similarity"], f"the {limit} most different")
+    return ordered[:limit]
 
 
 def filter_captions(areas: Sequence[Area], filters: Filters) -> None:
-    """CITM and CS: reject regions whose captions are empty, do not match their crops, or are similar."""
+    """Image-text matching (CITM) and similarity (CS) of captions.
+
+    Rejects regions whose captions are empty, do not match their crops, or are similar.
+    """
     for area in accepted(areas):
         match, similarity = min(area["caption_match"]), area["caption_similarity"]
         if not all(area["captions"]):
-            reject(area, "empty caption", "", "some words")
+            reject(area, "empty caption", "", "one word or more")
         elif match <= filters.caption_match:
             reject(area, "caption does not match", match, f"above {filters.caption_match:g}")
         elif similarity >= filters.caption_similarity:
@@ -137,7 +140,7 @@ def filter_answers(areas: Sequence[Area]) -> None:
     """Reject regions with an empty description of their difference."""
     for area in accepted(areas):
         if area.get("difference") == "":
-            reject(area, "empty answer", "", "some words")
+            reject(area, "empty answer", "", "one word or more")
 
 
 def drop_without_areas(record: Record, reason: str) -> None:
@@ -152,16 +155,17 @@ def summarise(record: Record) -> None:
 
 
 class Refilter(PipelineStage):
-    """Applies the thresholds of a preset to a store whose stages ran with ``filters: scores``; no model is needed.
+    """Applies the thresholds of a preset to a store whose stages ran with ``filters: scores``, without a model.
 
     The result equals a run of the stages with the preset, so that Table 17 needs a single run.
 
     Args:
-        filters: name of a preset; see `presets`.
-        seed: see `PipelineStage`.
+        filters: name of a preset of `presets`.
+        seed: random seed, as in `PipelineStage`.
 
     Raises:
-        ConfigError: the preset is unknown, or the records have no complete scores, or those of other crops.
+        ConfigError: the preset is unknown, scores are missing, or captions were matched with other crops or another
+            type of score.
     """
 
     def __init__(self, filters: str = "paper", seed: int = 0) -> None:
@@ -188,7 +192,7 @@ class Refilter(PipelineStage):
             filter_shapes(areas, record.facts["size"], filters)
             filter_differences(areas, filters)
             filter_names(areas, filters)
-            # a region without a caption still suppresses those it overlaps, as captions come last
+            # overlap is suppressed before captions are filtered, as in the stages
             suppress_overlap(accepted(areas), filters)
             drop_without_areas(record, "no area left")
         if record.dropped is None:
@@ -201,7 +205,7 @@ class Refilter(PipelineStage):
 
     def _check(self, record: Record) -> None:
         steps = {step["stage"]: step for step in record.history}
-        # pairs may come from another source; pairs that this stage dropped cannot be recovered
+        # pairs from other sources have no PairSimilarity; pairs that it dropped cannot be restored
         pairs = steps.get("PairSimilarity")
         if pairs is not None and tuple(pairs["pair_similarity"]) != SCORES.pair_similarity:
             raise ConfigError(

@@ -1,4 +1,11 @@
-"""Model-based checks: natural images (section 15), answers about differences and their ratings (section 14)."""
+"""Model-based checks: the unnatural-image filter (section 15) and the evaluation of models (section 14).
+
+The evaluation has three stages:
+
+1. `EvaluationSet` samples 500 pairs with one box each,
+2. `AnswerPairs` asks the model under evaluation what differs inside the box,
+3. `RateAnswers` rates each answer from 0 to 3 with a language model.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +30,8 @@ RATING = (
     "Compare an answer with the true description of the difference between two images. Rate the answer from 0 (wrong) "
     "to 3 (the same meaning). Reply with the number only.\nTrue description: {truth}\nAnswer: {answer}\nRating:"
 )
-BEST = 3
-_ANSWERED = re.compile(r"True description: (?P<truth>.*?)\nAnswer: (?P<answer>.*?)\nRating:", re.DOTALL)
+MAX_RATING = 3
+_RATING_PROMPT = re.compile(r"True description: (?P<truth>.*?)\nAnswer: (?P<answer>.*?)\nRating:", re.DOTALL)
 
 
 class ImageCheck(VisionLanguageModel):
@@ -43,7 +50,7 @@ class ImageCheck(VisionLanguageModel):
         return {"model": "ImageCheck", "contrast": self.contrast, "smoothness": self.smoothness}
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        return ["yes" if all(self._has_content(part) for part in split_pairs(row)) else "no" for row in images]
+        return ["yes" if all(self._has_content(image) for image in split_pairs(row)) else "no" for row in images]
 
     def _has_content(self, image: Tensor) -> bool:
         gray = image.float().mean(0)
@@ -54,7 +61,7 @@ class ImageCheck(VisionLanguageModel):
 
 
 def split_pairs(images: Sequence[Tensor]) -> list[Tensor]:
-    """Single images; a pair with a black bar in the middle is split."""
+    """Split each image with a black bar in the middle into the two images of a pair."""
     singles: list[Tensor] = []
     for image in images:
         width = (image.shape[2] - BAR) // 2
@@ -67,7 +74,7 @@ class WordJudge(TextModel):
     """Rates answers, without a trained model, by the words that they share with the ground truth.
 
     Args:
-        steps: cosines of the content words from which on the rating is 1, 2 and 3.
+        steps: minimum cosines of the content words for the ratings 1, 2 and 3.
     """
 
     def __init__(self, steps: tuple[float, float, float] = (0.25, 0.6, 0.95)) -> None:
@@ -78,9 +85,9 @@ class WordJudge(TextModel):
         return {"model": "WordJudge", "steps": list(self.steps)}
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
-        matches = [_ANSWERED.search(prompt) for prompt in prompts]
+        matches = [_RATING_PROMPT.search(prompt) for prompt in prompts]
         texts = [["", ""] if match is None else [match["truth"], match["answer"]] for match in matches]
-        vectors = self.encoder.encode([text for both in texts for text in both])
+        vectors = self.encoder.encode([text for pair in texts for text in pair])
         similarities = (vectors[::2] * vectors[1::2]).sum(1).tolist()
         return [str(sum(value >= step for step in self.steps)) for value in similarities]
 
@@ -88,14 +95,14 @@ class WordJudge(TextModel):
 class NaturalImages(PipelineStage):
     """Unnatural-image filter: one question about both images of a pair (InternVL2.5-8B in the paper).
 
-    As in the scripts, both are in one image with a bar between them, and a pair is dropped if "no" is anywhere in the
-    answer.
+    As in the scripts, the images are side by side with a bar between them, and a pair is dropped if its answer contains
+    "no".
 
     Args:
         model: vision-language model that answers yes or no.
         prompt: question.
         boxes: whether red boxes are drawn around the accepted areas, as in the released images of the scripts.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -128,30 +135,30 @@ class NaturalImages(PipelineStage):
 
 
 class EvaluationSet(PipelineStage):
-    """Keeps a fixed number of pairs, drawn by their ids, with the most different area as the ground truth.
+    """Samples a fixed number of pairs, with the most different area as the ground truth.
 
     Args:
         size: number of pairs; the paper's set has 500.
-        seed: seed of the draw.
+        seed: random seed; the sample depends only on it and the records' ids.
     """
 
     def __init__(self, size: PositiveInt = 500, seed: int = 0) -> None:
         check_arguments(EvaluationSet.__init__, locals())
         super().__init__(seed)
         self.size = size
-        self._chosen: set[str] = set()
+        self._sampled: set[str] = set()
 
     def settings(self) -> dict[str, Any]:
         return {"size": self.size}
 
     def prepare(self, source: RecordSource) -> None:
         ids = [record.id for record in map(source.record, range(len(source))) if record.dropped is None]
-        self._chosen = set(sorted(ids, key=lambda id: record_seed(self.seed, id).random())[: self.size])
+        self._sampled = set(sorted(ids, key=lambda id: record_seed(self.seed, id).random())[: self.size])
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            if record.id not in self._chosen:
-                record.drop("not drawn", None, f"{self.size} pairs")
+            if record.id not in self._sampled:
+                record.drop("not sampled", None, f"{self.size} pairs")
             else:
                 area = min(accepted(record.facts["areas"]), key=lambda area: area["similarity"])
                 record.facts["areas"], record.facts["truth"] = [area], area["difference"]
@@ -159,13 +166,13 @@ class EvaluationSet(PipelineStage):
 
 
 class AnswerPairs(PipelineStage):
-    """Answers what differs inside the red box with the model under evaluation; writes the fact ``answer``.
+    """Asks the model under evaluation what differs inside the red box; writes the fact ``answer``.
 
-    Both images are in one with a bar between them; the question is that of the released data.
+    The images are side by side with a bar between them; the question is that of the released data.
 
     Args:
         model: model under evaluation.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -191,8 +198,8 @@ class RateAnswers(PipelineStage):
     """Rates the fact ``answer`` against ``truth`` from 0 to 3; the sum of 500 pairs is at most 1,500.
 
     Args:
-        judge: language model; InternLM2.5 in the paper. Its answers without a number from 0 to 3 drop the record.
-        seed: see `PipelineStage`.
+        judge: language model; InternLM2.5 in the paper. A reply without a number from 0 to 3 drops the record.
+        seed: random seed, as in `PipelineStage`.
     """
 
     def __init__(self, judge: TextModel | None = None, seed: int = 0) -> None:
@@ -205,20 +212,20 @@ class RateAnswers(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         prompts = [RATING.format(truth=record.facts["truth"], answer=record.facts["answer"]) for record in records]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
-        for record, answer in zip(records, self.judge.answer(prompts, seeds), strict=True):
-            value = rating(answer)
+        for record, reply in zip(records, self.judge.answer(prompts, seeds), strict=True):
+            value = rating(reply)
             if value is None:
-                record.drop("rating not understood", answer, f"0 to {BEST}")
+                record.drop("no rating in the reply", reply, f"0 to {MAX_RATING}")
             else:
                 record.facts["rating"] = value
         return records
 
     def finish(self, store: RecordStore) -> None:
-        values = [record.facts["rating"] for record in store if record.dropped is None]
-        print(f"{sum(values)} of {BEST * len(values)} points for {len(values)} answers", flush=True)
+        ratings = [record.facts["rating"] for record in store if record.dropped is None]
+        print(f"{sum(ratings)} of {MAX_RATING * len(ratings)} points for {len(ratings)} answers", flush=True)
 
 
-def rating(answer: str) -> int | None:
-    """The first whole number of an answer, if it is 0 to 3."""
-    match = re.search(r"-?\d+(?:\.\d+)?", answer)
+def rating(reply: str) -> int | None:
+    """First number of a judge's reply, if it is 0, 1, 2 or 3."""
+    match = re.search(r"-?\d+(?:\.\d+)?", reply)
     return int(match[0]) if match is not None and match[0] in ("0", "1", "2", "3") else None

@@ -31,13 +31,13 @@ _BUILTIN = {
 
 
 class Lexicon:
-    """Nouns by category; a noun of several categories has the first.
+    """Nouns by category; a noun of several categories belongs to the first.
 
     Args:
         nouns: nouns by category.
 
     Raises:
-        ConfigError: a category has fewer than two nouns, so that none can be replaced by another.
+        ConfigError: a category has fewer than two nouns, too few to replace one by another.
     """
 
     def __init__(self, nouns: Mapping[str, Sequence[str]]) -> None:
@@ -65,12 +65,12 @@ class Lexicon:
     def wordnet(cls, folder: str | Path) -> Lexicon:
         """All nouns below the eleven classes of a WordNet database.
 
-        A noun's class is that of its most frequent sense with a class; only single words are used, as captions are
-        searched word by word. Section 11 counts 5,526 nouns without saying how senses were chosen; this rule gives
+        A noun has the class of its most frequent sense below one of them; only single words are used, as captions are
+        searched word by word. Section 11 counts 5,526 nouns without saying how senses were chosen; this rule selects
         15,178 of WordNet 3.0.
 
         Args:
-            folder: holding WordNet's ``data.noun`` and ``index.noun`` (3.0 or 3.1).
+            folder: folder with WordNet's ``data.noun`` and ``index.noun`` (3.0 or 3.1).
 
         Raises:
             DataError: the files are missing or not WordNet's.
@@ -82,15 +82,15 @@ class Lexicon:
             roots = {senses[name][0]: name for name in _root_words(senses)}
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise DataError(
-                f"{path} holds no WordNet nouns ({error!r}); expected data.noun and index.noun, as in Debian's "
+                f"{path} has no WordNet nouns ({error!r}); expected data.noun and index.noun, as in Debian's "
                 "wordnet-base (/usr/share/wordnet) or the dict folder of wordnetcode.princeton.edu"
             ) from error
         classes: dict[int, str | None] = dict(roots)
         nouns: dict[str, list[str]] = defaultdict(list)
         for word, synsets in senses.items():
             if word.isalpha():
-                named = (_class_of(synset, parents, classes) for synset in synsets)
-                category = next((name for name in named if name is not None), None)
+                categories = (_class_of(synset, parents, classes) for synset in synsets)
+                category = next((name for name in categories if name is not None), None)
                 if category is not None:
                     nouns[category].append(word)
         return cls({name: nouns[name] for name in CATEGORIES})
@@ -108,33 +108,30 @@ def _senses(path: Path) -> list[tuple[str, list[int]]]:
     senses = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("  "):  # the licence
-            parts = line.split()
-            count = int(parts[2])
-            senses.append((parts[0], [int(offset) for offset in parts[-count:]]))
+            columns = line.split()
+            num_synsets = int(columns[2])
+            senses.append((columns[0], [int(offset) for offset in columns[-num_synsets:]]))
     return senses
 
 
 def _parents(path: Path) -> dict[int, list[int]]:
-    """Hypernyms of each synset; not of instances, which are names of persons and places."""
+    """Hypernyms of each synset; instances (names of persons and places) have none."""
     parents: dict[int, list[int]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("  "):
             continue
-        parts = line.split(" | ")[0].split()
-        pointers = 4 + 2 * int(parts[3], 16)
-        hypernyms = [
-            int(parts[pointers + 1 + 4 * number + 1])
-            for number in range(int(parts[pointers]))
-            if parts[pointers + 1 + 4 * number] == "@"
-        ]
-        parents[int(parts[0])] = hypernyms
+        columns = line.split(" | ")[0].split()
+        num_pointers = 4 + 2 * int(columns[3], 16)  # index of the column, after the words of the synset
+        first = num_pointers + 1  # four columns for each pointer: symbol, offset, part of speech, source and target
+        pointers = [columns[first + 4 * i : first + 4 * i + 2] for i in range(int(columns[num_pointers]))]
+        parents[int(columns[0])] = [int(offset) for symbol, offset in pointers if symbol == "@"]
     return parents
 
 
 def _class_of(synset: int, parents: Mapping[int, list[int]], classes: dict[int, str | None]) -> str | None:
-    """The nearest of the eleven classes above a synset; cached for all synsets on the path."""
+    """Nearest of the eleven classes above a synset, cached for all synsets on the path."""
     if synset not in classes:
-        classes[synset] = None  # ends a cycle
+        classes[synset] = None  # stops at a cycle
         inherited = (_class_of(parent, parents, classes) for parent in parents.get(synset, ()))
         classes[synset] = next((name for name in inherited if name is not None), None)
     return classes[synset]

@@ -14,7 +14,7 @@ class PaintPairs(PipelineStage):
 
     Args:
         painter: text-to-image model of pairs; SDXL with prompt-to-prompt in the paper.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     def __init__(self, painter: PairPainter, seed: int = 0) -> None:
@@ -29,7 +29,7 @@ class PaintPairs(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         # quotes around a caption are not part of it (ImgDiff scripts)
-        captions = [(first.strip('"'), twin.strip('"')) for first, twin in (r.facts["captions"] for r in records)]
+        captions = [(first.strip('"'), second.strip('"')) for first, second in (r.facts["captions"] for r in records)]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
         for record, pair in zip(records, self.painter.paint(captions, seeds), strict=True):
             record.facts["edit"] = "replace"

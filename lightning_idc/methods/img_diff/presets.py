@@ -1,4 +1,7 @@
-"""Presets of the filters' thresholds: the paper's four settings, its scripts', data-juicer's, and ours."""
+"""Presets of the filters' thresholds: four of the paper, one each of its scripts and data-juicer, and two of this code.
+
+``scores`` rejects nothing, and ``embedded`` is for the scores of the embedded models.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Filters:
         caption_similarity: maximum cosine of the two captions (CS), excluded.
         described_regions: number of regions to caption, the most different first; None for all.
         match_margin: pixels around a box in the crops that are compared with captions.
-        match_score: type of the matcher's score that the thresholds apply to; None where the source does not say.
+        match_score: type of the matcher's score that the thresholds apply to; None if the source does not say.
     """
 
     pair_similarity: tuple[float, float] = (0.9, 0.98)
@@ -69,7 +72,7 @@ PRESETS: dict[str, Filters] = {
     "table17_2": replace(PAPER, caption_similarity=0.9, caption_match=0.3),
     "table17_3": PAPER,
     "table17_4": replace(PAPER, pair_similarity=(0.85, 0.98)),
-    # the ImgDiff branch: cosines of the matcher, small boxes left out, ten boxes kept and five described
+    # the ImgDiff branch: cosines of the matcher, no small boxes, at most ten boxes, five of them captioned
     "scripts": replace(
         PAPER,
         caption_match=0.35,
@@ -79,7 +82,7 @@ PRESETS: dict[str, Filters] = {
         match_margin=5,
         match_score="cosine",
     ),
-    # the recipe of data-juicer's main branch: probabilities of the matcher, both sides, the list's own order
+    # the recipe of data-juicer's main branch: probabilities of the matcher, both images, regions in their own order
     "data_juicer": replace(
         PAPER,
         pair_similarity=(0.9, 0.99),
@@ -103,8 +106,8 @@ def check_matcher(filters: Filters, matcher: ImageTextMatcher) -> Filters:
     """
     if None not in (filters.match_score, matcher.score) and filters.match_score != matcher.score:
         raise ConfigError(
-            f"the thresholds of this preset are for a matcher's {filters.match_score}; it gives a {matcher.score}: "
-            f"set the matcher's score to {filters.match_score}, or choose another preset"
+            f"the matcher's score is a {matcher.score}; expected a {filters.match_score}, for which the thresholds of "
+            f"this preset are; set the matcher's score to {filters.match_score}, or choose another preset"
         )
     return filters
 

@@ -16,7 +16,7 @@ _FORMATS = {"fractions": box_in_fractions, "pixels": box_in_pixels}
 
 
 class PromptedRegions(ImageCaptioner):
-    """Captions of regions by a model that gets the whole image and the coordinates of the region (section 19.2.4).
+    """Captions regions with a model that reads the whole image and the coordinates of the region (section 19.2.4).
 
     Args:
         model: vision-language model.
@@ -24,7 +24,7 @@ class PromptedRegions(ImageCaptioner):
         coordinates: ``fractions`` of the image's sides, as for replaced objects, or ``pixels``, as for removed ones.
 
     Raises:
-        ConfigError: the coordinates are of another kind.
+        ConfigError: ``coordinates`` is neither of the two.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PromptedRegions(ImageCaptioner):
 
 
 class PromptedTeller(DifferenceTeller):
-    """Difference sentences by a model that gets both images in one, with a bar between them.
+    """Describes differences with a model that reads both images side by side, with a bar between them.
 
     Args:
         model: vision-language model.

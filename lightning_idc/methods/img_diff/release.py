@@ -23,12 +23,12 @@ IMAGE_FOLDER = "object_replacement/filtered_new_edit_data"
 class Release(ReleasePairs):
     """Writes the accepted pairs as `ReleasePairs` does, and their boxes in the authors' layout, which `ImgDiff` reads.
 
-    One pair of JPEG images for each box, with the box drawn in red, since the question asks about "the red bounding
-    box": ``object_replacement/filtered_new_edit_data/NAME_k_0.jpg`` and ``_1.jpg``, ``path`` being ``NAME_k``.
+    Each box has its own pair of JPEG images, ``object_replacement/filtered_new_edit_data/NAME_k_0.jpg`` and
+    ``_1.jpg``, with ``NAME_k`` as ``path``. The box is drawn in red, as the question asks about "the red bounding box".
 
     Args:
         folder: output folder; files of an earlier release are replaced.
-        boxes: whether the box is drawn into the images; ``plain`` for models that get its coordinates.
+        boxes: ``drawn`` into the images, or ``plain``, without boxes, for models that read their coordinates.
         options: further arguments of `ReleasePairs`.
     """
 
@@ -62,7 +62,7 @@ class Release(ReleasePairs):
 def entries(record: Record) -> list[dict[str, Any]]:
     """One entry for each accepted box in the format of the released replacement data.
 
-    The box is the text of a list of fractions, two decimals each; ``path`` lacks the ending ``_0.jpg`` or ``_1.jpg``.
+    ``bbox`` is a list of fractions with two decimals, as text; ``path`` is without the ending ``_0.jpg`` or ``_1.jpg``.
 
     Args:
         record: record with the facts ``areas`` and ``size``.

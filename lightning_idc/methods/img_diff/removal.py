@@ -1,4 +1,10 @@
-"""Object removal (section 19): erases an object from an image; the question is which image contains it."""
+"""Object removal (section 19): exist-absent pairs, and questions about which image contains an object.
+
+1. `EraseObjects` segments both images of a replacement pair, selects regions that differ, and inpaints each of them,
+2. `RemovedObjects` captions the erased object, checks that the caption matches only the image with it, and adds the
+   question (`add_question`),
+3. `ReleaseRemoval` writes images and questions in the authors' layout.
+"""
 
 from __future__ import annotations
 
@@ -45,21 +51,20 @@ MARGIN = 15
 class EraseObjects(PipelineStage):
     """Makes an exist-absent pair of each object in each image of a replacement pair.
 
-    Regions with similar crops in both images hold no object (section 19.2.2). The other regions of an image are erased
-    from it with that image's masks. Each pair becomes several records, one per erased object, with the images ``with``
-    and ``without``, one entry in the fact ``areas``, the fact ``erased_from``, and the pair's id as ``file``, unless it
-    has one.
+    A region whose crops are similar contains no replaced object (section 19.2.2). All other regions are erased from
+    their image with its masks. Each pair becomes one record per erased object, with the images ``with`` and
+    ``without``, one entry in the fact ``areas``, and the facts ``erased_from`` and ``file`` (by default the pair's id).
 
     Args:
         segmenter: segmenter of regions and masks.
         encoder: image encoder of crops.
         inpainter: inpainting model; SDXL-turbo with the prompt "background, nothing, 8k" in the paper.
-        max_similarity: cosine of the crops of both images from which on a region holds no object.
+        max_similarity: maximum cosine of a region's two crops, excluded.
         confidence: minimum confidence of a region, excluded.
-        overlap: maximum IoU of two accepted regions of one image; the most different one is accepted.
+        overlap: maximum IoU of two accepted regions of one image; the more different one is accepted.
         max_objects: maximum number of objects erased from one image, the most different first.
         size: height and width to which both images are resized; None for no resizing.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = SIDES
@@ -112,7 +117,7 @@ class EraseObjects(PipelineStage):
             child.put("without", image)
         for record, pair_children in zip(records, results, strict=True):
             if not pair_children:
-                record.drop("no object", None, f"a region with crops below {self.max_similarity:g}")
+                record.drop("no object", None, f"a region with similarity below {self.max_similarity:g}")
                 pair_children.append(record)
         return results
 
@@ -136,19 +141,19 @@ class EraseObjects(PipelineStage):
             if value < self.max_similarity
         ]
         suppress_overlap(areas, replace(PRESETS["paper"], overlap=self.overlap, max_regions=self.max_objects))
-        chosen: list[Any] = sorted(accepted(areas), key=lambda area: area["similarity"])
-        return [(area["region"], area["similarity"]) for area in chosen]
+        selected: list[Any] = sorted(accepted(areas), key=lambda area: area["similarity"])
+        return [(area["region"], area["similarity"]) for area in selected]
 
 
 class RemovedObjects(PipelineStage):
     """Captions the erased object and checks that the caption matches only the image that contains it.
 
     Args:
-        captioner: captioner of the region; in section 19.2.4 it gets the whole image with the box.
+        captioner: captioner of the region; in section 19.2.4 it reads the whole image and the box.
         matcher: image-text matcher of crops and captions.
         present: minimum score of the image with the object.
         absent: maximum score of the image without it.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = ("with", "without")
@@ -187,15 +192,15 @@ class RemovedObjects(PipelineStage):
         scores = self.matcher.match(crops, [*texts, *texts]).tolist()
         for index, (record, text) in enumerate(zip(records, texts, strict=True)):
             area = record.facts["areas"][0]
-            inside, outside = scores[index], scores[index + len(records)]
-            area["captions"], area["match"] = [text], [round(inside, 4), round(outside, 4)]
-            record.score(present=inside, absent=outside)
+            present, absent = scores[index], scores[index + len(records)]
+            area["captions"], area["match"] = [text], [round(present, 4), round(absent, 4)]
+            record.score(present=present, absent=absent)
             if not text:
-                reject(area, "empty caption", "", "some words")
-            elif inside < self.present:
-                reject(area, "object not recognised", round(inside, 4), f"{self.present:g} or more")
-            elif outside > self.absent:
-                reject(area, "object still there", round(outside, 4), f"{self.absent:g} or less")
+                reject(area, "empty caption", "", "one word or more")
+            elif present < self.present:
+                reject(area, "caption does not match", round(present, 4), f"{self.present:g} or more")
+            elif absent > self.absent:
+                reject(area, "object not erased", round(absent, 4), f"{self.absent:g} or less")
             if area["dropped"] is not None:
                 record.drop(area["dropped"]["reason"], area["dropped"]["value"], area["dropped"]["limit"])
             else:
@@ -224,7 +229,7 @@ class ReleaseRemoval(PipelineStage):
 
     Args:
         folder: output folder; files of an earlier release are replaced.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
         overwrite: whether other files in the folder may be replaced.
     """
 

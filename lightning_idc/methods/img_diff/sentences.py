@@ -34,15 +34,14 @@ SIDES = ("before", "after")
 class RegionCaptions(PipelineStage):
     """Step 1: captions each accepted region in both images; rejects regions with wrong or similar captions.
 
-    Captions are checked against the crops of the regions; in the scripts with a margin of five pixels
-    (``match_margin``).
+    Captions are matched with the crops of the regions, which the scripts enlarge by five pixels (``match_margin``).
 
     Args:
-        captioner: captioner of regions; one that gets whole images also gets the boxes.
+        captioner: captioner of regions, from their crops or from whole images and boxes.
         matcher: image-text matcher of crops and captions.
         encoder: text encoder of captions.
-        filters: name of a preset; see `presets`.
-        seed: see `PipelineStage`.
+        filters: name of a preset of `presets`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = SIDES
@@ -67,39 +66,39 @@ class RegionCaptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self.refuse(record, self.captioner)
-        live = [record for record in records if record.dropped is None]
-        todo = [(record, area) for record in live for area in filter_described(record.facts["areas"], self.filters)]
-        if todo:
-            self._caption(todo)
-        for record in live:
+        kept = [record for record in records if record.dropped is None]
+        regions = [(record, area) for record in kept for area in filter_described(record.facts["areas"], self.filters)]
+        if regions:
+            self._caption(regions)
+        for record in kept:
             filter_captions(record.facts["areas"], self.filters)
             drop_without_areas(record, "no area described")
         return records
 
-    def _caption(self, todo: list[tuple[Record, Area]]) -> None:
-        images = [record.pair()[side] for side in (0, 1) for record, _ in todo]
-        boxes = [area["box"] for _ in (0, 1) for _, area in todo]
+    def _caption(self, regions: list[tuple[Record, Area]]) -> None:
+        images = [record.pair()[side] for side in (0, 1) for record, _ in regions]
+        boxes = [area["box"] for _ in (0, 1) for _, area in regions]
         captions = [" ".join(text.split()) for text in self.captioner.caption_regions(images, boxes)]
         margin = self.filters.match_margin
         crops = [crop(image, enlarged(box, margin)) for image, box in zip(images, boxes, strict=True)]
         scores = self.matcher.match(crops, captions).tolist()
         vectors = self.encoder.encode(captions)
-        similarities = (vectors[: len(todo)] * vectors[len(todo) :]).sum(1).tolist()
-        for index, (_, area) in enumerate(todo):
-            sides = index, index + len(todo)
-            area["captions"] = [captions[i] for i in sides]
-            area["caption_match"] = [round(scores[i], 4) for i in sides]
+        similarities = (vectors[: len(regions)] * vectors[len(regions) :]).sum(1).tolist()
+        for index, (_, area) in enumerate(regions):
+            both = index, index + len(regions)  # before and after
+            area["captions"] = [captions[i] for i in both]
+            area["caption_match"] = [round(scores[i], 4) for i in both]
             area["caption_similarity"] = round(similarities[index], 4)
 
 
 class DifferenceCaptions(PipelineStage):
-    """Step 2: a sentence about each region, from both images with a red box around it.
+    """Step 2: a sentence about the difference inside each region, from both images with a red box around it.
 
-    Writes ``difference`` into each area and the fact ``summary`` with all of them.
+    Writes ``difference`` into each area, and the fact ``summary`` with all of these sentences.
 
     Args:
         teller: model that describes the difference inside the box.
-        seed: see `PipelineStage`.
+        seed: random seed, as in `PipelineStage`.
     """
 
     reads = SIDES
@@ -112,10 +111,10 @@ class DifferenceCaptions(PipelineStage):
         return {"teller": self.teller.settings()}
 
     def process(self, records: list[Record]) -> list[Record]:
-        todo = [(record, area) for record in records for area in accepted(record.facts["areas"])]
-        boxed = [[draw_box(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
-        texts = self.teller.tell(boxed[0], boxed[1], [(area["captions"][0], area["captions"][1]) for _, area in todo])
-        for (_, area), text in zip(todo, texts, strict=True):
+        regions = [(record, area) for record in records for area in accepted(record.facts["areas"])]
+        before, after = ([draw_box(record.pair()[side], area["box"]) for record, area in regions] for side in (0, 1))
+        texts = self.teller.tell(before, after, [(area["captions"][0], area["captions"][1]) for _, area in regions])
+        for (_, area), text in zip(regions, texts, strict=True):
             area["difference"] = " ".join(text.split())
         for record in records:
             filter_answers(record.facts["areas"])

@@ -1,4 +1,4 @@
-"""Floating-point operations and saved activations of MDP, measured without memory for either."""
+"""Floating-point operations and activation memory of MDP, measured on the device ``meta`` without allocating it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 def measure_forward(module: nn.Module, features: Sequence[Tensor], heads: int) -> tuple[float, int]:
-    """Floating-point operations of a forward pass, and bytes of the activations that it saves, in float32.
+    """Floating-point operations of a forward pass, and bytes of the activations it saves for the backward pass.
 
     Args:
-        module: module on the device ``meta``.
-        features: input ``(B, 2, L, D)`` of each depth, on ``meta``.
-        heads: attention heads.
+        module: module on the device ``meta``, in float32.
+        features: features ``(B, 2, L, D)`` of each depth, on ``meta``.
+        heads: number of attention heads.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,15 +23,16 @@ def measure_forward(module: nn.Module, features: Sequence[Tensor], heads: int) -
     saved: dict[int, Tensor] = {}
 
     def save(value: Tensor) -> Tensor:
-        # on `meta` attention is written out; the kernels of a real device do not save its weights, (..., L, L)
-        is_attention = value.ndim > 2 and math.prod(value.shape[:-2]) % heads == 0
-        if not (is_attention and min(value.shape[-2:]) >= num_positions):
-            saved[value.untyped_storage()._cdata] = value  # views of one tensor are saved once
+        # on `meta` attention saves its weights (..., L, L), which the fused kernels of a real device do not
+        has_head_dim = value.ndim > 2 and math.prod(value.shape[:-2]) % heads == 0
+        is_attention_weight = has_head_dim and min(value.shape[-2:]) >= num_positions
+        if not is_attention_weight:
+            saved[value.untyped_storage()._cdata] = value  # views of one tensor count once
         return value
 
-    weights = {p.untyped_storage()._cdata for p in module.parameters()}
+    parameters = {p.untyped_storage()._cdata for p in module.parameters()}
     counter = FlopCounterMode(display=False)
     with counter, torch.autograd.graph.saved_tensors_hooks(save, lambda value: value):
         module(features)
-    size = sum(value.untyped_storage().nbytes() for storage, value in saved.items() if storage not in weights)
-    return float(counter.get_total_flops()), size
+    num_bytes = sum(value.untyped_storage().nbytes() for storage, value in saved.items() if storage not in parameters)
+    return float(counter.get_total_flops()), num_bytes

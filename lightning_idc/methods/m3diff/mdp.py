@@ -1,13 +1,14 @@
 """Multi-scale differential perception (MDP) of M3Diff (OmniDiff, section 4.2).
 
-MDP reads the features of both images at several depths of a vision tower and refines the last ones:
+MDP reads the features of both images at several depths of a vision tower and refines the deepest ones:
 
 1. :meth:`DifferentialPerception.difference` computes a gated difference at each depth (Eq. 1 to 3),
 2. :class:`DifferentialLayer` refines difference and images by attention (Eq. 4 to 6), twice,
 3. :meth:`DifferentialPerception.forward` scores the depth (Eq. 7), and
 4. :meth:`MultiScaleDifferentialPerception.fuse` sums the depths by their scores (Eq. 8).
 
-Shapes: ``(B, 2, L, D)`` are B pairs, the before and the after image, L patches, D channels.
+Shapes: ``(B, 2, L, D)`` are B pairs, the before and the after image, L patches, D channels. ``images`` are always the
+features F_1 and F_2 of both images in this shape, and ``delta`` is their difference ``(B, L, D)``.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
 from lightning_idc.utils.errors import ConfigError
 
-# layers that the paper reads, of the 26 used layers of SigLIP (section 5.2)
+# layers of SigLIP that the paper reads, of the 26 layers that LLaVA-OneVision uses (section 5.2)
 PAPER_LAYERS, PAPER_DEPTH = (17, 20, 23, 26), 26
 
 
 def matching_layers(depth: int) -> list[int]:
-    """Depths of a tower of ``depth`` used layers that match 17, 20, 23 and 26 of SigLIP's 26, without repeats."""
+    """Layers of a tower of ``depth`` layers at the relative depths of 17, 20, 23 and 26 of 26, without duplicates."""
     return sorted({max(1, round(depth * layer / PAPER_DEPTH)) for layer in PAPER_LAYERS})
 
 
 class Attention(nn.Module):
-    """Multi-head attention from ``(B, N, D)`` to ``(B, M, D)``; no normalisation, no residual."""
+    """Multi-head attention of queries ``(B, N, D)`` to a source ``(B, M, D)``, without normalisation or residual."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -59,13 +60,13 @@ class DifferentialLayer(nn.Module):
     M3Diff Eq. 5
     M3Diff Eq. 6
 
-    The paper has neither residuals nor norms; both are added here, as in a pre-norm transformer layer.
+    The equations have neither residuals nor norms. Both are added here, as in a pre-norm transformer layer.
 
     Args:
         width: D.
-        heads: attention heads.
-        hidden: width of the MLP of Eq. 5.
-        as_printed: whether to leave out residuals and norms.
+        heads: number of attention heads.
+        hidden: hidden width of the MLP of Eq. 5.
+        as_printed: whether residuals and norms are left out.
     """
 
     def __init__(self, width: int, heads: int, hidden: int, as_printed: bool = False) -> None:
@@ -79,30 +80,32 @@ class DifferentialLayer(nn.Module):
         self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined, self.norm_images = norms
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
+        """Refined images ``(B, 2, L, D)`` and refined difference ``(B, L, D)``."""
         normed = self.norm_delta(delta)
         delta = self._add_residual(delta, self.self_attn(normed, normed))  # Eq. 4
-        context = self.norm_images(images)
+
+        context = self.norm_images(images)  # (B, 2, L, D)
         query = self.norm_query(delta)
-        delta = self._add_residual(delta, self.cross_attn(query, torch.cat([context.flatten(1, 2), query], 1)))
+        source = torch.cat([context.flatten(1, 2), query], 1)  # (B, 3L, D)
+        delta = self._add_residual(delta, self.cross_attn(query, source))
         delta = self._add_residual(delta, self.mlp(self.norm_feed(delta)))  # Eq. 5
-        refined = self.norm_refined(delta)[:, None].expand_as(images)
+
+        refined = self.norm_refined(delta)[:, None].expand_as(images)  # (B, 2, L, D)
         source = torch.cat([context, refined], 2).flatten(0, 1)  # (2B, 2L, D)
-        return self._add_residual(
-            images, self.image_cross_attn(context.flatten(0, 1), source).view(images.shape)
-        ), delta  # Eq. 6
+        attended = self.image_cross_attn(context.flatten(0, 1), source).view(images.shape)
+        return self._add_residual(images, attended), delta  # Eq. 6
 
     def _add_residual(self, x: Tensor, update: Tensor) -> Tensor:
         return update if self.as_printed else x + update
 
 
 class DifferentialPerception(nn.Module):
-    """Eq. 1 to 7 for one depth: gated difference, its layers, and the score of the depth.
+    """Eq. 1 to 7 for one depth: gated difference, its refinement, and the score of the depth.
 
     Args:
         width: D.
-        heads: attention heads.
-        hidden: width of the MLPs.
+        heads: number of attention heads.
+        hidden: hidden width of the MLP of Eq. 5.
         depth: number of layers of Eq. 4 to 6.
         as_printed: as in :class:`DifferentialLayer`.
     """
@@ -115,17 +118,17 @@ class DifferentialPerception(nn.Module):
         self.score = nn.Sequential(nn.Linear(3 * width, width), nn.GELU(), nn.Linear(width, width))
 
     def difference(self, images: Tensor) -> Tensor:
-        """Gated difference ``(B, L, D)`` of ``(B, 2, L, D)``.
+        """Gated difference ``(B, L, D)`` of the images ``(B, 2, L, D)``.
 
         M3Diff Eq. 1
         M3Diff Eq. 2
         M3Diff Eq. 3
         """
-        # (B, 2, L, 2D): each image and the other one, side by side in the channels
-        both = torch.stack([images.transpose(1, 2).flatten(2), images.flip(1).transpose(1, 2).flatten(2)], 1)
-        gated = images * self.gate(both).sigmoid()
+        # (B, 2, L, 2D): F_1 || F_2 for the first image and F_2 || F_1 for the second
+        concatenated = torch.stack([images.transpose(1, 2).flatten(2), images.flip(1).transpose(1, 2).flatten(2)], 1)
+        gated = images * self.gate(concatenated).sigmoid()  # Eq. 1 and 2
         before, after = gated.unbind(1)
-        return self.combine(torch.cat([before, after, before - after], -1))
+        return self.combine(torch.cat([before, after, before - after], -1))  # Eq. 3
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Refined images ``(B, 2, L, D)`` and logits of the fusion score ``(B, D)``.
@@ -136,8 +139,8 @@ class DifferentialPerception(nn.Module):
         refined = delta
         for layer in self.layers:
             images, refined = layer(images, refined)
-        # mean over tokens of the three concatenated in the channels, the inner part of Eq. 7
-        return images, self.score(torch.cat([images[:, 0], images[:, 1], delta], -1).mean(1))
+        pooled = torch.cat([images[:, 0], images[:, 1], delta], -1).mean(1)  # (B, 3D)
+        return images, self.score(pooled)  # Eq. 7 before sigma
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +148,16 @@ class MDPOptions:
     """Options of :class:`MultiScaleDifferentialPerception`.
 
     Args:
-        heads: attention heads; the largest divisor of the features' width up to 16 when None.
-        hidden: width of the MLP of Eq. 5; twice the features' width when None.
+        heads: number of attention heads; the largest divisor of the features' width up to 16 when None.
+        hidden: hidden width of the MLP of Eq. 5; twice the features' width when None.
         stacked: number of layers of Eq. 4 to 6; two in section 5.2.
-        shared: whether all depths share weights, as no weight of Eq. 1 to 7 has the index of its depth and the paper
-            calls the module lightweight.
-        softmax: whether sigma of Eq. 7 is a softmax over depths; otherwise the sigmoid of Eq. 1.
-        as_printed: whether only Eq. 4 to 8 are computed: no residuals, no norms, no layer after Eq. 8. Untrained, it
-            then changes the features of a trained model.
-        control: whether each image is compared with itself in place of the other one: equally many parameters, without
-            a view of the other image. Not in the paper.
+        shared: whether all depths share weights. The paper calls the module lightweight, and no weight of Eq. 1 to 7
+            has the index of its depth.
+        softmax: whether sigma of Eq. 7 is a softmax over depths; if not, it is the sigmoid of Eq. 1.
+        as_printed: whether residuals, norms and the linear layer after Eq. 8 are left out. An untrained module then
+            changes the features of a trained model.
+        control: whether each image is compared with itself in place of the other one: a control with equally many
+            parameters and no view of the other image. Not in the paper.
     """
 
     heads: PositiveInt | None = None
@@ -195,7 +198,7 @@ class MultiScaleDifferentialPerception(nn.Module):
         self.softmax, self.as_printed, self.control = settings.softmax, settings.as_printed, settings.control
         self.recomputes = False
         """Whether activations of each depth are recomputed in the backward pass (activation checkpointing)."""
-        # depths differ in scale by orders of magnitude, too much for shared weights
+        # features of different depths differ in scale by orders of magnitude, too much for shared weights
         self.norms = nn.ModuleList(nn.Identity() if self.as_printed else nn.LayerNorm(width) for _ in range(scales))
         hidden = settings.hidden or 2 * width
         self.scales = nn.ModuleList(
@@ -205,39 +208,45 @@ class MultiScaleDifferentialPerception(nn.Module):
         if self.as_printed:
             return
         self.out = nn.Linear(width, width)
-        # not in the paper: a residual that starts at 0 leaves the trained model unchanged
+        # not in the paper: with an output of 0, an untrained module leaves the trained model unchanged
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """The weighted sum over depths, ``(B, 2, L, D)``.
+        """Sum over depths of the refined images, weighted by their scores, ``(B, 2, L, D)``.
 
         M3Diff Eq. 8
         """
         stores_activations = not (self.recomputes and torch.is_grad_enabled())
-        parts = [
+        outputs = [
             self._depth(i, images) if stores_activations else checkpoint(self._depth, i, images, use_reentrant=False)
             for i, images in enumerate(features)
         ]
-        logits = torch.stack([score for _, score in parts])
+        logits = torch.stack([logits for _, logits in outputs])  # (depths, B, D)
         scores = logits.softmax(0) if self.softmax else logits.sigmoid()
-        return sum(score[:, None, None] * images for score, (images, _) in zip(scores, parts, strict=True))  # type: ignore[return-value]
+        return sum(score[:, None, None] * images for score, (images, _) in zip(scores, outputs, strict=True))  # type: ignore[return-value]
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """Refined last features ``(B, 2, L, D)`` from features ``(B, 2, L, D)`` of every depth, the deepest last."""
+        """Refined features of the deepest layer, ``(B, 2, L, D)``.
+
+        Args:
+            features: features ``(B, 2, L, D)`` of each depth, the deepest last.
+        """
         if self.control:
-            alone = [images.flatten(0, 1)[:, None].expand(-1, 2, -1, -1) for images in features]
-            fused = self.fuse(alone)[:, 0].unflatten(0, (-1, 2))
+            # each image paired with itself, (2 B, 2, L, D)
+            doubled = [images.flatten(0, 1)[:, None].expand(-1, 2, -1, -1) for images in features]
+            fused = self.fuse(doubled)[:, 0].unflatten(0, (-1, 2))
         else:
             fused = self.fuse(features)
         return fused if self.as_printed else features[-1] + self.out(fused)
 
     def _depth(self, index: int, images: Tensor) -> tuple[Tensor, Tensor]:
-        part: DifferentialPerception = self.scales[index % len(self.scales)]  # type: ignore[assignment]
-        return part(self.norms[index](images))
+        perception: DifferentialPerception = self.scales[index % len(self.scales)]  # type: ignore[assignment]
+        return perception(self.norms[index](images))
 
 
-Rewrite = Callable[[list[Tensor]], Tensor]
+FeatureRewrite = Callable[[list[Tensor]], Tensor]
+"""Function from the features ``(B, 2, L, D)`` of several depths to new features ``(B, 2, L, D)``."""
 
 
 @runtime_checkable
@@ -256,7 +265,7 @@ class PairTower(Protocol):
     def recomputes(self) -> bool:
         """Whether activations are recomputed in the backward pass."""
 
-    def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
+    def rewrite_features(self, layers: Sequence[int], rewrite: FeatureRewrite) -> None:
         """Replace the last features by ``rewrite(features of the layers)``, each ``(B, 2, L, D)``."""
 
 
@@ -267,10 +276,10 @@ class MDP(Adapter):
     last are averaged to its cells and projected to its channels.
 
     Args:
-        layers: depths of the vision tower to read, of which the last is replaced; those that match the paper's 17, 20,
-            23 and 26 of 26 when None.
-        at: path of the module whose output is a grid ``(2B, D, h, w)``, before and after alternating, in networks that
-            are not a :class:`PairTower`; ``backbone`` when None.
+        layers: layers of the vision tower to read; the output of the last one is replaced. When None, the layers at
+            the relative depths of the paper's 17, 20, 23 and 26 of 26.
+        at: in networks that are not a :class:`PairTower`, path of the module whose output is a grid ``(2B, D, h, w)``,
+            before and after images alternating; ``backbone`` when None.
         options: fields of :class:`MDPOptions`.
     """
 
@@ -279,8 +288,8 @@ class MDP(Adapter):
     def __init__(self, layers: Sequence[int] | None = None, at: str | None = None, **options: Any) -> None:
         super().__init__()
         self.projections = nn.ModuleList()
-        self.reads, self.at, self.options = layers, at, options
-        self.on = True
+        self.layers, self.at, self.options = layers, at, options
+        self.is_enabled = True
 
     def install(self, net: nn.Module) -> None:
         tower = next((part for part in (net, *net.children()) if isinstance(part, PairTower)), None)
@@ -289,10 +298,10 @@ class MDP(Adapter):
                 raise ConfigError(
                     f"MDP reads the vision tower of {type(net).__name__}, and `at` is {self.at!r}; leave `at` out"
                 )
-            reads = self._depths(tower.feature_depth)
-            self.mdp = MultiScaleDifferentialPerception(tower.feature_width, len(reads), **self.options)
+            layers = self._depths(tower.feature_depth)
+            self.mdp = MultiScaleDifferentialPerception(tower.feature_width, len(layers), **self.options)
             self.mdp.recomputes = tower.recomputes
-            tower.rewrite_features(reads, self.rewrite)
+            tower.rewrite_features(layers, self.rewrite)
             return
         module, path = self._grid_module(net), self.at or "backbone"
         if isinstance(module, GridBackbone):
@@ -302,10 +311,10 @@ class MDP(Adapter):
                     "choose another backbone"
                 )
             widths = module.depth_widths
-            reads = self._depths(len(widths))
-            self.mdp = MultiScaleDifferentialPerception(module.width, len(reads), **self.options)
-            self.projections = nn.ModuleList(nn.Linear(widths[depth - 1], module.width) for depth in reads[:-1])
-            module.rewrite_features(reads, self.rewrite_grids)
+            layers = self._depths(len(widths))
+            self.mdp = MultiScaleDifferentialPerception(module.width, len(layers), **self.options)
+            self.projections = nn.ModuleList(nn.Linear(widths[layer - 1], module.width) for layer in layers[:-1])
+            module.rewrite_features(layers, self.rewrite_grids)
             return
         channels = getattr(module, "width", None)
         if not isinstance(channels, int):
@@ -320,33 +329,33 @@ class MDP(Adapter):
         except AttributeError:
             paths = ", ".join(name for name, _ in net.named_children())
             raise ConfigError(
-                f"MDP finds no module {self.at or 'backbone'!r} in {type(net).__name__}; set `at` to one of {paths}"
+                f"{type(net).__name__} has no module {self.at or 'backbone'!r} for MDP; set `at` to one of {paths}"
             ) from None
 
     def _depths(self, available: int) -> list[int]:
-        """Depths to read of a tower with ``available`` ones."""
+        """Layers to read of a tower with ``available`` layers."""
         if available < 1:
             raise ConfigError("MDP needs a layer that encodes each image separately, and the vision tower has none")
-        reads = list(self.reads or matching_layers(available))
-        is_valid = all(isinstance(layer, int) and 1 <= layer <= available for layer in reads)
-        if not is_valid or reads[-1] != available or sorted(set(reads)) != reads:
+        layers = list(self.layers or matching_layers(available))
+        is_valid = all(isinstance(layer, int) and 1 <= layer <= available for layer in layers)
+        if not is_valid or layers[-1] != available or sorted(set(layers)) != layers:
             raise ConfigError(
-                f"MDP cannot read the layers {reads}: expected rising depths from 1 to {available}, the last of them "
-                "included"
+                f"MDP cannot read the layers {layers}: expected increasing numbers from 1 to {available} that end with "
+                f"{available}"
             )
-        return reads
+        return layers
 
     def forward(self, features: list[Tensor]) -> Tensor:
         return self.mdp(features)
 
     def rewrite(self, features: list[Tensor]) -> Tensor:
-        """MDP's features, or the last ones while it is switched off."""
-        return self(features) if self.on else features[-1]
+        """Features refined by MDP; the last features while the adapter is disabled."""
+        return self(features) if self.is_enabled else features[-1]
 
     def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
-        heads = next(part.heads for part in self.mdp.modules() if isinstance(part, Attention))
-        # the first linear layer is the gate, which reads both images
-        width = next(part.in_features for part in self.mdp.modules() if isinstance(part, nn.Linear)) // 2
+        heads = next(module.heads for module in self.mdp.modules() if isinstance(module, Attention))
+        # the first linear layer is the gate, whose input is both images
+        width = next(module.in_features for module in self.mdp.modules() if isinstance(module, nn.Linear)) // 2
         features = [torch.empty(1, 2, num_patches // 2, width, device="meta").requires_grad_() for _ in self.mdp.norms]
         recomputes, self.mdp.recomputes = self.mdp.recomputes, False
         try:
@@ -356,9 +365,9 @@ class MDP(Adapter):
         return flops, size * bytes_per_value // torch.float32.itemsize
 
     def rewrite_grids(self, grids: list[Tensor]) -> Tensor:
-        """New grid ``(2B, D, h, w)`` from the grids of every depth, before and after alternating."""
+        """New grid ``(2B, D, h, w)`` from the grids of every depth, before and after images alternating."""
         last = grids[-1]
-        if not self.on:
+        if not self.is_enabled:
             return last
         # a frozen backbone runs without gradients, but MDP is trained
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.training):
@@ -374,8 +383,8 @@ class MDP(Adapter):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        self.on = False
+        self.is_enabled = False
         try:
             yield
         finally:
-            self.on = True
+            self.is_enabled = True

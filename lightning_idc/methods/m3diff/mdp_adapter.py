@@ -10,10 +10,11 @@ from lightning_idc.models.adapter_callback import AdapterCallback
 
 
 class MDPAdapter(AdapterCallback):
-    """Adds MDP (M3Diff, Eq. 1 to 8) after the vision tower; untrained, it changes nothing.
+    """Adds MDP (M3Diff, Eq. 1 to 8) after the vision tower. Before training, it leaves the captioner unchanged.
 
     Args:
-        layers: depths of the vision tower to read, the last one included; those that match the paper's when None.
+        layers: layers of the vision tower to read, the last one included; those at the paper's relative depths when
+            None.
         at: path of the backbone within the network of a grid captioner; ``backbone`` when None.
         name: name of the adapter in checkpoints.
         options: fields of :class:`~lightning_idc.methods.m3diff.mdp.MDPOptions`.

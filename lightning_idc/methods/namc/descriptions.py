@@ -1,4 +1,8 @@
-"""Implicit-change descriptions (NAMC, Appendix D.2): one description per image, in a template that can be parsed."""
+"""Implicit-change descriptions (NAMC, Appendix D.2): a description of each image, in a template that can be parsed.
+
+1. :class:`ImageParagraphs` describes each image of a pair separately.
+2. :class:`Descriptions` asks a vision-language model to fill the template, and parses its answer.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +47,15 @@ INSTRUCTIONS = {
     ),
     "cc3m": _TASK + _CAPTIONS + _STRICTLY,
 }
-"""Appendix D.2, by the data that a pair comes from."""
+"""Instructions of Appendix D.2, by the data set of the pair."""
 CONVENTIONAL = (
     "Given the first and the second images, describe the change between the two images. What has changed from the "
     "first image to the second?"
 )
-"""The prompt without a template that Table 11 compares with."""
+"""Prompt without a template, for the comparison of Table 11."""
 PROMPTS = {**INSTRUCTIONS, "conventional": CONVENTIONAL}
 FILTER_VERSION = 2
-"""Version of the rules by which answers are dropped, so that a store never mixes two versions."""
+"""Version of the rules by which answers are dropped; part of the settings, so that a store never mixes two versions."""
 NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
 """Instructions that quote the data set's description of the change."""
 
@@ -59,15 +63,15 @@ NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
 class Descriptions(PipelineStage):
     """Describes each pair in the template with a vision-language model, and parses the answer.
 
-    Reads ``before`` and ``after``, the fact ``captions`` (one paragraph for each image) and, except for CC3M,
-    ``difference``; writes ``description``, ``descriptions`` (of each image), ``verb`` and ``origin``. Answers that are
-    not exactly one complete sentence in the template, or have no content, are dropped; the reason's value is the
-    answer, or the text after its sentence.
+    Reads ``before``, ``after``, the fact ``captions`` (one paragraph per image) and, except for CC3M, the fact
+    ``difference``. Writes the facts ``description``, ``descriptions`` (one per image), ``verb`` and ``origin``. Answers
+    that are not exactly one complete sentence in the template, or have no content, are dropped; the reason contains the
+    answer, or the text after its first sentence.
 
     Args:
         model: vision-language model; Qwen2-VL-7B-Instruct in the paper.
-        kind: one of the three instructions, or the one without a template.
-        seed: seed of the drawn verbs.
+        kind: key of :data:`PROMPTS`: one of the three instructions, or ``conventional``, which has no template.
+        seed: seed for sampling the verb of the template.
     """
 
     reads = ("before", "after")
@@ -88,12 +92,12 @@ class Descriptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self.refuse(record, self.model)
-        live = [record for record in records if record.dropped is None and self._check_facts(record)]
-        verbs = [VERBS[int(record_seed(self.seed, record.id).integers(len(VERBS)))] for record in live]
-        prompts = [instruction(self.kind, record.facts, verb) for record, verb in zip(live, verbs, strict=True)]
-        images = [list(record.pair()) for record in live]
-        answers = self.model.answer(images, prompts) if live else []
-        for record, verb, answer in zip(live, verbs, answers, strict=True):
+        remaining = [record for record in records if record.dropped is None and self._check_facts(record)]
+        verbs = [VERBS[int(record_seed(self.seed, record.id).integers(len(VERBS)))] for record in remaining]
+        prompts = [instruction(self.kind, record.facts, verb) for record, verb in zip(remaining, verbs, strict=True)]
+        images = [list(record.pair()) for record in remaining]
+        answers = self.model.answer(images, prompts) if remaining else []
+        for record, verb, answer in zip(remaining, verbs, answers, strict=True):
             record.facts["verb"], record.facts["origin"] = verb, self.kind
             self._parse_answer(record, answer)
         return records
@@ -116,8 +120,9 @@ class Descriptions(PipelineStage):
             record.facts["descriptions"] = list(descriptions)
 
     def _check_facts(self, record: Record) -> bool:
+        """Whether the record has the facts that the instruction quotes; drops it otherwise."""
         if len(record.facts.get("captions") or []) != 2:
-            record.drop("no captions", None, "one of each image")
+            record.drop("no captions", None, "one per image")
         elif self.kind in NEED_DIFFERENCE and not record.facts.get("difference"):
             record.drop("no difference", None, "a summary of the change, or the editing prompt")
         return record.dropped is None
@@ -131,11 +136,11 @@ class Descriptions(PipelineStage):
 
 
 def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
-    """The prompt for one pair.
+    """Fill an instruction for one pair.
 
     Args:
-        kind: key of `PROMPTS`.
-        facts: ``captions`` of both images and, where the instruction has it, ``difference``.
+        kind: key of :data:`PROMPTS`.
+        facts: ``captions`` of both images and, if the instruction quotes it, ``difference``.
         verb: verb of the template.
     """
     first, second = (text.strip().rstrip(".") for text in facts["captions"])
@@ -145,11 +150,11 @@ def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
 
 
 class ImageParagraphs(PipelineStage):
-    """Describes each image of a pair separately; writes the fact ``captions``, which the instructions quote.
+    """Describes each image of a pair separately, and writes the fact ``captions``, which the instructions quote.
 
     Args:
         captioner: captioner of single images; LLaVA in the paper.
-        seed: see `PipelineStage`.
+        seed: as in `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -166,23 +171,23 @@ class ImageParagraphs(PipelineStage):
         texts = self.captioner.caption(images)
         if len(texts) != len(images):  # captions would be assigned to images of other pairs
             raise DataError(
-                f"{type(self.captioner).__name__} gave {len(texts)} captions for {len(images)} images; expected one "
-                "each"
+                f"{type(self.captioner).__name__} returned {len(texts)} captions for {len(images)} images; expected "
+                "one per image"
             )
-        for number, record in enumerate(records):
-            record.facts["captions"] = [" ".join(texts[number + side * len(records)].split()) for side in (0, 1)]
+        for index, record in enumerate(records):
+            record.facts["captions"] = [" ".join(texts[index + side * len(records)].split()) for side in (0, 1)]
             if not all(record.facts["captions"]):
-                record.drop("empty caption", "", "some words")
+                record.drop("empty caption", "", "a text")
         return records
 
 
 class EmbeddedDescriber(VisionLanguageModel):
-    """Fills the template without a trained model: names the object in the region where the images differ most.
+    """Fills the template without a trained model, with the name of the object where the images differ most.
 
-    Where it can name nothing in either image, its answer is outside of the template.
+    If it cannot name an object in either image, its answer is not in the template.
 
     Args:
-        library: folder of the cut-outs that the images were composed of; None for rendered objects.
+        library: folder of the cut-outs from which the images were composed; None for rendered objects.
     """
 
     def __init__(self, library: str | None = None) -> None:

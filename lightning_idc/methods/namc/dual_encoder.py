@@ -1,4 +1,4 @@
-"""Dual encoders, which embed patches and words in one space: CLIP, and a small one trained on the data.
+"""Dual encoders of images and texts, with patches and words in one space: CLIP, and a small one for other data.
 
 Shapes: N images or texts, P patches per image, S tokens per text, D channels of the shared space.
 """
@@ -30,7 +30,7 @@ class ImageEmbeddings:
 
     Args:
         patches: embeddings of the patches, row by row, ``(N, P, D)``.
-        pooled: embedding of the image (CLIP's class token, or the mean), ``(N, D)``.
+        pooled: global embedding (CLIP's class token, or the mean), ``(N, D)``.
     """
 
     patches: Tensor
@@ -43,7 +43,7 @@ class TextEmbeddings:
 
     Args:
         tokens: embeddings of the tokens, ``(N, S, D)``.
-        pooled: embedding of the text (CLIP's end token, or the mean), ``(N, D)``.
+        pooled: global embedding (CLIP's end token, or the mean), ``(N, D)``.
         word_of: int64 ``(N, S)``, index of the word of each token; -1 for special and padding tokens.
     """
 
@@ -53,12 +53,12 @@ class TextEmbeddings:
 
 
 class DualEncoder(nn.Module):
-    """An image encoder and a text encoder whose tokens are comparable; they identify noise.
+    """Base class: an image encoder and a text encoder with a shared space, by whose similarity noise is identified.
 
     Args:
         width: D, width of the shared space.
         grid: height and width of the grid of patches.
-        size: height and width of the images that it was trained on.
+        size: height and width of the training images.
     """
 
     def __init__(self, width: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
@@ -67,7 +67,12 @@ class DualEncoder(nn.Module):
 
     @abstractmethod
     def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
-        """Encode uint8 images ``(N, 3, H, W)``; a learned vector replaces patches where ``masked (N, P)`` is True."""
+        """Encode images.
+
+        Args:
+            images: uint8 ``(N, 3, H, W)``.
+            masked: bool ``(N, P)``, True at patches that a learned vector e^msk replaces.
+        """
 
     @abstractmethod
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
@@ -75,15 +80,15 @@ class DualEncoder(nn.Module):
 
 
 class SmallDualEncoder(DualEncoder):
-    """A grid backbone and a word embedding, each with a small transformer; for data unlike CLIP's training data.
+    """A grid backbone and a word embedding, each with a small transformer. For data unlike CLIP's training data.
 
     Args:
-        vocabulary: words, the special ones and ``[MASK]`` included (:func:`vocabulary_with_mask`).
-        grid: height and width of the backbone's grid for images of that size.
+        vocabulary: words, including special words and ``[MASK]`` (:func:`vocabulary_with_mask`).
+        grid: height and width of the backbone's grid for images of ``size``.
         size: height and width of the training images.
         width: width of the shared space and of both transformers.
-        layers: layers of each transformer.
-        heads: attention heads.
+        layers: number of layers of each transformer.
+        heads: number of attention heads.
         backbone: name of a backbone, as in `build_backbone`.
         freeze_backbone: whether the backbone is frozen.
         max_words: maximum number of words of a text.
@@ -151,8 +156,8 @@ class SmallDualEncoder(DualEncoder):
             word_of[i, 1 : len(row) - 1] = torch.arange(len(row) - 2)
         device = self.words.weight.device
         ids, word_of = ids.to(device), word_of.to(device)
-        x = self.words(ids) + self.word_position[: ids.shape[1]]
-        allowed = (ids != PAD)[:, None, None]
+        x = self.words(ids) + self.word_position[: ids.shape[1]]  # (N, S, D)
+        allowed = (ids != PAD)[:, None, None]  # (N, 1, 1, S)
         for layer in self.text_layers:
             x = layer(x, allowed)
         x = self.text_out(x)
@@ -170,7 +175,7 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     """Load the dual encoder of a checkpoint of `RelevancePretraining`.
 
     Raises:
-        CheckpointError: the file is missing or holds something else.
+        CheckpointError: the file is missing or is not such a checkpoint.
     """
     from lightning_idc.checkpoints.reading import read_checkpoint
 
@@ -185,17 +190,17 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
 
 
 class ClipDualEncoder(DualEncoder):
-    """CLIP's two towers with all of their tokens in the joint space (NAMC section 3.2.1 uses ViT-B/16).
+    """CLIP's two towers with all of their tokens in the joint space (ViT-B/16 in NAMC section 3.2.1).
 
-    The last norm and the projection, which CLIP applies to its class token only, are applied to every token; otherwise
-    patches (768 channels) and words (512 channels) could not be compared.
+    CLIP applies its last norm and projection to the class token only. Here they are applied to every token, since
+    otherwise patches (768 channels) and words (512 channels) could not be compared.
 
     Args:
         clip: model, as in `build_clip`, with CLIP's vocabulary. OpenAI's weights were trained with QuickGELU.
-        pretrained: open_clip's name of the weights, or a file; None for random weights.
+        pretrained: open_clip's name of the weights, or a file; random weights when None.
 
     Raises:
-        ConfigError: open_clip knows no such model.
+        ConfigError: open_clip does not have the model.
         CheckpointError: the weights are not available.
     """
 
@@ -208,7 +213,7 @@ class ClipDualEncoder(DualEncoder):
         visual = model.visual
         super().__init__(int(visual.output_dim), tuple(visual.grid_size), tuple(visual.image_size))
         self.model, self.vocabulary = model, vocabulary
-        # CLIP's temperature is unused here, and distributed training raises an error for unused parameters
+        # CLIP's temperature is not used here, and distributed training raises an error for unused parameters
         model.logit_scale.requires_grad_(False)
         self.mask_embedding = nn.Parameter(0.02 * torch.randn(visual.conv1.out_channels))
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
@@ -219,25 +224,26 @@ class ClipDualEncoder(DualEncoder):
         x = images.to(self.mask_embedding.dtype)
         if x.shape[-2:] != self.size:
             x = nn.functional.interpolate(x, self.size, mode="bicubic", antialias=True).clamp(0, 255)
-        x = visual.conv1((x - self.mean) / self.std).flatten(2).mT
+        x = visual.conv1((x - self.mean) / self.std).flatten(2).mT  # (N, P, C)
         if masked is None:
             masked = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
         x = torch.where(masked[..., None], self.mask_embedding, x)
         x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
-        x = visual.ln_post(visual.transformer(visual.ln_pre(x))) @ visual.proj
+        x = visual.ln_post(visual.transformer(visual.ln_pre(x))) @ visual.proj  # (N, 1 + P, D)
         return ImageEmbeddings(x[:, 1:], x[:, 0])
 
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         special, max_tokens = self.vocabulary.special, self.model.context_length
+        # for each text, its sub-words with the indices of their words
         rows = [
-            [(piece, index) for index, word in enumerate(text) for piece in self.vocabulary.encode(word)[1:-1]]
+            [(subword, index) for index, word in enumerate(text) for subword in self.vocabulary.encode(word)[1:-1]]
             for text in texts
         ]
-        rows = [row[: max_tokens - 2] for row in rows]
+        rows = [row[: max_tokens - 2] for row in rows]  # leaves room for begin and end token
         ids = torch.full((len(rows), max(map(len, rows)) + 2), special.pad)
         word_of = torch.full(ids.shape, -1)
         for i, row in enumerate(rows):
-            ids[i, : len(row) + 2] = torch.tensor([special.bos, *(piece for piece, _ in row), special.eos])
+            ids[i, : len(row) + 2] = torch.tensor([special.bos, *(subword for subword, _ in row), special.eos])
             word_of[i, 1 : len(row) + 1] = torch.tensor([index for _, index in row])
         ids = ids.to(self.mask_embedding.device)
         x = text_tokens(self.model, ids)

@@ -21,13 +21,13 @@ from lightning_idc.utils.outputs import save
 
 
 class LogRelevance(Callback):
-    """Draws the relevance maps of the same pairs after each validation (NAMC's Figures 6 to 8).
+    """Draws relevance maps of the same pairs after each validation (NAMC's Figures 6 to 8).
 
-    Writes ``relevance/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
-    image as ``val/relevance``. Words of synthetic noise are underlined.
+    Writes files such as ``relevance/step-00001500.png`` in the trainer's ``default_root_dir``, and logs the image as
+    ``val/relevance`` if there is a TensorBoard logger. Words that are synthetic noise are underlined.
 
     Args:
-        pairs: number of pairs, from the start of the validation split.
+        pairs: number of pairs, the first ones of the validation split.
         of: name of the `NoiseMasking` callback.
     """
 

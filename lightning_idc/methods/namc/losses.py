@@ -7,14 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 SCALE = 50.0
-"""1 / temperature. NAMC does not state it; Jiang and Ye 2023, whose loss it uses, set it to 0.02."""
+"""1 / temperature. NAMC does not state its temperature; Jiang and Ye 2023, whose loss it uses, have 0.02."""
 
 
 def cosines(images: Tensor, texts: Tensor) -> Tensor:
     """Cosine of every image ``(..., N, D)`` with every text ``(..., M, D)``: ``(..., N, M)``, at least in float32.
 
-    Autocast would round the product to half precision, in which 1e-8 is 0 with an infinite logarithm, and a cosine
-    near 1 has two digits before it is multiplied by 50.
+    Under autocast the product would be rounded to half precision, where the 1e-8 of :func:`sdm` is 0 and a cosine near
+    1 has only two or three digits.
     """
     precision = torch.promote_types(images.dtype, torch.float32)
     with torch.autocast(images.device.type, enabled=False):
@@ -22,31 +22,29 @@ def cosines(images: Tensor, texts: Tensor) -> Tensor:
 
 
 def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
-    """Similarity of every image with every text: mean over words of the best patch's cosine (Yao et al. 2022, FILIP).
+    """Similarity of every image with every text, ``(N, M)``: for each word the cosine of its best patch, then the mean.
 
-    Only this direction: most patches show background that no word describes.
+    FILIP (Yao et al. 2022) averages over patches as well; here only over words, as most patches show background that no
+    word describes.
 
     Args:
         patches: ``(N, P, D)``.
         words: ``(M, T, D)``.
         valid: bool ``(M, T)``, True at tokens of words.
 
-    Returns:
-        ``(N, M)``.
-
     Example:
-        >>> images = torch.eye(2)[None].expand(2, 2, 2)  # each has a patch for either word
+        >>> images = torch.eye(2)[None].expand(2, 2, 2)  # each image has one patch per word
         >>> late_interaction(images, torch.eye(2)[:, None], torch.ones(2, 1).bool())
         tensor([[1., 1.],
                 [1., 1.]])
     """
     similarity = torch.einsum("npd,mtd->nmtp", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
-    best = similarity.amax(-1)
+    best = similarity.amax(-1)  # (N, M, T)
     return (best * valid).sum(-1) / valid.sum(-1).clamp(min=1)
 
 
 def _matching_distribution(similarity: Tensor, labels: Tensor | None) -> Tensor:
-    """True matching distribution of each row, ``(B, B)``; it is symmetric.
+    """True matching distribution q of each row, ``(B, B)``, a symmetric matrix.
 
     NAMC Eq. 13
     """
@@ -57,17 +55,18 @@ def _matching_distribution(similarity: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
-    """Similarity distribution matching, both ways (NAMC Eq. 13 to 15; Jiang and Ye 2023).
+    """Similarity distribution matching in both directions (NAMC Eq. 13 to 15; Jiang and Ye 2023).
 
     NAMC Eq. 14
     NAMC Eq. 15
 
-    The divergence KL(p || q) of the modelled matching distribution p from the true one q, mean over the batch.
+    The KL divergence KL(p || q) of the modelled matching distribution p from the true distribution q, averaged over the
+    batch and summed over both directions.
 
     Args:
-        images: ``(B, D)``, normalised here.
-        texts: ``(B, D)``.
-        labels: int64 ``(B,)``; pairs with the same label match. None where every image has exactly one text.
+        images: global embeddings ``(B, D)``, normalised here.
+        texts: global embeddings ``(B, D)``, normalised here.
+        labels: int64 ``(B,)``; images and texts with equal labels match. When None, image i matches text i only.
         scale: 1 / temperature.
 
     Example:
@@ -87,7 +86,7 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
 
 
 def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
-    """:func:`info_nce` of a similarity matrix.
+    """:func:`info_nce` from a similarity matrix.
 
     Args:
         similarity: similarity of image i with text j, ``(B, B)``.
@@ -103,12 +102,12 @@ def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, sca
 
 
 def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
-    """InfoNCE, both ways (the ablation of NAMC's Table 7): minus the log-probability of the true partner.
+    """InfoNCE in both directions: minus the log-probability of the true partner (ablation of NAMC's Table 7).
 
     Args:
-        images: ``(B, D)``, normalised here.
-        texts: ``(B, D)``.
-        labels: as in :func:`sdm`; partners share the probability evenly.
+        images: global embeddings ``(B, D)``, normalised here.
+        texts: global embeddings ``(B, D)``, normalised here.
+        labels: as in :func:`sdm`; several partners have equal target probabilities.
         scale: 1 / temperature.
 
     Example:

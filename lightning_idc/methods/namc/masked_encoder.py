@@ -1,6 +1,9 @@
-"""The masked image encoder of NAMC: reconstructs masked patches from a text, and cross-attends between two images.
+"""The masked image encoder E_M of NAMC (section 3.2.2), with two uses of the same layers:
 
-Shapes: B images, P patches, C channels of grid features, D channels of tokens, M tokens of the partner.
+- :meth:`MaskedImageEncoder.forward` reconstructs masked cells of an image with the help of a text (MIR), and
+- :meth:`MaskedImageEncoder.encode_pair` encodes both images with co-attention (FDG).
+
+Shapes: B images, P cells, C channels of grid features, D channels of tokens, M tokens of the partner.
 """
 
 from __future__ import annotations
@@ -12,14 +15,21 @@ from torch.nn import functional as F
 from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
 POSITION_STD = 0.3
-"""Initial standard deviation of position embeddings: about that of the projected features."""
+"""Initial standard deviation of position embeddings, about that of the projected features."""
 
 
 class MaskedImageLayer(CrossLayer):
     """Pre-norm self-attention, cross-attention to a partner (a text or the other image), and feed-forward."""
 
     def forward(self, x: Tensor, partner: Tensor, valid: Tensor | None, partner_valid: Tensor | None) -> Tensor:
-        """Tokens ``(B, P, D)`` that attend to ``partner (B, M, D)``; masks are bool, True at keys that count."""
+        """Attend to the tokens themselves and to a partner: ``(B, P, D)``.
+
+        Args:
+            x: tokens ``(B, P, D)``.
+            partner: text or other image, ``(B, M, D)``.
+            valid: bool ``(B, P)``, True at cells that may be attended to; all cells when None.
+            partner_valid: bool ``(B, M)``, True at partner tokens that may be attended to; all tokens when None.
+        """
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
         valid = _allow_all_if_none(valid)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if valid is None else valid[:, None, None])
@@ -29,7 +39,7 @@ class MaskedImageLayer(CrossLayer):
 
 
 def _allow_all_if_none(valid: Tensor | None) -> Tensor | None:
-    # attention without any key would be NaN; then all keys are allowed
+    # attention without any key would be NaN, so all keys are allowed if none is valid
     return None if valid is None else valid | ~valid.any(-1, keepdim=True)
 
 
@@ -40,9 +50,9 @@ class MaskedImageEncoder(nn.Module):
         channels: C, channels of the grid features.
         width: D, width of all tokens.
         cells: P, number of cells of the grid.
-        layers: number of layers, shared by both uses (NAMC sections 3.2.2 and 3.3 have one encoder).
-        heads: attention heads.
-        hidden: width of the feed-forward layers.
+        layers: number of layers; both uses share them, as in the paper.
+        heads: number of attention heads.
+        hidden: hidden width of the feed-forward layers.
         dropout: dropout probability.
     """
 
@@ -61,7 +71,12 @@ class MaskedImageEncoder(nn.Module):
         nn.init.normal_(self.position, std=POSITION_STD)
 
     def embed(self, features: Tensor, masked: Tensor | None = None) -> Tensor:
-        """Tokens of grid features ``(B, P, C)`` ``(B, P, D)``; masked where ``masked (B, P)`` is True."""
+        """Tokens ``(B, P, D)`` of grid features.
+
+        Args:
+            features: ``(B, P, C)``.
+            masked: bool ``(B, P)``, True at cells that the mask embedding e_M replaces.
+        """
         if masked is None:
             # the mask embedding stays in the graph, so that distributed training without masks has no unused parameter
             masked = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
@@ -69,12 +84,12 @@ class MaskedImageEncoder(nn.Module):
         return self.project(features) + self.position
 
     def forward(self, tokens: Tensor, partner: Tensor, partner_valid: Tensor | None = None) -> Tensor:
-        """Encode tokens ``(B, P, D)`` with a fixed partner; masked cells attend and are attended to.
+        """Encode tokens with a fixed partner: ``(B, P, D)``. Masked cells attend and are attended to.
 
         Args:
-            tokens: output of :meth:`embed`.
+            tokens: output of :meth:`embed`, ``(B, P, D)``.
             partner: text or other image, ``(B, M, D)``.
-            partner_valid: bool ``(B, M)``, True at tokens that count.
+            partner_valid: bool ``(B, M)``, True at partner tokens that may be attended to.
         """
         partner = self.norm_partner(partner)
         for layer in self.layers:
@@ -84,13 +99,13 @@ class MaskedImageEncoder(nn.Module):
     def encode_pair(
         self, first: Tensor, second: Tensor, first_valid: Tensor | None = None, second_valid: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Encode two images in parallel streams, each attending to the other as it was before the layer.
+        """Encode two images in parallel streams; in each layer, a stream attends to the other stream's input.
 
         Args:
-            first: ``(B, P, D)``.
-            second: ``(B, P, D)``.
-            first_valid: bool ``(B, P)``, True at cells that may be attended to; None where all may.
-            second_valid: the same for the second image.
+            first: output of :meth:`embed` for the first image, ``(B, P, D)``.
+            second: output of :meth:`embed` for the second image, ``(B, P, D)``.
+            first_valid: bool ``(B, P)``, True at cells of the first image that may be attended to; all when None.
+            second_valid: bool ``(B, P)``, for the second image.
         """
         for layer in self.layers:
             first, second = (

@@ -47,14 +47,14 @@ WIDTH, LAYERS, HEADS = 128, 2, 4
 
 
 class ImageTokens(nn.Module):
-    """Predicts the ids of a frozen image tokenizer; several per cell where the tokenizer's grid is finer.
+    """Predicts the ids of a frozen image tokenizer, several per cell if the tokenizer's grid is finer.
 
     NAMC Eq. 17
 
     Args:
-        tokenizer: image tokenizer of the target ids.
+        tokenizer: image tokenizer whose ids are the targets.
         width: D, width of the encoded tokens.
-        per_side: ids per cell along each side.
+        per_side: number of ids along each side of a cell.
     """
 
     def __init__(self, tokenizer: ImageTokenizer, width: int, per_side: int) -> None:
@@ -69,30 +69,35 @@ class ImageTokens(nn.Module):
         ids = self.true_ids(images)  # (N, h, w)
         side = self.per_side
         # (N, P, side * side): the ids of each cell
-        cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
-        if cells.shape[1] != tokens.shape[1]:
+        cell_ids = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+        if cell_ids.shape[1] != tokens.shape[1]:
             raise DataError(
-                f"the image tokenizer cuts images of {images.shape[-2]}x{images.shape[-1]} into {tuple(ids.shape[1:])} "
-                f"tokens, which do not divide among {tokens.shape[1]} cells of features; use one image size"
+                f"the image tokenizer divides images of {images.shape[-2]}x{images.shape[-1]} into "
+                f"{tuple(ids.shape[1:])} tokens, which do not fit a grid of {tokens.shape[1]} cells; use one image size"
             )
-        logits = self.head(tokens).unflatten(-1, (side**2, -1))
-        return F.cross_entropy(logits.movedim(-1, 1), cells, reduction="none").mean(-1)
+        logits = self.head(tokens).unflatten(-1, (side**2, -1))  # (N, P, side * side, V)
+        return F.cross_entropy(logits.movedim(-1, 1), cell_ids, reduction="none").mean(-1)
 
     @torch.no_grad()
     def true_ids(self, images: Tensor) -> Tensor:
-        """Ids ``(N, h, w)`` of images."""
+        """Ids ``(N, h, w)`` of images: z_i of the paper."""
         ids: Tensor = self._tokenizer[0].to(images.device).encode(images)
         return ids
 
     def predicted_ids(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-        """Most likely ids ``(N, h, w)`` of encoded tokens ``(N, P, D)`` of a grid of cells."""
+        """Most likely ids ``(N, h, w)`` of encoded tokens ``(N, P, D)``.
+
+        Args:
+            tokens: encoded tokens of the cells, row by row.
+            grid: height and width of the grid of cells.
+        """
         side = self.per_side
-        cells = self.head(tokens).unflatten(-1, (side**2, -1)).argmax(-1)
-        return cells.unflatten(1, grid).unflatten(-1, (side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+        cell_ids = self.head(tokens).unflatten(-1, (side**2, -1)).argmax(-1)  # (N, P, side * side)
+        return cell_ids.unflatten(1, grid).unflatten(-1, (side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
 
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:
-        """Images ``(N, 3, H, W)``, values 0 to 1, of ids."""
+        """Images ``(N, 3, H, W)`` with values from 0 to 1, decoded from ids ``(N, h, w)``."""
         images: Tensor = self._tokenizer[0].decode(ids)
         return images
 
@@ -113,7 +118,7 @@ class RawFeatures(nn.Module):
 
     def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
         """Distance per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` from ``features (N, P, C)``."""
-        # targets are constants; otherwise a trainable backbone would make all features equal
+        # targets are constants; otherwise a trainable backbone would collapse to equal features
         return self.distance(self.head(tokens), features.detach(), reduction="none").mean(-1)
 
 
@@ -122,13 +127,14 @@ class MaskedReconstructionOptions:
     """Options of :class:`MaskedReconstruction`.
 
     Args:
-        encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains a separate encoder,
-            and through it the captioner's backbone.
-        mask_ratio: fraction of cells that are masked without noise masking, above 0 and up to 1; 0.2 when None.
-        width: width of a separate encoder; 128 when None.
-        layers: layers of a separate encoder; 2 when None.
-        heads: attention heads of a separate encoder; 4 when None.
-        extras: names of the features of the before and the after image in ``PairFeatures.extras``, each ``(B, P, C)``.
+        encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC. When None, a separate encoder is
+            trained and, through it, the captioner's backbone.
+        mask_ratio: without noise masking, the fraction of cells that are masked at random, above 0 and up to 1; 0.2
+            when None.
+        width: width of the separate encoder; 128 when None.
+        layers: number of layers of the separate encoder; 2 when None.
+        heads: number of attention heads of the separate encoder; 4 when None.
+        extras: keys of the features of the before and the after image in ``PairFeatures.extras``, each ``(B, P, C)``.
 
     Raises:
         ConfigError: a number is out of range, or one is about a separate encoder and ``encoder`` names another.
@@ -156,9 +162,9 @@ class MaskedReconstructionAddon(Addon):
 
     Args:
         target: reconstruction target, `ImageTokens` or `RawFeatures`.
-        separate_encoder: encoder of the add-on; None where the captioner's is trained.
+        separate_encoder: encoder of the add-on; None if the captioner's encoder is trained.
         width: D, width of the encoder.
-        text_width: width of encoded descriptions; None without `NoiseMasking`.
+        text_width: width of embedded descriptions; None without `NoiseMasking`.
         grid: height and width of the grid of features.
         options: mask ratio and names of the features.
     """
@@ -188,46 +194,52 @@ class MaskedReconstructionAddon(Addon):
         return replace(batch, noise=NoiseMask(uniform < (self.options.mask_ratio or MASK_RATIO)))
 
     def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
-        """L_MIR: mean over pairs of the mean over masked cells, so that it does not grow with their number.
+        """L_MIR: mean over pairs of the mean over masked cells.
 
         NAMC Eq. 18
 
-        A mean of means, so that accumulated and distributed steps equal one big step.
+        The paper's sum over cells would grow with their number. With a mean of means, accumulated and distributed
+        steps equal one large step.
         """
         if not self.weight:
             return {}
-        tokens, grids, masked = self.encode_masked(step)
+        tokens, features, masked = self.encode_masked(step)
         batch, captioner = step.batch, step.module
         # the paper reconstructs I_i, the image before noise masking fills its patches
         images = batch.images if batch.noise.unpainted is None else batch.noise.unpainted
         if images is not batch.images and isinstance(self.target, RawFeatures):
-            grids = self._grid_features(trial_features(captioner, captioner.with_images(batch, images)))
-        per_cell = self.target(tokens, images.flatten(0, 1), grids)
-        # (2B, P) to (B, 2P): all cells of a pair
-        cell_losses, cell_mask = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
-        return {"rebuild": ((cell_losses * cell_mask).sum(1) / cell_mask.sum(1).clamp(min=1)).mean()}
+            features = self._grid_features(trial_features(captioner, captioner.with_images(batch, images)))
+        cell_losses = self.target(tokens, images.flatten(0, 1), features)  # (N, P)
+        # (N, P) -> (B, 2P): all cells of a pair
+        pair_losses, pair_mask = (tensor.unflatten(0, (-1, 2)).flatten(1) for tensor in (cell_losses, masked))
+        return {"rebuild": ((pair_losses * pair_mask).sum(1) / pair_mask.sum(1).clamp(min=1)).mean()}
 
     def encode_masked(self, step: TrainingStep[PairCaptioner]) -> tuple[Tensor, Tensor, Tensor]:
-        """Encoded cells of both images ``(2B, P, D)``, their raw features, and which are masked, bool ``(2B, P)``."""
+        """Encode both images of each pair with their masked cells replaced.
+
+        Returns:
+            encoded tokens ``(N, P, D)``, raw features ``(N, P, C)``, and bool ``(N, P)``, True at masked cells.
+        """
         noise: NoiseMask = step.batch.noise
-        grids = self._grid_features(step.features)
+        features = self._grid_features(step.features)
         masked = resize_mask(noise.patches, self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.module)
-        if self.separate_encoder is not None and not grids.requires_grad and torch.is_grad_enabled():
+        if self.separate_encoder is not None and not features.requires_grad and torch.is_grad_enabled():
             raise ConfigError(
-                "MaskedReconstruction would train nothing of its captioner, whose image features are frozen: train the "
-                "backbone, or name a MaskedImageEncoder of the captioner in `encoder`"
+                "MaskedReconstruction would train no weight of the captioner, whose image features are frozen; train "
+                "the backbone, or name a MaskedImageEncoder of the captioner in `encoder`"
             )
-        tokens = encoder.embed(grids, masked)
+        tokens = encoder.embed(features, masked)
         if self.text is not None:
             assert noise.descriptions is not None and noise.description_mask is not None
             partner, valid = self.text(noise.descriptions.flatten(0, 1)), noise.description_mask.flatten(0, 1)
         else:
             # without a description, masked cells can be inferred from the other image
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
-        return encoder(tokens, partner, valid), grids, masked
+        return encoder(tokens, partner, valid), features, masked
 
     def _grid_features(self, features: PairFeatures) -> Tensor:
+        """Grid features of both images of each pair, ``(N, P, C)``."""
         before, after = (features.extras[name] for name in self.options.extras)
         return torch.stack([before, after], 1).flatten(0, 1)
 
@@ -243,15 +255,14 @@ class MaskedReconstructionAddon(Addon):
 class MaskedReconstruction(AddonCallback):
     """Reconstructs masked cells of both images (NAMC's MIR).
 
-    After `NoiseMasking` in the list of callbacks, its masks and descriptions are used; the target is the original image
-    even where its masked patches are filled. Without `NoiseMasking`, cells are masked at random and each image is
-    reconstructed with the help of the other one. The captioner must return the grid features of both images in
-    ``PairFeatures.extras``.
+    Together with `NoiseMasking`, its masks and descriptions are used, and the target is the original image even if
+    masked patches are filled. Without `NoiseMasking`, cells are masked at random, and each image is reconstructed with
+    the help of the other one. The captioner must return the grid features of both images in ``PairFeatures.extras``.
 
     Args:
-        tokenizer: a trained image tokenizer or its path; its ids are the target, with cross entropy.
-        distance: for the ablation of Table 7, instead of ``tokenizer``: ``torch.nn.functional.l1_loss`` or
-            ``mse_loss``, with the image features as the target.
+        tokenizer: a trained image tokenizer or its path; its ids are the targets of a cross entropy.
+        distance: instead of ``tokenizer``, for the ablation of Table 7: ``torch.nn.functional.l1_loss`` or
+            ``mse_loss``, with the image features as the targets.
         name: as in `AddonCallback`.
         weight: weight of L_MIR.
         options: fields of :class:`MaskedReconstructionOptions`.
@@ -271,14 +282,14 @@ class MaskedReconstruction(AddonCallback):
     ) -> None:
         super().__init__(name, weight)
         if (tokenizer is None) == (distance is None):
-            raise ConfigError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
+            raise ConfigError("MaskedReconstruction rebuilds either tokens or features; set `tokenizer` or `distance`")
         self.tokenizer, self.distance = tokenizer, distance
         self.options = MaskedReconstructionOptions(**options)
 
     def build(self, module: LightningModule) -> Addon:
         if not isinstance(module, PairCaptioner):
             raise ConfigError(
-                f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(module).__name__}"
+                f"MaskedReconstruction needs the features of a PairCaptioner; this is a {type(module).__name__}"
             )
         if self.options.mask_ratio is not None and _text_width(module) is not None:
             raise ConfigError(
@@ -291,7 +302,7 @@ class MaskedReconstruction(AddonCallback):
         grid = (rows, cells // rows)
         if grid[0] * grid[1] != cells:
             raise ConfigError(
-                f"{cells} cells of features are not a grid over images of {height}x{width}; set `image_size`"
+                f"{cells} cells of features do not form a grid for images of {height}x{width}; set `image_size`"
             )
         separate_encoder, options = None, self.options
         if options.encoder is None:
@@ -318,9 +329,9 @@ class MaskedReconstruction(AddonCallback):
             per_side, rest = divmod(height // tokenizer.stride, grid[0])
             if rest or per_side * grid[1] != width // tokenizer.stride:
                 raise ConfigError(
-                    f"a tokenizer of stride {tokenizer.stride} cuts images of {height}x{width} into "
+                    f"a tokenizer of stride {tokenizer.stride} divides images of {height}x{width} into "
                     f"{height // tokenizer.stride}x{width // tokenizer.stride} tokens, which do not line up with "
-                    f"{grid[0]}x{grid[1]} cells of features; take a stride or a backbone that divides evenly"
+                    f"{grid[0]}x{grid[1]} cells of features; use a stride or a backbone that divides evenly"
                 )
             target = ImageTokens(tokenizer, encoder_width, per_side)
         return MaskedReconstructionAddon(
@@ -333,7 +344,7 @@ class MaskedReconstruction(AddonCallback):
         )
 
     def reuse(self, module: LightningModule, addon: Addon) -> None:
-        """Add the projection of descriptions if there is a `NoiseMasking` now, and remove it if there is none."""
+        """Add the projection of descriptions if there is now a `NoiseMasking`; remove it otherwise."""
         assert isinstance(addon, MaskedReconstructionAddon)
         text_width = _text_width(module)
         if (addon.text is None) != (text_width is None):
@@ -369,6 +380,6 @@ class MaskedReconstruction(AddonCallback):
 
 
 def _text_width(module: LightningModule) -> int | None:
-    """Width of encoded descriptions; None without a `NoiseMasking` or with one of weight 0."""
+    """Width of embedded descriptions; None without a `NoiseMasking`, or if its weight is 0."""
     noise = [addon for addon in addons_of(module).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
     return noise[0].encoder.width if noise else None

@@ -1,7 +1,12 @@
-"""Similar-pair mining (NAMC, Appendix D.1): for each image a few others with a similar context.
+"""Similar-pair mining (NAMC, Appendix D.1): pairs each image with a few others of a similar context.
 
-Two stages: `Features` encodes every image twice, `SimilarPairs` searches, filters, clusters and pairs. The second stage
-reads the features from the first stage's store in blocks, so that only the index is in memory.
+1. :class:`Features` encodes each image with CLIP and DINOv2 (Eq. 3).
+2. :meth:`Search.top` searches the nearest neighbours under each encoder (Eq. 4 to 6).
+3. :meth:`SimilarPairs.candidates` keeps neighbours within the range of both similarities (D.1.4).
+4. :meth:`SimilarPairs.targets` clusters them (Eq. 9) and selects the most similar one of each cluster (Eq. 10).
+5. :meth:`SimilarPairs.process` makes a pair with each of them (Eq. 11 and 12).
+
+Step 2 reads the features from the store of step 1 in blocks, so that only the index is in memory.
 """
 
 from __future__ import annotations
@@ -24,8 +29,8 @@ from lightning_idc.utils.errors import ConfigError
 
 ENCODERS = ("clip", "dino")
 EXACT_UP_TO = 200_000
-"""Number of images up to which the search is exact; above, it uses an inverted file of half-precision vectors."""
-_BLOCK, _SAMPLE = 16_384, 65_536
+"""Maximum number of images for an exact search; for more, an inverted file of half-precision vectors is used."""
+_BLOCK_SIZE, _TRAINING_VECTORS = 16_384, 65_536
 
 
 class Features(PipelineStage):
@@ -36,7 +41,7 @@ class Features(PipelineStage):
     Args:
         clip: image encoder; CLIP ViT-L/14 in the paper.
         dino: image encoder; DINOv2-L in the paper.
-        seed: see `PipelineStage`.
+        seed: as in `PipelineStage`.
     """
 
     reads = ("image",)
@@ -59,7 +64,7 @@ class Features(PipelineStage):
 
 @dataclass(frozen=True, slots=True)
 class SimilarityRange:
-    """Range of similarities of candidates, neither equal nor unrelated (Appendix D.1.4).
+    """Range of similarities of candidates, which are neither near-duplicates nor unrelated (Appendix D.1.4).
 
     Args:
         low: minimum similarity of a candidate.
@@ -74,10 +79,14 @@ class SimilarityRange:
     set_min: float = 0.78
 
     def select(self, ids: np.ndarray, similarity: np.ndarray) -> np.ndarray:
-        """Candidates of one image within the range, in order; none if the set as a whole is outside.
+        """Ids of candidates within the range; empty if the set of them violates ``set_max`` or ``set_min``.
 
-        The paper's wording, "filtering out any sets where the maximum similarity is below tau_max^theta or minimum
-        similarity is below tau_min^theta", is applied to the set after the first pair of thresholds.
+        The paper filters out "any sets where the maximum similarity is below tau_max^theta or minimum similarity is
+        below tau_min^theta"; this is applied to the candidates within ``low`` and ``high``.
+
+        Args:
+            ids: ids of the neighbours of one image, ``(n,)``.
+            similarity: their similarities, ``(n,)``.
         """
         inside = (similarity >= self.low) & (similarity <= self.high)
         ids, similarity = ids[inside], similarity[inside]
@@ -92,19 +101,20 @@ class SimilarPairs(PipelineStage):
     NAMC Eq. 12
 
     Writes one record per pair with the images ``before`` and ``after`` and the facts ``first`` and ``second``. As in
-    Eq. 12, two images that select each other make two pairs, one in each order. Images without a candidate are dropped.
+    Eq. 12, two images that select each other form two pairs, one in each order. Images without a candidate are dropped.
 
     Args:
-        features: folder of the store of `Features`; also the source of this stage.
-        neighbours: k, nearest neighbours of the search; not stated in the paper.
+        features: folder of the store of `Features`, which must also be the source of this stage.
+        neighbours: k, number of nearest neighbours of the search; not stated in the paper.
         clusters: K, number of clusters.
         gamma: parameter of the RBF kernel of the clustering.
         alpha: weight of the CLIP features in Eq. 8.
-        beta: weight of the DINOv2 features.
+        beta: weight of the DINOv2 features in Eq. 8.
         clip: range of the CLIP similarity.
         dino: range of the DINOv2 similarity.
-        index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by the number.
-        seed: see `PipelineStage`.
+        index: ``exact`` compares all images, ``approximate`` searches an inverted file; ``auto`` is exact up to
+            :data:`EXACT_UP_TO` images.
+        seed: as in `PipelineStage`.
     """
 
     def __init__(
@@ -144,58 +154,58 @@ class SimilarPairs(PipelineStage):
     def prepare(self, source: RecordSource) -> None:
         self._store = RecordStore(self.features)
         if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
-            raise ConfigError(f"SimilarPairs reads the records of {self.features}; use the same folder as the source")
+            raise ConfigError(f"SimilarPairs reads the records of {self.features}; expected the same folder as source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)
         self._search = {name: Search.from_store(self._store, name, exact) for name in ENCODERS}
 
     def process(self, records: list[Record]) -> list[Record | list[Record]]:
-        """Make a pair of each image with each of its targets.
+        """Pair each image with each of its targets.
 
         NAMC Eq. 11
         """
         rows = np.array([record.origin for record in records])
-        # one more, as the nearest neighbour of an image is itself
+        # one more than k, as the nearest neighbour of an image is the image itself
         neighbours = {
             name: search.top(search.vectors(rows), self.neighbours + 1) for name, search in self._search.items()
         }
         results: list[Record | list[Record]] = []
-        for position, (record, row) in enumerate(zip(records, rows.tolist(), strict=True)):
+        for i, (record, row) in enumerate(zip(records, rows.tolist(), strict=True)):
             candidates = self.candidates(
-                row, {name: (ids[position], near[position]) for name, (ids, near) in neighbours.items()}
+                row, {name: (ids[i], cosines[i]) for name, (ids, cosines) in neighbours.items()}
             )
             if len(candidates) == 0:
-                record.drop("no similar image", None, "in both windows")
+                record.drop("no similar image", None, "one within both ranges")
                 results.append(record)
             else:
                 results.append([self._pair(record, *target) for target in self.targets(row, candidates)])
         return results
 
     def candidates(self, row: int, neighbours: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Rows of records that were not dropped and are within both ranges, sorted.
+        """Sorted rows of the neighbours that are within both ranges and were not dropped.
 
         Args:
             row: row of the image.
-            neighbours: nearest rows and their similarities by encoder, the image itself included.
+            neighbours: by encoder, rows of the nearest images and their similarities, including the image itself.
         """
         sets = []
         for name, (ids, similarity) in neighbours.items():
             is_other = (ids != row) & (ids >= 0)
             sets.append(self.ranges[name].select(ids[is_other], similarity[is_other]))
         assert self._store is not None
-        dropped, near = self._store.column("dropped"), np.intersect1d(sets[0], sets[1])
-        # a range that reaches 0 includes dropped records, whose vectors are 0
-        return np.array([candidate for candidate in near.tolist() if dropped[candidate] is None], np.int64)
+        dropped, in_both = self._store.column("dropped"), np.intersect1d(sets[0], sets[1])
+        # a range that includes 0 would include dropped records, whose vectors are 0
+        return np.array([candidate for candidate in in_both.tolist() if dropped[candidate] is None], np.int64)
 
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
-        """The most similar candidate of each cluster with its similarity.
+        """Row and similarity of the most similar candidate of each cluster, the most similar first.
 
         NAMC Eq. 7
         NAMC Eq. 8
         NAMC Eq. 10
         """
         rows = np.array([row, *candidates])
-        weighted = zip(ENCODERS, (self.alpha, self.beta), strict=True)
-        joint = np.concatenate([weight * self._search[name].vectors(rows) for name, weight in weighted], 1)
+        weights = zip(ENCODERS, (self.alpha, self.beta), strict=True)
+        joint = np.concatenate([weight * self._search[name].vectors(rows) for name, weight in weights], 1)
         labels = spectral_clusters(joint[1:], self.clusters, self.gamma, self.seed)
         unit = joint / np.linalg.norm(joint, axis=1, keepdims=True)
         similarity = unit[1:] @ unit[0]
@@ -213,29 +223,30 @@ class SimilarPairs(PipelineStage):
 
 
 class Search:
-    """Nearest-neighbour search by cosine, in half precision: 2 KB per image and 1,000 dimensions.
+    """Nearest-neighbour search by cosine. Vectors are in half precision: 2 KB per image for 1,000 dimensions.
 
     Args:
-        vectors: blocks of unit vectors, float ``(n, D)``, read once.
+        vectors: blocks of unit vectors, float ``(n, D)``, which are read once.
         count: number of vectors.
         width: D.
-        exact: whether all vectors are compared; otherwise those of the nearest lists of an inverted file.
-        sample: training vectors of the inverted file.
+        exact: whether all vectors are compared; if not, those of the nearest lists of an inverted file.
+        sample: training vectors of the inverted file, float ``(m, D)``.
     """
 
     def __init__(self, vectors: Iterable[np.ndarray], count: int, width: int, exact: bool, sample: np.ndarray) -> None:
         import faiss
 
-        kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-        self._coarse: Any = None  # faiss does not keep it alive
+        quantizer_type, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
+        self._coarse_quantizer: Any = None  # stored here, as faiss holds no reference to it
         if exact:
-            self.index: Any = faiss.IndexScalarQuantizer(width, kind, metric)
+            self.index: Any = faiss.IndexScalarQuantizer(width, quantizer_type, metric)
         else:
-            lists = min(2 ** round(math.log2(4 * math.sqrt(count))), len(sample))
-            self._coarse = faiss.IndexFlatIP(width)
-            self.index = faiss.IndexIVFScalarQuantizer(self._coarse, width, lists, kind, metric)
+            num_lists = min(2 ** round(math.log2(4 * math.sqrt(count))), len(sample))
+            self._coarse_quantizer = faiss.IndexFlatIP(width)
+            # faiss takes no keyword arguments
+            self.index = faiss.IndexIVFScalarQuantizer(self._coarse_quantizer, width, num_lists, quantizer_type, metric)
             self.index.by_residual = False  # `reconstruct_batch` then returns the stored vectors
-            self.index.nprobe = max(1, lists // 16)
+            self.index.nprobe = max(1, num_lists // 16)
         self.index.train(sample)
         for block in vectors:
             self.index.add(np.ascontiguousarray(block, np.float32))
@@ -244,32 +255,37 @@ class Search:
 
     @classmethod
     def from_store(cls, store: RecordStore, name: str, exact: bool) -> Search:
-        """Search over the arrays of a store; records without one, and dropped records, have a zero vector.
+        """Search over the arrays of a store. Dropped records, and records without the array, have a zero vector.
+
+        Args:
+            store: store of records.
+            name: name of the array.
+            exact: as in the class.
 
         Raises:
-            ConfigError: no record has such an array.
+            ConfigError: no record has the array.
         """
         count = len(store)
         first = next((array for index in range(count) if (array := store.array(index, name)) is not None), None)
         if first is None:
-            raise ConfigError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
+            raise ConfigError(f"{store.folder} has no features {name!r}; run the stage Features first")
 
         dropped = store.column("dropped")
 
-        def row(index: int) -> np.ndarray:
-            # a dropped duplicate would displace another image among the nearest
+        def vector(index: int) -> np.ndarray:
+            # a dropped duplicate would displace another image among the nearest neighbours
             array = store.array(index, name) if dropped[index] is None else None
             return np.zeros_like(first) if array is None else array
 
         blocks = (
-            np.stack([row(index) for index in range(start, min(start + _BLOCK, count))])
-            for start in range(0, count, _BLOCK)
+            np.stack([vector(index) for index in range(start, min(start + _BLOCK_SIZE, count))])
+            for start in range(0, count, _BLOCK_SIZE)
         )
-        sampled = np.stack([row(index) for index in range(0, count, max(1, count // _SAMPLE))])
+        sampled = np.stack([vector(index) for index in range(0, count, max(1, count // _TRAINING_VECTORS))])
         return cls(blocks, count=count, width=len(first), exact=exact, sample=sampled.astype(np.float32))
 
     def top(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and cosines of the nearest, ``(Q, count)`` each, nearest first; row -1 where there are fewer.
+        """Rows and cosines of the nearest vectors, ``(Q, count)`` each, nearest first; row -1 if there are fewer.
 
         NAMC Eq. 4
         NAMC Eq. 5
@@ -289,10 +305,10 @@ def spectral_clusters(features: np.ndarray, clusters: int, gamma: float, seed: i
     NAMC Eq. 9
 
     Args:
-        features: ``(N, D)``; with N up to K each row is a cluster.
-        clusters: K.
+        features: ``(N, D)``; if N is at most K, each row is a cluster.
+        clusters: K, number of clusters.
         gamma: parameter of the kernel.
-        seed: seed of the final k-means.
+        seed: seed of the k-means step.
     """
     if len(features) <= clusters:
         return np.arange(len(features))

@@ -29,16 +29,16 @@ class NAMC(PairCaptioner):
 
     Args:
         backbone: ``cnn``, ``residual``, or the name of a timm model; ``resnet101`` in the paper.
-        stage: index of the feature map of a timm model; -2 is the third stage of a ResNet, 14 x 14 x
-            1024 at 224 pixels.
+        stage: index of the feature map of a timm model; -2 is the third stage of a ResNet, with 14 x 14 cells of 1024
+            channels at 224 pixels.
         pretrained_backbone: whether timm's pretrained weights are loaded.
         backbone_weights: checkpoint of ObjectNaming, PairTransformer or NAMC with the initial weights of the backbone.
         freeze_backbone: whether the backbone is frozen, as in the paper.
         width: width of all tokens.
-        encoder_layers: layers of the masked image encoder.
-        decoder_layers: layers of the decoder.
-        heads: attention heads.
-        hidden: width of the feed-forward layers; four times ``width`` when None.
+        encoder_layers: number of layers of the masked image encoder.
+        decoder_layers: number of layers of the decoder.
+        heads: number of attention heads.
+        hidden: hidden width of the feed-forward layers; four times ``width`` when None.
         dropout: dropout probability.
         options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
@@ -86,5 +86,5 @@ class NAMC(PairCaptioner):
         )
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Features of a batch, without the patches that ``batch.noise`` masks."""
+        """Features of a batch; patches that ``batch.noise`` masks are replaced and not attended to."""
         return self.built_net.encode(batch.images, None if batch.noise is None else batch.noise.patches)

@@ -1,4 +1,12 @@
-"""NAMC's network: grid features of two images with cross-attention, and a decoder (MIR and FDG).
+"""NAMC's network: grid features of two images with co-attention, and a decoder (MIR and FDG).
+
+:meth:`NamcNet.encode`, in the order of section 3.2:
+
+1. compute the grid features of both images with the backbone,
+2. replace masked cells by the mask embedding and project all cells (:meth:`MaskedImageEncoder.embed`),
+3. encode both images in parallel streams, without attention to masked cells
+   (:meth:`MaskedImageEncoder.encode_pair`), and
+4. fuse the two tokens of each cell, which the decoder attends to.
 
 Shapes: B pairs, P cells per image, C channels of the backbone, D channels of tokens.
 """
@@ -17,17 +25,17 @@ from lightning_idc.nn.transformer import Decoder
 
 
 class NamcNet(GridCaptionNet):
-    """Captions pairs of images; in pre-training some of their patches are masked.
+    """Captions pairs of images. In pre-training, some patches are masked.
 
     Args:
-        backbone: network of the grid features of one image; frozen by default, as the paper uses stored features.
-        grid: height and width of the grid for images of the training size; other sizes are pooled to it.
+        backbone: network that computes the grid features of one image; frozen by default, as in the paper.
+        grid: height and width of the grid for images of the training size; grids of other sizes are pooled to it.
         vocabulary: number of words.
         width: D, width of all tokens.
-        encoder_layers: layers of the masked image encoder.
-        decoder_layers: layers of the decoder.
-        heads: attention heads.
-        hidden: width of the feed-forward layers.
+        encoder_layers: number of layers of the masked image encoder.
+        decoder_layers: number of layers of the decoder.
+        heads: number of attention heads.
+        hidden: hidden width of the feed-forward layers.
         dropout: dropout probability.
         freeze_backbone: whether the backbone is frozen.
     """
@@ -60,18 +68,18 @@ class NamcNet(GridCaptionNet):
         self.decoder = Decoder(vocabulary, width, layers=decoder_layers, heads=heads, hidden=hidden, dropout=dropout)
 
     def encode(self, images: Tensor, noise: Tensor | None = None) -> PairFeatures:
-        """Features of uint8 pairs, one token per cell.
+        """Features of pairs ``(B, P, D)``, one token per cell.
 
         Args:
-            images: ``(B, 2, 3, H, W)``.
-            noise: bool ``(B, 2, h, w)``, True at patches that are replaced and not attended to.
+            images: uint8 ``(B, 2, 3, H, W)``.
+            noise: bool ``(B, 2, h, w)``, True at masked patches.
         """
         before, after = self.grids(images).unbind(1)  # (B, P, C) each
         masks: list[Tensor | None] = [None, None]
         if noise is not None:
-            masks = list(resize_mask(noise, self.grid).flatten(2).unbind(1))
+            masks = list(resize_mask(noise, self.grid).flatten(2).unbind(1))  # (B, P) each
         first, second = self.encoder.embed(before, masks[0]), self.encoder.embed(after, masks[1])
         valid = [None if mask is None else ~mask for mask in masks]
-        encoded = self.encoder.encode_pair(first, second, valid[0], valid[1])  # (B, P, D) each
+        encoded = self.encoder.encode_pair(first, second, first_valid=valid[0], second_valid=valid[1])  # (B, P, D) each
         tokens = self.fuse(torch.cat(encoded, -1))  # (B, P, 2D) to (B, P, D)
         return PairFeatures(tokens, extras={"before": before, "after": after})

@@ -17,46 +17,40 @@ MaskProbabilities = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
-    """Cosine of every patch with every word, at least in float32.
+    """Similarity S: cosine of every patch with every token, ``(B, P, T)``, at least in float32.
 
     NAMC Eq. 1
 
     Args:
-        patches: ``(B, P, D)`` in the space that both encoders share.
-        words: ``(B, T, D)``.
-
-    Returns:
-        ``(B, P, T)``.
+        patches: patches in the shared space, ``(B, P, D)``.
+        words: tokens in the shared space, ``(B, T, D)``.
     """
     return cosines(patches, words)
 
 
 def relevance(similarity: Tensor, word_valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Maximum similarity of each patch over all words, and of each word over all patches.
+    """Maximum similarity of each patch over all tokens of words (R_I), and of each token over all patches (R_T).
 
     Args:
-        similarity: ``(B, P, T)``.
+        similarity: result of :func:`token_similarity`, ``(B, P, T)``.
         word_valid: bool ``(B, T)``, True at tokens of words, False at special and padding tokens.
 
     Returns:
-        relevance of patches ``(B, P)``, 0 where a text has no word, and of words ``(B, T)``.
+        relevance of patches ``(B, P)``, which is 0 for a text without words, and of tokens ``(B, T)``.
     """
-    of_patches = similarity.masked_fill(~word_valid[:, None], float("-inf")).amax(-1)
-    return torch.where(word_valid.any(-1, keepdim=True), of_patches, torch.zeros_like(of_patches)), similarity.amax(1)
+    patches = similarity.masked_fill(~word_valid[:, None], float("-inf")).amax(-1)
+    return torch.where(word_valid.any(-1, keepdim=True), patches, torch.zeros_like(patches)), similarity.amax(1)
 
 
 def pool_subwords(values: Tensor, word_of: Tensor, num_words: int) -> Tensor:
-    """Mean over the sub-words of each word.
+    """Mean over the sub-words of each word, ``(B, W)``; 0 for words without a token.
 
-    A mean instead of a maximum, so that a word is not more relevant because it has more sub-words.
+    With a maximum instead, words of more sub-words would be more relevant.
 
     Args:
         values: one value per token, ``(B, S)``.
         word_of: int64 ``(B, S)``, index of the word of each token, -1 for special and padding tokens.
-        num_words: number of words W.
-
-    Returns:
-        ``(B, W)``, 0 for words without a token.
+        num_words: W, number of words.
     """
     # an additional bin for tokens outside of words
     index = torch.where(word_of < 0, num_words, word_of)
@@ -66,18 +60,18 @@ def pool_subwords(values: Tensor, word_of: Tensor, num_words: int) -> Tensor:
 
 
 def noise_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) -> Tensor:
-    """Probability of masking that rises with irrelevance: mask_ratio + IR - mean(IR), IR = 1 - relevance.
+    """Masking probability that rises with irrelevance: mask_ratio + IR - mean(IR), with IR = 1 - relevance.
 
-    The paper does not say what happens outside [0, 1]; here the probability is clamped.
+    The paper does not say what happens outside of [0, 1]; here the probability is clamped.
 
     Args:
         relevance: ``(..., N)``.
-        valid: bool ``(..., N)``; invalid elements are not part of the mean and are never masked.
-        mask_ratio: fraction of valid elements that is masked on average, if nothing is clamped; 0 masks nothing.
+        valid: bool ``(..., N)``, False for elements that are neither masked nor part of the mean.
+        mask_ratio: fraction of valid elements that is masked on average, if no probability is clamped; 0 masks none.
     """
     if mask_ratio == 0:
-        # Figure 3 varies p_I "and sets p_T = 0": only images are masked, or only words. The formula would still mask
-        # elements whose irrelevance is above the mean.
+        # Figure 3 sets one of p_I and p_T to 0, so that only words or only images are masked; the formula would still
+        # mask elements whose irrelevance is above the mean
         return torch.zeros_like(relevance)
     irrelevance = 1 - relevance
     mean = (irrelevance * valid).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
@@ -85,18 +79,18 @@ def noise_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) -> 
 
 
 def random_probabilities(relevance: Tensor, valid: Tensor, mask_ratio: float) -> Tensor:
-    """The same probability everywhere: the random masking of the paper's Figure 3.
+    """Equal masking probability for all elements: the random masking of the paper's Figure 3.
 
     Args:
         relevance: ``(..., N)``; only its shape and type are used.
-        valid: bool ``(..., N)``.
+        valid: bool ``(..., N)``, False for elements that are never masked.
         mask_ratio: fraction of valid elements that is masked on average.
     """
     return torch.full_like(relevance, mask_ratio) * valid
 
 
 def resize_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resize a mask of patches to another grid: a cell is masked if the patch at its centre is.
+    """Resize a mask of patches to another grid; a cell is masked if the patch at its centre is masked.
 
     Args:
         mask: bool ``(..., h, w)``.
@@ -116,7 +110,7 @@ def fill_masked_patches(images: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         images: uint8 ``(..., 3, H, W)``.
-        mask: bool ``(..., h, w)``.
+        mask: bool ``(..., h, w)``, True at masked patches.
     """
     pixels = resize_mask(mask, (images.shape[-2], images.shape[-1])).unsqueeze(-3)
     mean = images.float().mean((-2, -1), keepdim=True).round().to(images.dtype)

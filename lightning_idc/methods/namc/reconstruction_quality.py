@@ -1,4 +1,4 @@
-"""ReconstructionQuality: PSNR and SSIM of patches that MaskedReconstruction fills in (NAMC, appendix A and Table 9)."""
+"""ReconstructionQuality: PSNR and SSIM of the patches that MIR reconstructs (NAMC, appendix A and Table 9)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 COMPARISONS = ("mir_vqgan", "vqgan_raw", "mir_raw")
-"""Reconstruction against the tokenizer's, the tokenizer's against the image, reconstruction against the image."""
+"""MIR's reconstruction against the tokenizer's, the tokenizer's against the image, and MIR's against the image."""
 
 
 class ReconstructionQuality(Callback):
-    """Measures PSNR and SSIM of masked patches at validation: ``val/mir_vqgan/psnr`` and so on, as in Table 9.
+    """Logs PSNR and SSIM of masked patches at validation, as in Table 9: ``val/mir_vqgan/psnr`` and so on.
 
-    Masked cells have predicted ids, all others the tokenizer's. Both scores are computed on the pixels of masked cells
-    (the paper does not say on which), PSNR from the mean squared error of an image, and averaged over images.
+    An image is decoded from the predicted ids of masked cells and the true ids of all others. Both scores are computed
+    over the pixels of masked cells of an image and averaged over images. The paper does not state the pixels.
 
     Args:
         of: name of the `MaskedReconstruction`, whose target must be an image tokenizer.
@@ -62,13 +62,14 @@ class ReconstructionQuality(Callback):
         steps.change_features(pl_module.encode(steps.change_batch()))
         tokens, _, masked = addon.encode_masked(cast(TrainingStep[PairCaptioner], steps.contexts[self.of]))
         images = batch.images.flatten(0, 1)
-        true, hidden = addon.target.true_ids(images), masked.unflatten(1, addon.grid)
-        hidden = hidden.repeat_interleave(addon.target.per_side, 1).repeat_interleave(addon.target.per_side, 2)
-        rebuilt = torch.where(hidden, addon.target.predicted_ids(tokens, addon.grid), true)
-        mir, vqgan, raw = addon.target.decode(rebuilt), addon.target.decode(true), images / 255
-        pixels = torch.nn.functional.interpolate(hidden[:, None].float(), raw.shape[-2:]).bool()[:, 0]
-        scores = torch.stack([masked_quality(*pair, pixels) for pair in ((mir, vqgan), (vqgan, raw), (mir, raw))], 1)
-        has_mask = pixels.flatten(1).any(1).unflatten(0, (-1, 2))  # (B, 2)
+        true_ids, per_side = addon.target.true_ids(images), addon.target.per_side  # (2B, h, w)
+        id_mask = masked.unflatten(1, addon.grid).repeat_interleave(per_side, 1).repeat_interleave(per_side, 2)
+        rebuilt_ids = torch.where(id_mask, addon.target.predicted_ids(tokens, addon.grid), true_ids)
+        mir, vqgan, raw = addon.target.decode(rebuilt_ids), addon.target.decode(true_ids), images / 255
+        pixel_mask = torch.nn.functional.interpolate(id_mask[:, None].float(), raw.shape[-2:]).bool()[:, 0]
+        comparisons = ((mir, vqgan), (vqgan, raw), (mir, raw))
+        scores = torch.stack([masked_quality(*pair, pixel_mask) for pair in comparisons], 1)  # (2B, 3, 2)
+        has_mask = pixel_mask.flatten(1).any(1).unflatten(0, (-1, 2))  # (B, 2)
         rows = zip(batch.ids, scores.unflatten(0, (-1, 2)), has_mask, strict=True)
         self._scores |= {id: pair_scores[mask].cpu() for id, pair_scores, mask in rows}
 
@@ -79,7 +80,13 @@ class ReconstructionQuality(Callback):
 
 
 def masked_quality(prediction: Tensor, target: Tensor, masked: Tensor) -> Tensor:
-    """PSNR and SSIM ``(N, 2)`` of masked pixels, bool ``(N, H, W)``, of images ``(N, 3, H, W)`` with values 0 to 1."""
+    """PSNR and SSIM over masked pixels, ``(N, 2)``.
+
+    Args:
+        prediction: images ``(N, 3, H, W)`` with values from 0 to 1.
+        target: images ``(N, 3, H, W)`` with values from 0 to 1.
+        masked: bool ``(N, H, W)``, True at pixels that count.
+    """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     count = masked.flatten(1).sum(1).clamp(min=1)

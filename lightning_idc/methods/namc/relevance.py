@@ -1,7 +1,7 @@
 """RelevancePretraining: trains a small dual encoder on noisy descriptions, in place of CLIP.
 
-NAMC identifies noise with CLIP. For data unlike CLIP's, or without its weights, this stage trains an encoder on the
-same noisy descriptions in which it then identifies noise; no label says where the noise is.
+NAMC identifies noise with CLIP. Without CLIP's weights, or for data unlike CLIP's training data, this stage trains an
+encoder on the noisy descriptions themselves. It needs no labels of the noise.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class RelevancePretraining(PairModule):
     """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
 
     A caption that does not follow the template of implicit-change descriptions is matched with both images together:
-    each of its words is compared with the patches of both, as `NoiseMasking` does.
+    each of its words is compared with the patches of both, as in `NoiseMasking`.
 
-    The loss is CLIP's (InfoNCE) on images and texts, plus InfoNCE on the late interaction of words and patches, which
-    makes single words comparable with single patches. With `SyntheticDescriptions`, validation measures how well
-    relevance finds the synthetic noise, as the area under the ROC curve x100: ``val/noise_auc`` over the words of
-    attributes, ``val/noise_auc_all`` over all words of the descriptions.
+    The loss is InfoNCE on the global embeddings of images and texts, as in CLIP, plus InfoNCE on the late interaction
+    of words and patches, which makes single words comparable with single patches. With `SyntheticDescriptions`,
+    validation logs the area under the ROC curve, x100, with which relevance identifies synthetic noise:
+    ``val/noise_auc`` over words of attributes, ``val/noise_auc_all`` over all words of the descriptions.
 
     Args:
         width: width of the shared space.
-        layers: layers of each transformer.
-        heads: attention heads.
+        layers: number of layers of each transformer.
+        heads: number of attention heads.
         backbone: name of a backbone, as in `build_backbone`.
         backbone_weights: checkpoint with the initial weights of the backbone.
         freeze_backbone: whether the backbone is frozen.
@@ -83,7 +83,9 @@ class RelevancePretraining(PairModule):
     def _options_from_data(self) -> dict[str, Any]:
         data = self.data
         if not isinstance(data, ProvidesCaptions):
-            raise ConfigError(f"{type(self).__name__} learns its words from a data module with train_captions()")
+            raise ConfigError(
+                f"{type(self).__name__} builds its vocabulary from train_captions() of the data module, which has none"
+            )
         size = data.image_size or (64, 64)
         with torch.no_grad():
             grid = build_backbone(self.hparams["backbone"]).eval()(torch.zeros(1, 3, *size, dtype=torch.uint8))
@@ -104,20 +106,21 @@ class RelevancePretraining(PairModule):
 
     @property
     def encoder(self) -> SmallDualEncoder:
-        """The dual encoder."""
+        """The dual encoder in training."""
         encoder: SmallDualEncoder = self.built_net
         return encoder
 
     def _object_descriptions(self, captions: list[list[str]], ids: list[str]) -> tuple[list[list[list[str]]], Tensor]:
-        """Object descriptions of both images, as words, and which captions follow the template, bool ``(B,)``.
+        """Words of the object descriptions, and which captions follow the template, bool ``(B,)``.
 
-        A caption that does not follow it is the description of either image.
+        The descriptions are B of the first images and B of the second images; both are the caption itself if it does
+        not follow the template.
         """
         sides: list[list[list[str]]] = [[], []]
         follows_template = []
         for name, texts in zip(ids, captions, strict=True):
             if not texts:
-                raise DataError(f"pair {name!r} has no caption; expected a description: add one or leave the pair out")
+                raise DataError(f"pair {name!r} has no caption; expected a description. Add one or leave the pair out")
             words = words_of(texts[0])
             spans = component_spans(words)
             follows_template.append(spans is not None)
@@ -161,17 +164,17 @@ class RelevancePretraining(PairModule):
                 spans = component_spans(words_of(planted.text))
                 assert spans is not None
                 self._word_scores[name, side] = [
-                    (score, planted.wrong[at], planted.attribute[at])
-                    for at, score in zip(spans[side], row, strict=True)
+                    (score, planted.wrong[index], planted.attribute[index])
+                    for index, score in zip(spans[side], row, strict=True)
                 ]
 
     def on_validation_epoch_start(self) -> None:
         self._word_scores = {}
 
     def on_validation_epoch_end(self) -> None:
-        # of all processes, so that all log the same value
-        scored = [word for words in all_gather_dict(self._word_scores).values() for word in words]
-        for name, words in (("noise_auc", [word for word in scored if word[2]]), ("noise_auc_all", scored)):
+        # (relevance, is noise, is an attribute) of the words on all processes, so that all log the same value
+        all_words = [word for words in all_gather_dict(self._word_scores).values() for word in words]
+        for name, words in (("noise_auc", [word for word in all_words if word[2]]), ("noise_auc_all", all_words)):
             if any(wrong for _, wrong, _ in words) and not all(wrong for _, wrong, _ in words):
                 auc = 100 * noise_auc([score for score, _, _ in words], [wrong for _, wrong, _ in words])
                 self.log(f"val/{name}", auc, prog_bar=True, sync_dist=True)
@@ -179,21 +182,26 @@ class RelevancePretraining(PairModule):
 
 @torch.no_grad()
 def word_relevance(encoder: nn.Module, images: Tensor, texts: list[list[str]]) -> list[list[float]]:
-    """Relevance of every word of N texts to its image.
+    """Relevance of each word of N texts to the image of the text.
 
     Args:
         encoder: a `DualEncoder`.
         images: uint8 ``(N, 3, H, W)``.
-        texts: N texts as words.
+        texts: N texts, each a list of words.
     """
-    image, text_embeddings = encoder.encode_image(images), encoder.encode_text(texts)  # type: ignore[operator]
-    _, of_tokens = relevance(token_similarity(image.patches, text_embeddings.tokens), text_embeddings.word_of >= 0)
-    rows = pool_subwords(of_tokens, text_embeddings.word_of, max(map(len, texts))).tolist()
-    return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
+    image, text = encoder.encode_image(images), encoder.encode_text(texts)  # type: ignore[operator]
+    _, token_relevance = relevance(token_similarity(image.patches, text.tokens), text.word_of >= 0)
+    rows = pool_subwords(token_relevance, text.word_of, max(map(len, texts))).tolist()
+    return [row[: len(words)] for row, words in zip(rows, texts, strict=True)]
 
 
 def noise_auc(relevances: list[float], wrong: list[bool]) -> float:
-    """Probability that a wrong word is less relevant than a correct one: the area under the ROC curve, 0 to 1."""
+    """Area under the ROC curve, 0 to 1: the probability that a wrong word is less relevant than a correct word.
+
+    Args:
+        relevances: relevance of each word.
+        wrong: whether each word is noise.
+    """
     from torchmetrics.functional.classification import binary_auroc
 
     return float(binary_auroc(-torch.tensor(relevances), torch.tensor(wrong).long()))

@@ -25,13 +25,13 @@ MARGIN, GAP, LINE, BAR = 20, 12, 22, 10
 
 @dataclass(slots=True)
 class ImageRelevance:
-    """Relevance of one image and its description to each other.
+    """Relevance of an image and its description to each other.
 
     Args:
         words: words of the description.
         of_words: cosine of each word with its best patch.
         of_patches: cosine of each patch with its best word, ``(h, w)``.
-        wrong: which words are noise; None where unknown.
+        wrong: whether each word is noise; None if unknown.
     """
 
     words: list[str]
@@ -44,47 +44,49 @@ class ImageRelevance:
 def compute_relevance(
     encoder: DualEncoder, images: Tensor, caption: str, wrong: Sequence[bool] | None = None
 ) -> list[ImageRelevance]:
-    """Relevance of both images of a pair to their part of an implicit-change description, or to all of another caption.
+    """Relevance of both images of a pair to their descriptions.
+
+    The descriptions are parts of an implicit-change description; a caption of any other form describes both images.
 
     Args:
         encoder: dual encoder in evaluation mode.
         images: uint8 ``(2, 3, H, W)``.
         caption: caption of the pair.
-        wrong: which words of ``words_of(caption)`` are noise; None where unknown.
+        wrong: whether each word of ``words_of(caption)`` is noise; None if unknown.
     """
     words = words_of(caption)
     spans = component_spans(words) or (range(len(words)),) * 2
     texts = [words[span.start : span.stop] for span in spans]
     image = encoder.encode_image(images.to(next(encoder.parameters()).device))
-    text_embeddings = encoder.encode_text(texts)
-    similarity = token_similarity(image.patches, text_embeddings.tokens)  # (2, P, S)
-    of_patches, of_tokens = relevance(similarity, text_embeddings.word_of >= 0)
-    of_words = pool_subwords(of_tokens, text_embeddings.word_of, max(map(len, texts))).tolist()
+    text = encoder.encode_text(texts)
+    similarity = token_similarity(image.patches, text.tokens)  # (2, P, S)
+    patch_relevance, token_relevance = relevance(similarity, text.word_of >= 0)  # (2, P), (2, S)
+    word_relevance = pool_subwords(token_relevance, text.word_of, max(map(len, texts))).tolist()
     return [
         ImageRelevance(
-            text,
-            scores[: len(text)],
-            patches.unflatten(0, encoder.grid).cpu(),
-            None if wrong is None else list(wrong[span.start : span.stop]),
+            words=texts[side],
+            of_words=word_relevance[side][: len(texts[side])],
+            of_patches=patch_relevance[side].unflatten(0, encoder.grid).cpu(),
+            wrong=None if wrong is None else list(wrong[span.start : span.stop]),
         )
-        for text, scores, patches, span in zip(texts, of_words, of_patches, spans, strict=True)
+        for side, span in enumerate(spans)
     ]
 
 
 def normalised(values: Tensor) -> Tensor:
-    """Values stretched to [0, 1]; all 0.5 where they are equal."""
+    """Values scaled to [0, 1]; 0.5 if all are equal."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else torch.full_like(values, 0.5)
 
 
 def draw_relevance_maps(pairs: Sequence[tuple[Tensor, Sequence[ImageRelevance]]], height: int = 224) -> Image:
-    """Draw pairs below each other: both images overlaid with the relevance of patches, and words coloured by theirs.
+    """Draw relevance maps, one pair below the other: overlaid images, and below them the words of the descriptions.
 
-    Relevance is normalised per image and per description, as in the paper. More blue is more relevant; words that are
+    Relevance is normalised per image and per description, as in the paper. More blue is more relevant. Words that are
     noise are underlined in red.
 
     Args:
-        pairs: uint8 images ``(2, 3, H, W)`` of each pair and the result of :func:`compute_relevance`.
+        pairs: for each pair, uint8 images ``(2, 3, H, W)`` and the result of :func:`compute_relevance`.
         height: height of an image in pixels.
     """
     from PIL import Image, ImageDraw, ImageFont
@@ -120,7 +122,7 @@ def draw_relevance_maps(pairs: Sequence[tuple[Tensor, Sequence[ImageRelevance]]]
 
 
 def _lines(words: Sequence[str], font: object, width: float) -> list[list[int]]:
-    """Indices of the words of each line."""
+    """Break words into lines of a maximum width: indices of the words of each line."""
     lines: list[list[int]] = [[]]
     x = 0.0
     for index, word in enumerate(words):

@@ -1,4 +1,7 @@
-"""Advantages: the reward of a sampled caption minus a baseline."""
+"""Advantages: the reward of a sampled caption minus a baseline.
+
+Shapes: B pairs, K sampled captions per pair.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ def self_critical(rewards: Tensor, greedy: Tensor) -> Tensor:
     """Rewards minus the reward of the greedily decoded caption of the pair (SCST, Rennie et al. 2017, Eq. 9).
 
     Args:
-        rewards: ``(B, K)``.
-        greedy: ``(B, 1)``.
+        rewards: rewards of the samples, ``(B, K)``.
+        greedy: reward of the greedy caption, ``(B, 1)``.
 
     Example:
         >>> import torch
@@ -34,7 +37,8 @@ def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
 
     Args:
         rewards: ``(B, K)``.
-        scale: standard deviation over the samples of the pair (``group``) or of the step (``batch``), or none.
+        scale: whether the standard deviation is over the samples of the pair (``group``) or of the step (``batch``);
+            ``none`` does not divide.
 
     Example:
         >>> import torch
@@ -49,7 +53,7 @@ def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
 
 
 def dr_grpo(rewards: Tensor) -> Tensor:
-    """Rewards minus their mean over a pair's samples; without a scale (Dr. GRPO, Liu et al. 2025).
+    """Rewards minus their mean over a pair's samples, without a division (Dr. GRPO, Liu et al. 2025).
 
     Args:
         rewards: ``(B, K)``.
@@ -73,14 +77,16 @@ def leave_one_out(rewards: Tensor) -> Tensor:
 
 
 def batch_std(rewards: Tensor) -> Tensor:
-    """Standard deviation of all rewards of a step, over all processes, which must call this with the same shape."""
+    """Standard deviation of the rewards of a step over all processes; each must call this with the same shape."""
     mean = mean_over_processes(rewards.mean())
     count = rewards.numel() * get_rank_world_size()[1]
     return (mean_over_processes((rewards - mean).square().mean()) * count / max(1, count - 1)).sqrt()
 
 
 def has_spread(rewards: Tensor) -> Tensor:
-    """Which pairs have samples of different rewards: bool ``(B,)``; the others have no gradient (DAPO, Yu et al. 2025).
+    """Bool ``(B,)``, True for a pair whose samples have different rewards.
+
+    The advantages of the other pairs are 0; DAPO leaves them out (Yu et al. 2025).
 
     Args:
         rewards: ``(B, K)``.
@@ -94,4 +100,4 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "none": dr_grpo,
     "leave_one_out": leave_one_out,
 }
-"""Advantage functions by their names in configurations."""
+"""Advantage functions by the values of ``GroupRelative(scale=...)``."""

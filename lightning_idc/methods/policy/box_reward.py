@@ -1,4 +1,9 @@
-"""BoxReward: F1 and overlap of the boxes in an answer with those of the changes."""
+"""BoxReward: F1 and mean IoU of the boxes in an answer.
+
+1. Read the boxes of an answer (:meth:`BoxReward.boxes_of`).
+2. Match them one to one with the changes by IoU, with the Hungarian algorithm (:meth:`BoxReward.scores`).
+3. The reward is the weighted mean of F1 and mean IoU.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +22,23 @@ from lightning_idc.utils.errors import ConfigError, DataError
 _NUMBER = r"\s*(-?\d{1,6}(?:\.\d{1,6})?)\s*"
 _BOX = re.compile(rf"[\[(]{','.join([_NUMBER] * 4)}[\])]")
 SIDES = {"before": [0], "after": [1], "either": [0, 1]}
-"""Images in which a box may be given, as positions in ``PairSample.boxes``."""
+"""Indices of the images in ``PairSample.boxes`` whose boxes an answer may contain."""
 
 
 class BoxReward(Reward):
-    """Weighted mean of two scores of the boxes that an answer gives: their F1, and their mean IoU with the changes.
+    """Weighted mean of F1 and mean IoU of the boxes in an answer.
 
-    Every ``[x1, y1, x2, y2]`` in an answer is a box, also within JSON. Boxes and changes are matched one to one so that
-    the sum of their IoUs is highest. A match counts for F1 if its IoU reaches ``threshold``; the mean IoU is the sum
-    over matches divided by the larger of the two numbers. Both are 1 for an answer without boxes about a pair without
-    changes. The idea is that of DiG (arXiv 2512.12633, CVPR 2026); the two definitions are ours.
+    Every ``[x1, y1, x2, y2]`` in an answer is a box, also within JSON. Boxes and changes are matched one to one with
+    the maximum sum of IoUs. A match counts for F1 if its IoU is at least ``threshold``; the mean IoU is the sum over
+    matches divided by the larger of both numbers of boxes. Both are 1 for an answer without boxes about a pair without
+    changes. The idea is that of DiG (arXiv 2512.12633, CVPR 2026); both definitions are of this library.
 
     Args:
         f1: weight of F1.
         iou: weight of the mean IoU.
-        threshold: IoU from which on a box finds a change.
-        image: image in which boxes are given. With ``either``, a change counts by the better of its two boxes.
+        threshold: minimum IoU of a match that counts for F1.
+        image: image that the boxes are in. With ``either``, the IoU with a change is the larger of those with its two
+            boxes.
         scale: value of a coordinate at the right or bottom edge: 1000 for models such as Qwen3-VL, 1 for fractions;
             None for pixels of the images of the batch.
 
@@ -96,7 +102,7 @@ class BoxReward(Reward):
         from scipy.optimize import linear_sum_assignment
 
         sides = boxes[:, SIDES[self.image]]
-        sides = sides[~sides.isnan().any(-1).all(-1)]  # a change without a box in these images cannot be found
+        sides = sides[~sides.isnan().any(-1).all(-1)]  # without changes that have no box in these images
         if not len(predicted) or not len(sides):
             agree = float(len(predicted) == len(sides))
             return agree, agree

@@ -23,21 +23,22 @@ from lightning_idc.utils.files import digest_of_all
 ScoreCache = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
 """Checksum of pixels and prompt, and summed log-probability, by pair id and token ids."""
 ScoreRow = tuple[str, list[int], int, float]
-"""One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
+"""One entry of :data:`ScoreCache` in plain types: pair id, token ids, checksum, log-probability."""
 
 
 class CachedScores(ReferencePolicy):
     """Scores of another reference policy, computed once per pair and caption and stored on disk.
 
-    The key of an entry is the reference's weights, the pair's id, its pixels, the prompt and the caption's tokens.
-    Scores of other weights raise an error; other pixels (a transform, another size, an edited file) or another prompt
-    make an entry stale, and it is recomputed. ``stale`` and ``computed`` count entries.
+    Similar to TRL's ``precompute_ref_log_probs``. An entry is identified by the pair's id and the caption's tokens. If
+    the pixels have changed (a transform, another size, an edited file), or the prompt, the entry is stale and computed
+    again. Stored scores of a policy with other weights raise an error. ``stale`` and ``computed`` count entries.
 
     Args:
-        reference: reference policy that computes missing scores; None raises an error instead, which saves its memory.
-        path: folder of stored scores, extended at every checkpoint and at the end; None keeps them in memory and in
-            checkpoints. Either way a resumed run uses the same numbers: recomputed in another batch they could differ
-            in their last digits.
+        reference: reference policy that computes missing scores. When None, a missing score raises an error, and no
+            memory is needed for a second policy.
+        path: folder of stored scores, extended at every checkpoint and at the end of training. When None, scores are
+            stored in memory and in checkpoints. In both cases a resumed run uses the same numbers; recomputed in
+            another batch, they could differ in their last digits.
     """
 
     def __init__(self, reference: ReferencePolicy | None = None, path: str | None = None) -> None:
@@ -67,7 +68,7 @@ class CachedScores(ReferencePolicy):
             )
 
     def _read_once(self) -> None:
-        # not in setup: the checkpoint of a resumed run sets the weights' fingerprint later
+        # not in setup: a resumed run loads the fingerprint of the weights from its checkpoint later
         if not self._read and self.path is not None and self.path.exists():
             self._stored = read_scores(self.path, self._weights)
             self._scores = {**self._stored, **self._scores}
@@ -79,21 +80,25 @@ class CachedScores(ReferencePolicy):
         batch: PairBatch = step.batch
         prompts = [prompt for _, prompt in step.module.images_and_prompts(batch)]
         input_checksums = [
-            pixels ^ zlib.crc32(prompt.encode())
-            for pixels, prompt in zip(checksums(batch.images), prompts, strict=True)
+            image_checksum ^ zlib.crc32(prompt.encode())
+            for image_checksum, prompt in zip(checksums(batch.images), prompts, strict=True)
         ]
+        # B rows of K keys: the pair's id and the caption's tokens, without padding
         keys = [
-            [(id, tuple(row[: 1 + int(words.sum())])) for row, words in zip(rows, masks, strict=True)]
+            [(id, tuple(ids[: 1 + int(ids_mask.sum())])) for ids, ids_mask in zip(rows, masks, strict=True)]
             for id, rows, masks in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
         ]
         stale = {
-            key for row, pixels in zip(keys, input_checksums, strict=True) for key in row if self._is_stale(key, pixels)
+            key
+            for row, checksum in zip(keys, input_checksums, strict=True)
+            for key in row
+            if self._is_stale(key, checksum)
         }
         is_cached = [all(key in self._scores and key not in stale for key in row) for row in keys]
         if not all(is_cached):
             self.stale += len(stale)
             self.computed += len({key for row in keys for key in row} - self._scores.keys())
-            missing = [row for row, complete in enumerate(is_cached) if not complete]
+            missing = [row for row, complete in enumerate(is_cached) if not complete]  # pairs
             if self.reference is None:
                 raise DataError(
                     f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
@@ -108,8 +113,8 @@ class CachedScores(ReferencePolicy):
         values = [[self._scores[key][1] for key in row] for row in keys]
         return torch.tensor(values, device=tokens.device)
 
-    def _is_stale(self, key: tuple[str, tuple[int, ...]], pixels: int) -> bool:
-        return key in self._scores and self._scores[key][0] != pixels
+    def _is_stale(self, key: tuple[str, tuple[int, ...]], checksum: int) -> bool:
+        return key in self._scores and self._scores[key][0] != checksum
 
     def get_extra_state(self) -> dict[str, str]:
         return {"weights": self._weights}
@@ -134,18 +139,18 @@ class CachedScores(ReferencePolicy):
         return {"scores": self._rows()} if self.path is None else {}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
-        self._scores = {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in state.get("scores", [])}
+        self._scores = {(id, tuple(ids)): (checksum, value) for id, ids, checksum, value in state.get("scores", [])}
 
     def _gather(self) -> None:
         self._scores = all_gather_dict(self._scores)
 
     def _rows(self) -> list[ScoreRow]:
         self._gather()
-        return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
+        return [(id, list(ids), checksum, value) for (id, ids), (checksum, value) in self._scores.items()]
 
 
 def append_scores(path: Path, weights: str, scores: ScoreCache) -> None:
-    """Append scores to a folder; of two with one pair and caption the later one counts.
+    """Append scores to a folder; a later score of the same pair and caption replaces an earlier one.
 
     Args:
         path: folder of the store.
@@ -153,25 +158,29 @@ def append_scores(path: Path, weights: str, scores: ScoreCache) -> None:
         scores: new scores.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the folder cannot be written.
     """
-    (ids, tokens), (pixels, values) = zip(*scores, strict=True), zip(*scores.values(), strict=True)
-    batch = tensor_batch(id=list(ids), tokens=list(tokens), pixels=list(pixels), value=list(values))
+    (ids, tokens), (input_checksums, values) = zip(*scores, strict=True), zip(*scores.values(), strict=True)
+    batch = tensor_batch(id=list(ids), tokens=list(tokens), pixels=list(input_checksums), value=list(values))
     GrowingStore(path, identity={"weights": weights}).append("scores", batch)
 
 
 def read_scores(path: Path, weights: str) -> ScoreCache:
-    """Read the scores of a :class:`CachedScores`.
+    """Read the scores that a :class:`CachedScores` has stored.
+
+    Args:
+        path: folder of the store.
+        weights: fingerprint of the reference policy.
 
     Raises:
-        StoreError: the folder holds no scores, damaged ones, or those of other weights.
+        StoreError: the folder holds no scores, its scores are damaged, or they come from other weights.
     """
     content, remedy = "scores of CachedScores", "remove it to recompute them, or use another folder"
-    stored = read_manifest(path, content, remedy).identity.get("weights", "")
-    if stored != weights:
+    stored_weights = read_manifest(path, content, remedy).identity.get("weights", "")
+    if stored_weights != weights:
         raise StoreError(
-            f"the scores in {str(path)!r} are stale: they come from weights {stored[:8]}, the reference policy has "
-            f"{weights[:8]}; {remedy}"
+            f"the scores in {str(path)!r} are stale: they come from weights {stored_weights[:8]}, the reference policy "
+            f"has {weights[:8]}; {remedy}"
         )
     batches = GrowingStore(path, content, remedy).table("scores").batches()
     rows = (row for batch in batches for row in batch.to_pylist())
@@ -189,9 +198,12 @@ def fingerprint(captioner: PairCaptioner) -> str:
 
 
 def checksums(images: Tensor) -> list[int]:
-    """Checksum of each pair of uint8 ``(B, 2, 3, H, W)``, equal on every device; any changed byte changes it."""
+    """Checksum of each pair of images, uint8 ``(B, 2, 3, H, W)``.
+
+    It is equal on every device, and a change of any single byte changes it.
+    """
     indices = torch.arange(images[0].numel(), device=images.device)
-    # integers wrap around alike on every device, and with odd weights no change of a single byte is lost
+    # integers overflow in the same way on every device; odd weights detect any change of a single byte
     weights = (indices * 2654435761 + 97531) ^ (indices << 7) | 1
     shape = images.shape[-2] * 1_000_003 + images.shape[-1] * 998_244_353
     return ((images.flatten(1).long() * weights).sum(1) + shape).tolist()

@@ -25,15 +25,15 @@ class JudgeReward(Reward):
 
     Args:
         endpoint: endpoint of the judge.
-        rubric: name of one of :data:`RUBRICS`; ignored where there is a ``prompt``.
-        prompt: custom prompt with ``{expected}`` for the references and ``{said}`` for the caption.
+        rubric: name of one of :data:`RUBRICS`; ignored if ``prompt`` is set.
+        prompt: custom prompt with ``{references}`` for the references and ``{caption}`` for the caption.
         max_score: highest score of the custom prompt.
         images: whether the judge also gets both images.
         tries: number of requests per caption until its score can be parsed.
-        unreadable: fraction of captions without a score above which a step raises an error.
+        max_unreadable: largest fraction of captions without a score; above it a step raises a DataError.
 
     Raises:
-        ConfigError: the rubric is unknown, the prompt lacks ``{said}``, or a number is out of range.
+        ConfigError: the rubric is unknown, the prompt lacks ``{caption}``, or a number is out of range.
     """
 
     def __init__(
@@ -44,23 +44,23 @@ class JudgeReward(Reward):
         max_score: PositiveFloat = 1.0,
         images: bool = False,
         tries: PositiveInt = 2,
-        unreadable: NonNegativeFloat = 0.5,
+        max_unreadable: NonNegativeFloat = 0.5,
     ) -> None:
         check_arguments(JudgeReward.__init__, locals())
         super().__init__()
         if prompt is None and rubric not in RUBRICS:
             raise ConfigError(f"there is no rubric {rubric!r}; expected one of {', '.join(RUBRICS)}, or a prompt")
-        if prompt is not None and "{said}" not in prompt:
-            raise ConfigError("the judge's prompt has no {said}; expected it where the caption goes")
-        self.endpoint, self.images, self.tries, self.unreadable = endpoint, images, tries, unreadable
-        self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, max_score)
+        if prompt is not None and "{caption}" not in prompt:
+            raise ConfigError("the judge's prompt has no {caption}; expected it where the caption goes")
+        self.endpoint, self.images, self.tries, self.max_unreadable = endpoint, images, tries, max_unreadable
+        self.rubric = RUBRICS[rubric] if prompt is None else Rubric("custom", prompt, max_score)
 
     @property
     def reads_images(self) -> bool:
         return self.images
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
-        if "{expected}" in self.rubric.prompt:
+        if "{references}" in self.rubric.prompt:
             check_references(pairs, "the judge")
         image_parts = [[image_part(image.cpu()) for image in pair] for pair in pairs.images] if self.images else None
         keys = [(b, k) for b, row in enumerate(texts) for k in range(len(row))]
@@ -70,7 +70,7 @@ class JudgeReward(Reward):
                 [*image_parts[b], {"type": "text", "text": text}] for (b, _), text in zip(keys, contents, strict=True)
             ]
         scores, _, _ = ask_until_read(
-            # another seed for each try, as a cached or greedy answer would be the same again
+            # a new seed for each try, as a cached answer would be the same again
             lambda remaining, attempt: self.endpoint.ask(remaining, [attempt] * len(remaining)),
             contents,
             read=lambda index, answer: self.rubric.read(answer),
@@ -81,10 +81,11 @@ class JudgeReward(Reward):
         return self._fill_missing(torch.tensor(values).view(len(texts), -1))
 
     def _fill_missing(self, values: Tensor) -> Tensor:
+        """Replace NaN in ``(B, K)`` by the mean of the pair's other captions."""
         missing = values.isnan()
         fraction = float(missing.float().mean())
         self.parts = {"JudgeReward/unreadable": (float(missing.sum()), missing.numel())}
-        if fraction > self.unreadable:
+        if fraction > self.max_unreadable:
             raise DataError(
                 f"{int(missing.sum())} of {missing.numel()} answers of the judge {self.endpoint.model!r} hold no score "
                 f"from 0 to {self.rubric.max_score:g}; use a larger model, or a prompt that asks for 'Score: <number>'"

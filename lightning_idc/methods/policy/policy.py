@@ -25,19 +25,20 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class RewardOptimization(PolicyCallback):
-    """Base of :class:`SelfCritical` and :class:`GroupRelative`.
+    """Base class of :class:`SelfCritical` and :class:`GroupRelative`.
 
     Args:
         reward: reward of the captioner's samples.
         surrogate: advantages and surrogate loss.
-        samples: captions sampled per pair and step.
+        samples: K, number of captions sampled per pair and step (TRL's ``num_generations``).
         reference: reference policy of the KL divergence; :class:`FrozenCopy` when None. Unused if beta is 0.
         temperature: sampling temperature. The loss uses the probabilities at temperature 1.
         top_p: probability mass of the tokens to sample from.
-        iterations: steps that train on the samples of a batch; the loader's batches in between are skipped.
+        iterations: number of steps that train on the samples of a batch (TRL's ``num_iterations``). The batches of the
+            loader in between are skipped.
         caption_weight: weight of the caption loss of the references.
-        add_to_loss: whether the loss, times ``weight``, is added to the caption loss, or to that of
-            ``PreferenceOptimization``, instead of replacing it.
+        add_to_loss: whether the loss, times ``weight``, is added to the caption loss or to the loss of
+            ``PreferenceOptimization``. If not, it replaces the caption loss.
         dropout: whether dropout stays on.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
@@ -84,8 +85,8 @@ class RewardOptimization(PolicyCallback):
             raise ConfigError(f"{type(self).__name__} trains a PairCaptioner; this is a {type(module).__name__}")
         if self.iterations > 1 and module.trainer.accumulate_grad_batches > 1:
             raise ConfigError(
-                "iterations above 1 take optimizer steps on one batch, which accumulate_grad_batches would merge; set "
-                "one of them to 1"
+                "iterations above 1 take several optimizer steps on one batch, which accumulate_grad_batches would "
+                "merge; set one of them to 1"
             )
         self.reward.setup(train_data(module))
         if self.reference is not None:
@@ -133,7 +134,7 @@ class SelfCritical(RewardOptimization):
 
     Args:
         reward: reward of captions; :class:`CiderReward` when None.
-        samples: captions sampled per pair and step.
+        samples: number of captions sampled per pair and step.
         beta: weight of the KL divergence to the reference policy.
         reference: reference policy, as in :class:`RewardOptimization`.
         options: further arguments of :class:`RewardOptimization`.
@@ -153,30 +154,41 @@ class SelfCritical(RewardOptimization):
     ) -> None:
         check_arguments(SelfCritical.__init__, locals())
         surrogate = Surrogate(
-            advantage="greedy", low=0.2, high=None, level="token", averaging="sample", filter_groups=False, beta=beta
+            advantage="greedy",
+            clip_low=0.2,
+            clip_high=None,
+            level="token",
+            averaging="sample",
+            filter_groups=False,
+            beta=beta,
         )
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)
 
 
 class GroupRelative(RewardOptimization):
-    """Group-relative policy optimisation: the samples of a pair are each other's baseline (GRPO and its variants).
+    """Group-relative policy optimisation: the baseline of a sample is the mean reward of its pair (GRPO and variants).
 
-    The defaults are GRPO's, with ``beta`` 0.04 in its paper and 0 in TRL; Dr. GRPO is ``scale: none`` and ``averaging:
-    constant``; DAPO is ``clip_high: 0.28``, ``averaging: token`` and ``filter_groups: true``; GSPO is ``level:
-    sequence``; RLOO is ``scale: leave_one_out``.
+    The defaults are those of GRPO; ``beta`` is 0.04 in its paper and 0 in TRL. The variants are
+
+    - Dr. GRPO: ``scale: none``, ``averaging: constant``;
+    - DAPO: ``clip_high: 0.28``, ``averaging: token``, ``filter_groups: true``;
+    - GSPO: ``level: sequence``;
+    - RLOO: ``scale: leave_one_out``.
 
     Args:
         reward: reward of captions; :class:`CiderReward` when None.
-        samples: captions sampled per pair and step, at least 2.
+        samples: K, number of captions sampled per pair and step (TRL's ``num_generations``), at least 2.
         beta: weight of the KL divergence to the reference policy.
         reference: reference policy, as in :class:`RewardOptimization`.
-        scale: scale of the advantages: standard deviation over the pair's samples (``group``) or the step's
-            (``batch``), or none; ``leave_one_out`` subtracts the mean of the other samples.
-        clip: the probability ratio is clipped at 1 - clip.
-        clip_high: the probability ratio is clipped at 1 + clip_high; ``clip`` when None.
-        level: probability ratios of tokens or of captions.
-        averaging: ``kind`` of :func:`lightning_idc.methods.policy.losses.average`.
-        filter_groups: whether pairs whose samples all have one reward are left out.
+        scale: divisor of the advantages (TRL's ``scale_rewards``): the standard deviation over the samples of the pair
+            (``group``) or of the step (``batch``), or ``none``; ``leave_one_out`` subtracts the mean of the other
+            samples and does not divide.
+        clip: the probability ratio is clipped at 1 - clip (TRL's ``epsilon``).
+        clip_high: the probability ratio is clipped at 1 + clip_high (TRL's ``epsilon_high``); ``clip`` when None.
+        level: whether the probability ratio is that of tokens or of captions (TRL's ``importance_sampling_level``).
+        averaging: mean over tokens and samples (TRL's ``loss_type``): ``sample`` (``grpo``), ``token`` (``dapo``) or
+            ``constant`` (``dr_grpo``); see :func:`lightning_idc.methods.policy.losses.average`.
+        filter_groups: whether pairs whose samples have equal rewards are left out.
         options: further arguments of :class:`RewardOptimization`.
 
     Example:
@@ -201,8 +213,8 @@ class GroupRelative(RewardOptimization):
         check_arguments(GroupRelative.__init__, locals())
         surrogate = Surrogate(
             advantage=scale,
-            low=clip,
-            high=clip_high,
+            clip_low=clip,
+            clip_high=clip_high,
             level=level,
             averaging=averaging,
             filter_groups=filter_groups,

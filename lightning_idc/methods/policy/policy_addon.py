@@ -5,8 +5,10 @@
 1. sample K captions per pair and reward them (:meth:`PolicyGradient._sample`, ``rollout.py``, ``rewards.py``),
 2. compute their advantages (``advantages.py``),
 3. compute the clipped surrogate of the probability ratio, and the KL divergence to the reference (``losses.py``),
-4. average over tokens and samples; with ``iterations`` above 1, keep the samples for the next step
-   (:meth:`PolicyGradient.batch` then returns their batch again).
+4. average over tokens and samples.
+
+With ``iterations`` above 1, several steps train on the same samples: :meth:`PolicyGradient.batch` returns their batch
+again instead of the loader's.
 
 Shapes: B pairs, K sampled captions per pair, T tokens.
 """
@@ -44,18 +46,18 @@ class Surrogate:
     """Advantages and surrogate loss.
 
     Args:
-        advantage: name of one of :data:`ADVANTAGES`, or ``greedy`` (SCST).
-        low: lower clipping range, as in :func:`clipped_surrogate`.
-        high: upper clipping range, as in :func:`clipped_surrogate`.
+        advantage: key of :data:`ADVANTAGES`, or ``greedy`` (SCST).
+        clip_low: as in :func:`clipped_surrogate`.
+        clip_high: as in :func:`clipped_surrogate`.
         level: as in :func:`importance_ratio`.
         averaging: as in :func:`average`.
-        filter_groups: whether pairs whose samples all have one reward are left out.
+        filter_groups: whether pairs whose samples have equal rewards are left out.
         beta: weight of the KL divergence to the reference policy.
     """
 
     advantage: str
-    low: NonNegativeFloat
-    high: NonNegativeFloat | None
+    clip_low: NonNegativeFloat
+    clip_high: NonNegativeFloat | None
     level: Level
     averaging: Average
     filter_groups: bool
@@ -66,18 +68,18 @@ class Surrogate:
 
 
 class PolicyGradient(Addon):
-    """Policy gradient of a reward; replaces the caption loss or is added to it.
+    """Trains a captioner by policy gradients of a reward, instead of or in addition to the caption loss.
 
     Args:
         reward: reward of the samples.
         surrogate: advantages and surrogate loss.
         reference: reference policy; None without a KL divergence.
-        samples: K, captions sampled per pair.
+        samples: K, number of captions sampled per pair.
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
-        iterations: steps that train on one set of samples.
+        iterations: number of steps that train on one set of samples.
         caption_weight: weight of the caption loss of the references.
-        add_to_loss: whether the loss is added to that of the captioner or of another add-on.
+        add_to_loss: whether the loss is added to the loss of the captioner or of another add-on.
     """
 
     sharded_methods = ADDON_METHODS
@@ -101,7 +103,7 @@ class PolicyGradient(Addon):
         self.sampler: CaptionSampler = sample_captions
         """Samples captions from the policy; ServerRollouts replaces it."""
         self.rollout: Rollout | None = None
-        # set while the add-on is built, under a seed made from the run's seed and the add-on's name
+        # AddonCallback builds the add-on under a seed derived from the run's seed and the add-on's name
         self._seed = torch.initial_seed()
 
     @property
@@ -109,8 +111,8 @@ class PolicyGradient(Addon):
         return not self.add_to_loss
 
     def batch(self, step: TrainingStep[PairCaptioner]) -> PairBatch:
-        """The loader's batch, or the last one again while its samples still have iterations left."""
-        if self.rollout is not None and self.rollout.uses >= self.iterations:
+        """The loader's batch, or the previous batch again while its samples have iterations left."""
+        if self.rollout is not None and self.rollout.num_uses >= self.iterations:
             self.rollout = None
         if self.rollout is None:
             return step.batch
@@ -129,58 +131,65 @@ class PolicyGradient(Addon):
         return {"policy_loss": self.policy_loss(step)} if self.add_to_loss and self.weight else {}
 
     def policy_loss(self, step: TrainingStep[PairCaptioner]) -> Tensor:
-        """Loss of a step, a scalar."""
+        """Policy-gradient loss of a batch, a scalar."""
         captioner = step.module
         rollout = self.rollout or self._sample(step)
         log_probs = captioner.log_probs(step.features, rollout.tokens, rollout.mask)  # (B, K, T)
         surrogate, mask = self.surrogate, rollout.mask
         metrics: dict[str, Tensor] = {}
-        current = log_probs.detach()
-        # a server may leave out the log-probability of some tokens
-        old = current if rollout.old is None else torch.where(rollout.old.isnan(), current, rollout.old)
-        if rollout.old is not None and not rollout.uses:
-            metrics["sampling/sampling_logp_difference/mean"] = average((current - old).abs(), mask, "token")
-        ratio = importance_ratio(log_probs, old, mask, surrogate.level)
-        losses = clipped_surrogate(ratio, rollout.advantages, surrogate.low, surrogate.high)
-        clipped = is_clipped(ratio, rollout.advantages, surrogate.low, surrogate.high)
+        old_log_probs = log_probs.detach()
+        if rollout.old_log_probs is not None:
+            # a server may leave out the log-probability of some tokens, which is then NaN
+            old_log_probs = torch.where(rollout.old_log_probs.isnan(), old_log_probs, rollout.old_log_probs)
+            if not rollout.num_uses:
+                difference = (log_probs.detach() - old_log_probs).abs()
+                metrics["sampling/sampling_logp_difference/mean"] = average(difference, mask, "token")
+        ratio = importance_ratio(log_probs, old_log_probs, mask, surrogate.level)  # (B, K, T) or (B, K, 1)
+        losses = clipped_surrogate(ratio, rollout.advantages, surrogate.clip_low, surrogate.clip_high)
+        clipped = is_clipped(ratio, rollout.advantages, surrogate.clip_low, surrogate.clip_high)
         metrics["clip_ratio/region_mean"] = average(clipped.float(), mask, "sample")
         if self.reference is not None:
-            kl = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens, rollout.mask))
+            kl = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens, rollout.mask))  # (B, K, T)
             losses = losses + surrogate.beta * kl
             metrics["kl"] = average(kl.detach(), mask, "token")
-        pair_mask = has_spread(rollout.rewards) if surrogate.filter_groups else None
+        pair_mask = has_spread(rollout.rewards) if surrogate.filter_groups else None  # (B,)
         self._log(step, rollout, metrics)
         if self.iterations > 1:
-            rollout.old, rollout.batch, rollout.uses = old, step.batch, rollout.uses + 1
+            rollout.old_log_probs, rollout.batch = old_log_probs, step.batch
+            rollout.num_uses += 1
             self.rollout = rollout
         return average(
             losses,
             mask,
             surrogate.averaging,
             pair_mask=pair_mask,
-            length=captioner.hparams["max_length"],
+            max_length=captioner.hparams["max_length"],
         )
 
     def _sample(self, step: TrainingStep[PairCaptioner]) -> Rollout:
+        """Sample K captions per pair, with their rewards and advantages."""
         captioner = step.module
         key = f"{self._seed}/{captioner.trainer.current_epoch}"
-        samples = self.sampler(step, self.samples, self.temperature, self.top_p, key)
+        samples = self.sampler(step, self.samples, temperature=self.temperature, top_p=self.top_p, key=key)
         texts, ended = samples.texts, samples.ended
         is_greedy = self.surrogate.advantage == "greedy"
         if is_greedy:
             vocabulary, greedy = captioner.built_vocabulary, captioner.decoder.search(step.features, num_beams=1).ids
             texts = [[*row, vocabulary.decode(ids)] for row, ids in zip(texts, greedy, strict=True)]
             ended = [[*row, has_end(ids, vocabulary.special)] for row, ids in zip(ended, greedy, strict=True)]
-        rewards = compute_rewards(self.reward, step.batch, texts, ended).to(
-            samples.tokens.device
-        )  # (B, K), or (B, K + 1) with the greedy caption
+        # (B, K), or (B, K + 1) with the greedy caption
+        rewards = compute_rewards(self.reward, step.batch, texts, ended).to(samples.tokens.device)
         if is_greedy:
             rewards, baseline = rewards[:, :-1], rewards[:, -1:]
             advantages = self_critical(rewards, baseline)
         else:
             advantages = ADVANTAGES[self.surrogate.advantage](rewards)
         return Rollout(
-            tokens=samples.tokens, mask=samples.mask, rewards=rewards, advantages=advantages, old=samples.old
+            tokens=samples.tokens,
+            mask=samples.mask,
+            rewards=rewards,
+            advantages=advantages,
+            old_log_probs=samples.old_log_probs,
         )
 
     def _log(self, step: TrainingStep[PairCaptioner], rollout: Rollout, metrics: dict[str, Tensor]) -> None:
@@ -203,12 +212,12 @@ class PolicyGradient(Addon):
         captioner.log_dict(logged, batch_size=len(rewards))
 
     def rollout_state(self) -> dict[str, Any]:
-        """Samples with iterations left, for a checkpoint; called on all processes."""
+        """Samples that have iterations left, for a checkpoint; called on all processes."""
         return {"rollouts": all_gather_object(None if self.rollout is None else self.rollout.plain())}
 
     def load_rollout_state(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`rollout_state`; on another number of processes captions are sampled again."""
-        rank, count = get_rank_world_size()
+        """Restore :meth:`rollout_state`. With another number of processes, captions are sampled again."""
+        rank, world_size = get_rank_world_size()
         rollouts = state.get("rollouts") or []
-        rollout = rollouts[rank] if len(rollouts) == count else None
+        rollout = rollouts[rank] if len(rollouts) == world_size else None
         self.rollout = None if rollout is None else Rollout.of_plain(rollout)

@@ -20,7 +20,7 @@ class PolicyCallback(AddonCallback):
 
     Args:
         reference: reference policy; None without one.
-        dropout: whether dropout stays on. Without dropout the policy starts exactly at the reference; activation
+        dropout: whether dropout stays on. With dropout off, the policy starts exactly at the reference. Activation
             checkpointing of transformers needs it on.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
@@ -63,7 +63,7 @@ class PolicyCallback(AddonCallback):
 
 
 def train_data(module: LightningModule) -> PairDataModule:
-    """Data module on which a captioner is trained.
+    """Data module of the trainer.
 
     Raises:
         ConfigError: the trainer has no PairDataModule.
@@ -73,7 +73,7 @@ def train_data(module: LightningModule) -> PairDataModule:
     data = module.trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, PairDataModule):
         raise ConfigError(
-            f"negatives and rewards come from the training split of a PairDataModule; the trainer has "
+            "negatives and rewards need the training split of a PairDataModule; the trainer has "
             f"{'none' if data is None else type(data).__name__}"
         )
     return data

@@ -1,4 +1,15 @@
-"""Reference policies of preference optimisation: adapters off or copied, a frozen copy, a moving average, or none."""
+"""Reference policies (TRL's ``ref_model``) of preference and policy optimisation.
+
+======================  ==========================================================  ============================
+class                   reference                                                   memory
+======================  ==========================================================  ============================
+:class:`FrozenCopy`     the policy at the start of training                         a second policy
+:class:`MovingAverage`  an exponential moving average (TRL's ``sync_ref_model``)    a second policy
+:class:`AdaptersOff`    the policy without its adapters                             none
+:class:`AdapterCopy`    the policy with its adapters at the start of training       a second set of adapters
+:class:`NoReference`    none, for ``reference_free`` losses                         none
+======================  ==========================================================  ============================
+"""
 
 from __future__ import annotations
 
@@ -19,19 +30,19 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class ReferencePolicy(nn.Module):
-    """Policy that the trained policy is compared with."""
+    """Base class of policies that the trained policy is compared with."""
 
     def setup(self, captioner: PairCaptioner) -> None:
-        """Copy what is needed of the policy; called once, when its layers exist."""
+        """Copy the parts of the policy that the reference needs; called once, after the network is built."""
 
     def update(self, captioner: Any) -> None:
-        """Update the reference after a step, when gathered weights are sharded again."""
+        """Update the reference after a training step, when gathered weights are sharded again."""
 
     def save(self) -> None:
-        """Write to disk what outlives the run; called on all processes at every checkpoint and at the end."""
+        """Write files that outlive the run; called on all processes at every checkpoint and at the end of training."""
 
     def extra_state(self) -> dict[str, Any]:
-        """State for a checkpoint besides weights, plain types only; called on all processes."""
+        """State for a checkpoint in addition to weights, in plain types; called on all processes."""
         return {}
 
     def load_extra_state(self, state: dict[str, Any]) -> None:
@@ -39,21 +50,27 @@ class ReferencePolicy(nn.Module):
 
     @abstractmethod
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
-        """Summed log-probability ``(B, K)`` of ``tokens (B, K, T)`` without a gradient."""
-
-    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Log-probability of every token, ``(B, K, T)``, without a gradient.
+        """Summed log-probability ``(B, K)`` of captions, without a gradient.
 
         Args:
             step: training step, with its batch and features.
-            tokens: ``(B, K, T)``.
+            tokens: token ids ``(B, K, T)``.
+            mask: bool ``(B, K, T)``, True at tokens that count.
+        """
+
+    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probability of every token, ``(B, K, T)``, without a gradient (TRL's ``ref_per_token_logps``).
+
+        Args:
+            step: training step, with its batch and features.
+            tokens: token ids ``(B, K, T)``.
             mask: as in :meth:`~lightning_idc.models.captioner.PairCaptioner.log_probs`.
 
         Raises:
             ConfigError: this reference computes sums only.
         """
         raise ConfigError(
-            f"{type(self).__name__} gives no log-probability per token; use FrozenCopy, MovingAverage or AdaptersOff"
+            f"{type(self).__name__} has no log-probabilities per token; use FrozenCopy, MovingAverage or AdaptersOff"
         )
 
 
@@ -64,12 +81,12 @@ class PolicyReference(ReferencePolicy):
     def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
-        # computed as the policy's scores are; otherwise equal policies would differ by rounding
+        # the same computation as in the policy's score, so that equal policies have equal scores
         return (self.log_probs(step, tokens, mask) * mask).sum(-1)
 
 
 def encoding_is_trained(features: PairFeatures) -> bool:
-    """Whether features depend on trained weights; if not, policy and reference share them."""
+    """Whether the features depend on trained weights. If not, policy and reference share them."""
     return any(tensor.requires_grad for tensor in (features.memory, *features.extras.values()))
 
 
@@ -83,9 +100,9 @@ class DisablesAdapters(Protocol):
 
 
 class AdaptersOff(PolicyReference):
-    """The policy with all its adapters (LoRA, MDP) switched off; costs no memory.
+    """The policy with all its adapters (LoRA, MDP) switched off; needs no memory.
 
-    After supervised training with adapters, merge them into the network first; otherwise the reference would be the
+    After supervised training with adapters, merge them into the network first. Otherwise the reference would be the
     network before that training.
     """
 
@@ -115,17 +132,17 @@ class AdaptersOff(PolicyReference):
         leaking = captioner.trainable_non_adapter_parameters()
         if leaking:
             raise ConfigError(
-                f"{len(leaking)} parameters are trained that switching off the adapters does not undo, such as "
-                f"{', '.join(leaking[:3])}; the reference would move with them. Freeze them, or use FrozenCopy"
+                f"{len(leaking)} parameters outside of the adapters are trained, such as {', '.join(leaking[:3])}; the "
+                "reference would change with them. Freeze them, or use FrozenCopy"
             )
         self._checked = True
 
 
 class AdapterCopy(AdaptersOff):
-    """The policy with its adapters as they were at the start; costs no more than their memory.
+    """The policy with a frozen copy of its adapters; needs memory for a second set of adapters.
 
-    For a policy that continues to train the LoRA of supervised training: the same layers hold a second PEFT adapter
-    (TRL's ``ref_adapter_name``).
+    For a policy that continues to train the LoRA of supervised training. The copy is a second PEFT adapter in the same
+    layers (TRL's ``ref_adapter_name``).
 
     Raises:
         ConfigError: in :meth:`setup`, if there are no adapters, or adapters that cannot be copied.
@@ -148,7 +165,7 @@ class AdapterCopy(AdaptersOff):
 
 
 class FrozenCopy(PolicyReference):
-    """A copy of the policy as it was at the start; costs its memory once more, in checkpoints too."""
+    """A frozen copy of the policy at the start of training; needs memory for a second policy, also in checkpoints."""
 
     twin: PairCaptioner
 
@@ -167,7 +184,7 @@ class FrozenCopy(PolicyReference):
 
     @torch.no_grad()
     def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        self.twin.eval()  # Lightning sets everything to training
+        self.twin.eval()  # Lightning switches all sub-modules to training mode
         features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
         return self.twin.log_probs(features, tokens, mask)
 
@@ -175,11 +192,11 @@ class FrozenCopy(PolicyReference):
 class MovingAverage(FrozenCopy):
     """An exponential moving average of the policy.
 
-    With ``decay`` 0 and ``every`` 512 the copy is replaced every 512 steps (TRL's ``sync_ref_model``).
+    With ``decay`` 0 and ``every`` 512 the copy is replaced every 512 steps, as with TRL's ``sync_ref_model``.
 
     Args:
-        decay: weight of the average in an update.
-        every: optimizer steps between updates.
+        decay: weight of the average in an update; 1 minus TRL's ``ref_model_mixup_alpha``.
+        every: number of optimizer steps between updates (TRL's ``ref_model_sync_steps``).
 
     Raises:
         ConfigError: ``decay`` is not between 0 and 1, or ``every`` is below 1.
@@ -204,18 +221,18 @@ class MovingAverage(FrozenCopy):
             if policy[path].requires_grad:
                 if parameter.dtype in (torch.bfloat16, torch.float16):
                     raise ConfigError(
-                        f"a MovingAverage of weights in {parameter.dtype} would not move, since updates by 1 - decay "
-                        f"are rounded to 0; train with precision bf16-mixed, or use another reference"
+                        f"a MovingAverage of weights in {parameter.dtype} would not move, as small updates are rounded "
+                        f"to 0; train with precision bf16-mixed, or use another reference"
                     )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
-        # running statistics are averages already
-        statistics = dict(captioner.named_buffers())
+        # buffers, such as running statistics of a batch norm, are averages already and are copied
+        policy_buffers = dict(captioner.named_buffers())
         for path, buffer in self.twin.named_buffers():
-            buffer.copy_(statistics[path])
+            buffer.copy_(policy_buffers[path])
 
 
 class NoReference(ReferencePolicy):
-    """No reference policy: every caption scores 0 under it. For SimPO, CPO and ORPO, which compare without one."""
+    """No reference policy: the log-probability of every caption is 0. For losses without one (SimPO, CPO, ORPO)."""
 
     def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         return torch.zeros(tokens.shape[:2], device=tokens.device)

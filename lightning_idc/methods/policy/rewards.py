@@ -1,4 +1,7 @@
-"""Rewards of captions, differentiable or not: facts of rendered pairs, caption metrics, length, weighted sums."""
+"""Rewards of captions: facts of rendered pairs, caption metrics, length, and weighted sums.
+
+Shapes: B pairs, K captions per pair. A reward need not be differentiable.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ END_WORD = "endofcaption"
 
 
 class Reward(ABC):
-    """Rewards K captions of each of B pairs."""
+    """Base class of rewards (TRL's ``reward_funcs``): a function of B pairs and K captions of each."""
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[float, int]] = {}
-        """Sum and count of each component of the last rewards, for logging; the same names in every step."""
+        """Sum and count of each component of the last rewards, for logging. The names are the same in every step."""
 
     @property
     def reads_data(self) -> bool:
@@ -81,9 +84,9 @@ class Reward(ABC):
 
 
 def compute_rewards(reward: Reward, pairs: PairBatch, texts: Texts, ended: Ended | None = None) -> Tensor:
-    """Rewards ``(B, K)`` in float32, with their shape and values checked.
+    """Compute rewards ``(B, K)`` in float32, and check their shape and values.
 
-    Another shape would be broadcast over the captions of other pairs, and a NaN would spread to all weights.
+    Rewards of another shape would be broadcast over captions of other pairs, and a NaN would spread to all weights.
 
     Args:
         reward: reward function.
@@ -98,17 +101,21 @@ def compute_rewards(reward: Reward, pairs: PairBatch, texts: Texts, ended: Ended
     rewards, shape = reward.of_samples(pairs, texts, ended), (len(texts), len(texts[0]))
     name, expected = type(reward).__name__, f"{shape[0]} x {shape[1]} finite numbers, one for each caption"
     if not isinstance(rewards, Tensor):
-        raise DataError(f"{name} gave a {type(rewards).__name__}; expected a tensor of {expected}")
+        raise DataError(f"{name} returned a {type(rewards).__name__}; expected a tensor of {expected}")
     is_finite = bool(rewards.isfinite().all())
     if rewards.shape != shape or not is_finite:
         raise DataError(
-            f"{name} gave rewards of shape {tuple(rewards.shape)}, finite: {is_finite}; expected {expected}"
+            f"{name} returned rewards of shape {tuple(rewards.shape)}, finite: {is_finite}; expected {expected}"
         )
     return rewards.detach().float()
 
 
 def check_references(pairs: PairBatch, scorer: str) -> None:
     """Check that every pair has a reference.
+
+    Args:
+        pairs: B pairs.
+        scorer: name of the scorer that needs references, for the message.
 
     Raises:
         DataError: a pair has no reference.
@@ -125,16 +132,16 @@ class FactsReward(Reward):
     """Fraction of the facts of a rendered pair that a caption states correctly, by the ground truth of the scene.
 
     Facts are the type of change; size, colour, material and shape of the changed object; its new value; and its
-    relation to another object. Facts that a pair does not have do not count. See ``data/synthetic/facts.py:
-    change_accuracy``. Of a report with several changes (``omnidiff``) it is the mean of recall and precision of types
-    and recall of facts.
+    relation to another object (``change_accuracy`` of ``data/synthetic/facts.py``). Facts that a pair does not have are
+    left out. For a report with several changes (``omnidiff``), the reward is the mean of the recall and the precision
+    of change types and of the recall of facts.
 
     Args:
-        weights: weights of ``type``, ``attributes``, ``value`` and ``relation``; 1 where a name is missing.
-        partial: whether each of the four attributes counts separately; else only all of them together.
+        weights: weights of ``type``, ``attributes``, ``value`` and ``relation``; 1 for a missing name.
+        partial: whether each of the four attributes counts separately; if not, they only count if all are right.
 
     Raises:
-        ConfigError: a fact has another name, or all weights are 0.
+        ConfigError: a name is unknown, or all weights are 0.
 
     Example:
         >>> FactsReward({"relation": 2.0}).weights["relation"]
@@ -165,8 +172,8 @@ class FactsReward(Reward):
         for id, meta, row in zip(pairs.ids, pairs.meta or [{}] * len(pairs), texts, strict=True):
             if "changes" not in meta:
                 raise DataError(
-                    f"pair {id!r} has no facts in its meta (it has {sorted(meta)}); FactsReward judges rendered "
-                    "pairs, such as those of SyntheticPairs"
+                    f"pair {id!r} has no facts in its meta, only {sorted(meta)}; FactsReward needs rendered pairs, "
+                    "such as those of SyntheticPairs"
                 )
             # a mirrored pair keeps the ground truth of the original images
             captions = [swap_sides(text) if meta.get("flipped") else text for text in row]
@@ -201,7 +208,7 @@ class FactsReward(Reward):
 
 
 class MetricReward(Reward):
-    """Score of each caption against the references of its pair, in pycocoevalcap's units (CIDEr-D ends at 10).
+    """Score of each caption against the references of its pair, in pycocoevalcap's units (at most 10 for CIDEr-D).
 
     Args:
         metric: name of a caption metric, such as ``CIDEr-D``, ``BLEU-4`` or ``ROUGE-L``. Document frequencies of
@@ -249,7 +256,7 @@ class MetricReward(Reward):
         family = self.metric.split("-")[0] if self.metric.startswith("BLEU") else self.metric
         scores = score_captions(candidates, references, [family], ScoringResources(frequencies=self.frequencies))
         if self.metric not in scores.per_pair:
-            reason = scores.missing.get(family, f"it has {', '.join(scores.per_pair)}")
+            reason = scores.missing.get(family, f"expected one of {', '.join(scores.per_pair)}")
             raise ConfigError(f"no reward can be computed with the metric {self.metric!r}: {reason}")
         return torch.tensor(scores.per_pair[self.metric] / 100, dtype=torch.float32).view(len(texts), -1)
 
@@ -286,17 +293,17 @@ class CiderReward(MetricReward):
 
 
 class LengthReward(Reward):
-    """0 up to a number of words, then falling to -1: DAPO's soft overlong punishment.
+    """Penalty of long captions: 0 up to ``free`` words, then falling linearly to -1 (DAPO's soft overlong punishment).
 
     Args:
-        free: number of words up to which the reward is 0.
-        max_words: number of words from which on the reward is -1.
+        free: largest number of words with a reward of 0.
+        max_words: smallest number of words with a reward of -1.
 
     Raises:
         ConfigError: ``max_words`` is not above ``free``.
 
     Example:
-        >>> LengthReward(2, 4).of("one two three")
+        >>> LengthReward(2, 4).caption_reward("one two three")
         -0.5
     """
 
@@ -311,27 +318,27 @@ class LengthReward(Reward):
     def reads_images(self) -> bool:
         return False
 
-    def of(self, text: str) -> float:
+    def caption_reward(self, text: str) -> float:
         """Reward of one caption."""
         return min(0.0, max(-1.0, (self.free - len(words_of(text))) / (self.max_words - self.free)))
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
-        return torch.tensor([[self.of(text) for text in row] for row in texts])
+        return torch.tensor([[self.caption_reward(text) for text in row] for row in texts])
 
 
 class WeightedRewards(Reward):
-    """Weighted sum of several rewards, optionally normalised first.
+    """Weighted sum of several rewards, which may be normalised first.
 
     A reward that needs what the data do not have, such as `FactsReward` on photographs, is left out with a message.
 
     Args:
         rewards: rewards to add.
-        weights: weight of each reward; 1 when None. A reward of weight 0 is not computed.
-        normalise: ``group``: each minus its mean over a pair's captions, divided by their standard deviation (GDPO);
-            ``batch``: divided by the standard deviation of the step; ``none``: unchanged.
+        weights: weight of each reward (TRL's ``reward_weights``); 1 when None. A reward of weight 0 is not computed.
+        normalise: how each reward is normalised. ``group``: minus its mean over a pair's captions, divided by their
+            standard deviation (GDPO); ``batch``: divided by the standard deviation over the step; ``none``: not at all.
 
     Raises:
-        ConfigError: there are not as many weights as rewards, ``normalise`` is unknown, or no reward is left.
+        ConfigError: the numbers of weights and rewards differ, ``normalise`` is unknown, or no reward is left.
     """
 
     def __init__(
@@ -345,8 +352,8 @@ class WeightedRewards(Reward):
         self.rewards, self.weights = list(rewards), [1.0] * len(rewards) if weights is None else list(weights)
         if len(self.weights) != len(self.rewards) or not any(self.weights):
             raise ConfigError(
-                f"{len(self.rewards)} rewards have the weights {self.weights}; expected one per reward, at least one "
-                f"not 0"
+                f"{len(self.rewards)} rewards have the weights {self.weights}; expected one per reward, not all "
+                "of them 0"
             )
         self.normalise = normalise
 

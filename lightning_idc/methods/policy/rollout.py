@@ -5,9 +5,9 @@ Shapes: B pairs, K captions per pair, T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,19 +29,19 @@ class Rollout:
         mask: bool ``(B, K, T)``, True at sampled tokens.
         rewards: ``(B, K)``.
         advantages: ``(B, K)``.
-        old: log-probabilities at sampling time, ``(B, K, T)``; None in the step that sampled, unless a server gave
-            them, with NaN at tokens for which it gave none.
+        old_log_probs: log-probabilities at sampling time, ``(B, K, T)`` (TRL's ``old_per_token_logps``). None if the
+            policy has sampled the captions in this step; NaN for tokens whose log-probability a server has left out.
         batch: batch of the captions, if more than one step trains on them.
-        uses: number of steps that have trained on the captions.
+        num_uses: number of steps that have trained on the captions.
     """
 
     tokens: Tensor
     mask: Tensor
     rewards: Tensor
     advantages: Tensor
-    old: Tensor | None = None
+    old_log_probs: Tensor | None = None
     batch: PairBatch | None = None
-    uses: int = 0
+    num_uses: int = 0
 
     def plain(self) -> dict[str, Any]:
         """Fields as plain types and tensors on the CPU, for a checkpoint."""
@@ -66,14 +66,14 @@ class Rollout:
 
 
 def uniform_numbers(batch: PairBatch, samples: int, length: int, key: str) -> Tensor:
-    """Uniform random numbers that decide the samples of each pair, ``(B * samples, length)``.
+    """Uniform random numbers for sampling, ``(B * samples, length)``: one for each token of each caption.
 
-    They depend on the seed of the pair's visit and on nothing else, so that neither the other pairs of the batch nor
-    the number of processes changes the samples of a pair.
+    They depend only on the pair and its seed, so that neither the other pairs of the batch nor the number of processes
+    changes the samples of a pair.
 
     Args:
         batch: B pairs.
-        samples: captions per pair.
+        samples: K, number of captions per pair.
         length: maximum number of tokens of a caption.
         key: key of the run and the epoch.
     """
@@ -84,35 +84,39 @@ def uniform_numbers(batch: PairBatch, samples: int, length: int, key: str) -> Te
 
 @dataclass(frozen=True, slots=True)
 class SampledCaptions:
-    """K captions of each of B pairs, before their rewards are known.
+    """K sampled captions of each of B pairs, without rewards.
 
     Args:
         tokens: ``(B, K, T)``, the begin token first.
         mask: bool ``(B, K, T)``, True at sampled tokens.
-        texts: texts of the captions.
+        texts: K texts of each of B pairs.
         ended: whether the policy ended each caption; False where it reached the maximum length.
-        old: as in :class:`Rollout`.
+        old_log_probs: as in :class:`Rollout`.
     """
 
     tokens: Tensor
     mask: Tensor
     texts: list[list[str]]
     ended: list[list[bool]]
-    old: Tensor | None = None
+    old_log_probs: Tensor | None = None
 
 
-CaptionSampler = Callable[[TrainingStep[PairCaptioner], int, float, float, str], SampledCaptions]
-"""A function that samples captions, with the arguments of :func:`sample_captions`."""
+class CaptionSampler(Protocol):
+    """A function that samples captions, with the arguments of :func:`sample_captions`."""
+
+    def __call__(
+        self, step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str
+    ) -> SampledCaptions: ...
 
 
 def sample_captions(
     step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str
 ) -> SampledCaptions:
-    """Sample captions from the policy that is trained.
+    """Sample captions from the policy in training.
 
     Args:
         step: training step, with its batch and features.
-        samples: K, captions per pair.
+        samples: K, number of captions per pair.
         temperature: sampling temperature.
         top_p: probability mass of the tokens to sample from.
         key: key of the run and the epoch.
@@ -135,5 +139,5 @@ def has_end(ids: Sequence[int], special: SpecialIds) -> bool:
 
 
 def grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:
-    """Rows in lists of ``size``."""
+    """Split rows into consecutive lists of ``size``."""
     return [list(rows[start : start + size]) for start in range(0, len(rows), size)]

@@ -30,12 +30,18 @@ PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
 
 
 class ServerError(ConfigError):
-    """The server that samples captions failed; the training so far is saved where possible."""
+    """The server that samples captions failed. The run is saved if its state allows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Caption:
-    """One caption of a server: ids behind the begin token, their log-probabilities, text."""
+    """One caption from the server.
+
+    Args:
+        ids: token ids, without the begin token.
+        log_probs: log-probability of each token; empty if the server does not return them.
+        text: text of the caption.
+    """
 
     ids: list[int]
     log_probs: list[float]
@@ -43,25 +49,25 @@ class _Caption:
 
 
 class ServerRollouts(Callback):
-    """Samples the captions of SelfCritical and GroupRelative from an OpenAI-compatible endpoint.
+    """Samples the captions of SelfCritical and GroupRelative from an OpenAI-compatible endpoint (TRL's ``use_vllm``).
 
-    Temperature, ``top_p`` and the number of samples and tokens are those of the training; those of the endpoint are
-    ignored, and so are penalties and limits of the model's ``generation_config.json``. Requests run in parallel with
-    the endpoint's retries; answers are never cached. If the server fails, the run is saved as ``interrupted.ckpt`` and
-    ends with a one-line error.
+    Temperature, ``top_p``, the number of samples and the number of tokens are those of the training callback; the
+    endpoint's settings of these are ignored, and so are penalties and limits of the model's
+    ``generation_config.json``. Requests run in parallel with the endpoint's retries; answers are never cached. If the
+    server fails, the run is saved as ``interrupted.ckpt`` and ends with a one-line error.
 
-    The server's weights lag behind the policy's by up to ``every`` steps of ``weights``. With ``log_probs: server`` the
-    probability ratio is relative to the server's weights, which accounts for the lag; tokens are the server's ids
-    (``logprobs`` and ``return_token_ids``, as in vLLM). With ``policy`` any server can be used: its text is tokenized
-    again and the ratio is 1 in the step that sampled, which is correct as long as the weights do not lag.
+    The server's weights are up to ``weights.every`` steps older than the policy's. With ``log_probs: server`` the
+    probability ratio is relative to the server's weights, which corrects for their age. This needs the server's token
+    ids (``logprobs`` and ``return_token_ids``, as in vLLM). With ``log_probs: policy`` any server can be used: its text
+    is tokenized again, and the ratio is 1 in the step that samples, which is correct only if the weights are current.
 
     Args:
         endpoint: endpoint of the served policy, without a cache.
-        weights: transfer of the policy's weights to the server; None if something else transfers them.
+        weights: transfer of the policy's weights to the server; None if they are transferred by other means.
         log_probs: source of the log-probabilities of the sampled tokens.
 
     Raises:
-        ConfigError: the endpoint has a cache, or no add-on samples captions.
+        ConfigError: the endpoint has a cache, or neither SelfCritical nor GroupRelative is among the callbacks.
 
     Example:
         >>> ServerRollouts(Endpoint("http://localhost:8000/v1", "policy")).log_probs
@@ -97,7 +103,7 @@ class ServerRollouts(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         weights = self.weights
-        if weights is not None and weights.due(trainer):
+        if weights is not None and weights.is_due(trainer):
             _on_all_ranks(lambda: weights.push(trainer, pl_module, self.endpoint))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -137,13 +143,15 @@ class ServerRollouts(Callback):
         rows = grouped([[begin, *caption.ids] for caption in captions], samples)
         tokens, mask = pad_captions(rows, samples, pad)
         texts = grouped([caption.text for caption in captions], samples)
-        old = self._log_probs(captions, tokens) if self.log_probs == "server" else None
+        old_log_probs = None
+        if self.log_probs == "server":
+            old_log_probs = self._log_probs(captions, tokens).to(captioner.device)
         return SampledCaptions(
             tokens=tokens.to(captioner.device),
             mask=mask.to(captioner.device),
             texts=texts,
             ended=grouped([has_end(caption.ids, captioner.built_vocabulary.special) for caption in captions], samples),
-            old=None if old is None else old.to(captioner.device),
+            old_log_probs=old_log_probs,
         )
 
     def _request_captions(
@@ -188,10 +196,10 @@ class ServerRollouts(Callback):
                 "tokens does not; captions are cut before such an id"
             )
             ids = ids[:beyond]
-        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(vocabulary)]
-        if wrong:
+        invalid = [i for i in ids if i in special.never_said or not 0 <= i < len(vocabulary)]
+        if invalid:
             raise DataError(
-                f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) "
+                f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {invalid[0]}) "
                 f"that the policy never generates; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
@@ -199,12 +207,12 @@ class ServerRollouts(Callback):
 
     @staticmethod
     def _log_probs(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:
-        """The server's log-probabilities, ``(B, K, T)``; NaN where it gives none."""
-        old = torch.full(tokens.shape, float("nan")).flatten(0, 1)
-        old[:, 0] = 0.0
-        for row, caption in zip(old, captions, strict=True):
+        """The server's log-probabilities, ``(B, K, T)``; NaN for tokens without one."""
+        log_probs = torch.full(tokens.shape, float("nan")).flatten(0, 1)  # (B K, T)
+        log_probs[:, 0] = 0.0  # begin token
+        for row, caption in zip(log_probs, captions, strict=True):
             row[1 : len(caption.log_probs) + 1] = torch.tensor(caption.log_probs)
-        return old.view(tokens.shape)
+        return log_probs.view(tokens.shape)
 
 
 def _policies(module: LightningModule) -> list[PolicyGradient]:
@@ -215,7 +223,7 @@ def _sampled_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[in
     """Ids and log-probabilities of a choice's tokens.
 
     Raises:
-        DataError: the answer lacks them.
+        DataError: the answer has no ids or no log-probabilities.
     """
     token_ids, log_probs = choice.get("token_ids"), choice.get("logprobs")
     content = log_probs.get("content") if isinstance(log_probs, dict) else None
@@ -228,14 +236,14 @@ def _sampled_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[in
     if not has_all or any(value > 1e-3 or value != value for value in values):
         raise DataError(
             f"the endpoint answered {endpoint.shown(choice)!r} without ids and log-probabilities of its tokens "
-            "(token_ids, logprobs), which log_probs: server needs; vLLM gives them. Set log_probs: policy for other "
+            "(token_ids, logprobs), which log_probs: server needs and vLLM returns. Set log_probs: policy for other "
             "servers"
         )
     return ids, values
 
 
 def _on_all_ranks(function: Any) -> Any:
-    """Run a function on every process; if it fails on one, raise its error on all, which would wait for it otherwise.
+    """Run a function on every process. If it fails on one, raise its error on all, which would otherwise wait.
 
     Raises:
         ServerError: the function failed on a process.
@@ -254,7 +262,7 @@ def _on_all_ranks(function: Any) -> Any:
 def save_before_failure(trainer: Trainer) -> None:
     """Save a run whose server failed, in its state before or after the step, and print the path.
 
-    Nothing is saved between accumulated batches, as their gradients would be lost.
+    Between accumulated batches nothing is saved, as their gradients would be lost.
     """
     progress, loader = trainer.fit_loop.epoch_loop.batch_progress, trainer.train_dataloader
     current: Any = progress.current

@@ -23,19 +23,19 @@ _OUTPUT = "weights for a server"
 
 
 class ServerWeights:
-    """Writes the weights to a folder every few optimizer steps, and requests that the server loads them.
+    """Writes the weights to a folder every few optimizer steps and sends the server a request to load them.
 
-    Training waits until the request is answered, which is when the weights are loaded. vLLM takes LoRA adapters (layout
-    ``adapters``) at ``/v1/load_lora_adapter`` with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING`` set; SGLang takes whole models
+    Training waits for the answer, which comes when the weights are loaded. vLLM loads LoRA adapters (layout
+    ``adapters``) at ``/v1/load_lora_adapter`` with ``VLLM_ALLOW_RUNTIME_LORA_UPDATING`` set; SGLang loads full models
     (layout ``model``) at ``/update_weights_from_disk``.
 
     Args:
-        folder: parent of the folders of weights; the server reads it under the same path.
+        folder: folder in which each transfer gets a sub-folder; the server must read it under the same path.
         url: URL of the request that loads weights.
-        body: body of that request; ``{folder}`` in its texts is replaced by the folder of the weights.
-        every: optimizer steps between two transfers.
-        layout: ``adapters`` for ``save_adapters`` (LoRA in PEFT's format in the folder ``lora``), ``model`` for
-            transformers, ``captioner`` for ``save_pretrained``.
+        body: JSON body of that request; ``{folder}`` in its strings is replaced by the sub-folder of the weights.
+        every: number of optimizer steps between two transfers.
+        layout: files of a transfer. ``adapters``: those of ``save_adapters`` (LoRA in PEFT's format in the folder
+            ``lora``); ``model``: a model of transformers; ``captioner``: those of ``save_pretrained``.
 
     Raises:
         ConfigError: ``every`` is below 1, or the body does not name the folder.
@@ -56,40 +56,40 @@ class ServerWeights:
         check_arguments(ServerWeights.__init__, locals())
         if not any(isinstance(value, str) and FOLDER_FIELD in value for value in body.values()):
             raise ConfigError(
-                f"the body {dict(body)} does not name the weights; put {FOLDER_FIELD} where the server reads it"
+                f"the body {dict(body)} does not name the weights; put {FOLDER_FIELD} where the server expects a path"
             )
         check_url("url", url)
         self.folder, self.url, self.body = Path(folder).expanduser().absolute(), url, dict(body)
         self.every, self.layout = every, layout
         self.last: tuple[str, int] | None = None
-        """Folder that the server loaded last, and its step."""
+        """Sub-folder that the server has loaded last, and its optimizer step."""
 
     def start(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint, state: Mapping[str, Any]) -> None:
-        """Give the server the current weights, or those that it had when a resumed run was stopped.
+        """Transfer the current weights; in a resumed run, load those that the server had when the run stopped.
 
         Raises:
-            ConfigError: the layout does not go with the captioner, or the server does not load them.
+            ConfigError: the captioner does not support the layout, or the server does not load the weights.
         """
         assert isinstance(module, PairCaptioner)
         if self.layout == "model" and len(module.adapters):
             raise ConfigError("layout model would merge the adapters, which are still trained; use layout adapters")
         if self.layout == "adapters" and not len(module.adapters):
             raise ConfigError("there are no adapters to transfer to the server; use layout model, or add LoRA")
-        stored = state.get("server_weights")
-        exists = stored is not None and (self.folder / stored[0]).is_dir()
+        last = state.get("server_weights")
+        exists = last is not None and (self.folder / last[0]).is_dir()
         if all(all_gather_object(exists)):
-            assert stored is not None
-            self.last = (stored[0], stored[1])
+            assert last is not None
+            self.last = (last[0], last[1])
             self._load(endpoint)
         else:
             self.push(trainer, module, endpoint)
 
-    def due(self, trainer: Trainer) -> bool:
+    def is_due(self, trainer: Trainer) -> bool:
         """Whether ``every`` steps have passed since the last transfer."""
         return self.last is None or trainer.global_step // self.every > self.last[1] // self.every
 
     def push(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint) -> None:
-        """Write the weights, let the server load them, and remove the previous ones; all processes must call this."""
+        """Write the weights, make the server load them, and remove the previous ones. All processes must call this."""
         assert isinstance(module, PairCaptioner)
         previous, step = self.last, trainer.global_step
         name = all_gather_object(f"step-{step}-{uuid.uuid4().hex[:8]}")[0]

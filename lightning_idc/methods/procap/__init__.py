@@ -1,4 +1,4 @@
-"""ProCap: explicit procedure modelling (Sun et al. 2026).
+"""ProCap: explicit procedure modelling for change captioning (Sun et al. 2026).
 
 Example:
     >>> import torch

@@ -1,4 +1,9 @@
-"""Midpoint frames of two images: optical flow both ways, two warped images, and a soft mask (ProCap, section 3.1.1)."""
+"""Midpoint frames of two images (ProCap, section 3.1.1):
+
+1. :meth:`FlowMidpoint.flow` estimates the optical flow in both directions,
+2. :func:`warp` moves both images halfway along it, and
+3. :func:`blend` combines them by a soft mask.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +23,22 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
 class Midpoint(nn.Module, ABC):
-    """Computes the frame halfway between two."""
+    """Base class: computes the frame halfway between two images."""
 
     @abstractmethod
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
-        """Frames ``(N, 3, H, W)`` halfway between ``before`` and ``after``, float with values 0 to 255."""
+        """Frames ``(N, 3, H, W)`` halfway between ``before`` and ``after``; all are float with values from 0 to 255."""
 
 
 class CrossFade(Midpoint):
-    """The mean of both images: nothing moves, everything fades. The baseline of interpolation."""
+    """Mean of both images, without motion: the baseline of interpolation."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return (before + after) / 2
 
 
 class FlowMidpoint(Midpoint):
-    """Warps both images halfway along their optical flow and blends them; subclasses implement :meth:`flow`."""
+    """Warps both images halfway along the optical flow and blends them; subclasses implement :meth:`flow`."""
 
     @abstractmethod
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
@@ -44,7 +49,7 @@ class FlowMidpoint(Midpoint):
 
 
 class DISMidpoint(FlowMidpoint):
-    """Flow by dense inverse search (Kroeger et al. 2016), from OpenCV; needs no weights.
+    """Optical flow by dense inverse search (Kroeger et al. 2016), from OpenCV; needs no weights.
 
     Args:
         preset: trade-off of speed and accuracy.
@@ -56,7 +61,7 @@ class DISMidpoint(FlowMidpoint):
     def __init__(self, preset: Literal["ultrafast", "fast", "medium"] = "medium") -> None:
         super().__init__()
         if importlib.util.find_spec("cv2") is None:
-            raise ConfigError("DISMidpoint needs OpenCV: install opencv-python-headless, or use CrossFade")
+            raise ConfigError("DISMidpoint needs OpenCV; install opencv-python-headless, or use CrossFade")
         self.preset = preset
 
     def extra_repr(self) -> str:
@@ -72,7 +77,7 @@ class DISMidpoint(FlowMidpoint):
 
 
 class RAFTMidpoint(FlowMidpoint):
-    """Flow by RAFT (Teed and Deng 2020), from torchvision, with weights from a file.
+    """Optical flow by RAFT (Teed and Deng 2020), from torchvision, with weights from a file.
 
     Args:
         weights: state dict of torchvision's ``raft_small`` or ``raft_large``.
@@ -80,7 +85,7 @@ class RAFTMidpoint(FlowMidpoint):
         updates: number of refinement steps.
 
     Raises:
-        CheckpointError: there is no such file, or it holds another network.
+        CheckpointError: the file is missing, or its weights are of another network.
     """
 
     def __init__(self, weights: str, size: Literal["small", "large"] = "large", updates: PositiveInt = 12) -> None:
@@ -90,7 +95,7 @@ class RAFTMidpoint(FlowMidpoint):
 
         if not Path(weights).is_file():
             raise CheckpointError(
-                f"there are no RAFT weights at {weights!r}; fetch torchvision's state dict of raft_{size}, or use "
+                f"there are no RAFT weights at {weights!r}; download torchvision's state dict of raft_{size}, or use "
                 "DISMidpoint"
             )
         self.net = {"small": optical_flow.raft_small, "large": optical_flow.raft_large}[size](weights=None)
@@ -107,7 +112,7 @@ class RAFTMidpoint(FlowMidpoint):
 
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         height, width = start.shape[-2:]
-        # the correlation pyramid needs at least 16 cells of 8 pixels each way
+        # the correlation pyramid needs at least 16 cells of 8 pixels in each direction
         size = tuple(max(128, 8 * round(side / 8)) for side in (height, width))
         scaled = [F.interpolate(images, size, mode="bilinear") / 127.5 - 1 for images in (start, end)]
         flow = self.net(*scaled, num_flow_updates=self.updates)[-1]
@@ -116,24 +121,24 @@ class RAFTMidpoint(FlowMidpoint):
 
 
 def blend(before: Tensor, after: Tensor, forward_flow: Tensor, backward_flow: Tensor) -> Tensor:
-    """Frame halfway between two images, given the flow between them.
+    """Frame halfway between two images, from the optical flow between them.
 
     I = H * warped before + (1 - H) * warped after (ProCap, section 3.1.1). The flows from the middle to both ends are
-    those of Jiang et al. 2018, eq. 4, at t = 1/2. H weighs each image by the consistency of its forward and backward
-    flow, so that occluded pixels come from the other image. The residual image of the paper, the output of a trained
-    network, is left out.
+    those of Jiang et al. 2018, Eq. 4, at t = 1/2. The mask H weighs each image by the consistency of its forward and
+    backward flow, so that occluded pixels come from the other image. The residual image of the paper is left out, as it
+    is the output of a trained network.
 
     Args:
         before: ``(N, 3, H, W)``.
-        after: the same.
+        after: ``(N, 3, H, W)``.
         forward_flow: flow from before to after, ``(N, 2, H, W)`` in pixels.
-        backward_flow: flow from after to before.
+        backward_flow: flow from after to before, ``(N, 2, H, W)`` in pixels.
     """
     to_before = (backward_flow - forward_flow) / 4
-    trust_before = warp(torch.exp(-round_trip(forward_flow, backward_flow)), to_before)
-    trust_after = warp(torch.exp(-round_trip(backward_flow, forward_flow)), -to_before)
-    weight = (trust_before + 1e-6) / (trust_before + trust_after + 2e-6)
-    return weight * warp(before, to_before) + (1 - weight) * warp(after, -to_before)
+    confidence_before = warp(torch.exp(-round_trip(forward_flow, backward_flow)), to_before)
+    confidence_after = warp(torch.exp(-round_trip(backward_flow, forward_flow)), -to_before)
+    mask = (confidence_before + 1e-6) / (confidence_before + confidence_after + 2e-6)
+    return mask * warp(before, to_before) + (1 - mask) * warp(after, -to_before)
 
 
 def round_trip(forward_flow: Tensor, backward_flow: Tensor) -> Tensor:
@@ -142,7 +147,7 @@ def round_trip(forward_flow: Tensor, backward_flow: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, flow: Tensor) -> Tensor:
-    """Sample images ``(N, C, H, W)`` at p + flow; border pixels are repeated outside."""
+    """Sample images ``(N, C, H, W)`` at p + flow for each pixel p; border pixels are repeated outside."""
     height, width = images.shape[-2:]
     y, x = torch.meshgrid(
         torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"

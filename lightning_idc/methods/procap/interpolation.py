@@ -1,5 +1,9 @@
 """FrameInterpolator: interpolates frames between the two images of each pair (ProCap, section 3.1.1).
 
+1. :func:`interpolate` computes l frames between two images by recursive midpoints (Eq. 1, ``flow.py``),
+2. a :class:`Similarity` compares each frame with both images (Eq. 11 and 12, ``keyframes.py``), and
+3. :class:`FrameInterpolator` stores frames and similarities in a folder (``procedures.py``).
+
 Shapes: B pairs, l frames between two images.
 """
 
@@ -24,32 +28,35 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class Similarity(Protocol):
-    """Similarity of each frame to both images: s in ProCap's eq. 2."""
+    """Similarity of each frame to both images: s in ProCap's Eq. 2."""
 
     def __call__(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        """Similarities ``(B, 2, l)`` of uint8 frames ``(B, l, 3, H, W)`` to uint8 pairs ``(B, 2, 3, H, W)``."""
+        """Similarities ``(B, 2, l)`` of frames to the before and the after image.
+
+        Args:
+            pairs: uint8 ``(B, 2, 3, H, W)``.
+            frames: uint8 ``(B, l, 3, H, W)``.
+            captions: captions of each pair.
+        """
 
 
 @torch.no_grad()
 def interpolate(pairs: Tensor, frames: int, midpoint: Midpoint) -> Tensor:
-    """Frames between two images by recursive midpoints; each level is one batch.
+    """Frames between two images by recursive midpoints, uint8 ``(B, l, 3, H, W)``; each level is one batch.
 
     ProCap Eq. 1
 
     Args:
         pairs: uint8 ``(B, 2, 3, H, W)``.
         frames: l, one less than a power of two: 1, 3, 7, 15.
-        midpoint: midpoint frame of two images.
-
-    Returns:
-        uint8 ``(B, l, 3, H, W)``, without the two images.
+        midpoint: computes the midpoint frame of two images.
 
     Raises:
         ConfigError: ``frames`` + 1 is not a power of two.
     """
     levels = (frames + 1).bit_length() - 1
     if frames < 1 or frames + 1 != 2**levels:
-        raise ConfigError(f"frames is {frames}; expected 1, 3, 7, 15, ..., as recursive halving gives")
+        raise ConfigError(f"frames is {frames}; expected one less than a power of two: 1, 3, 7, 15, ...")
     sequence = pairs.float()
     for _ in range(levels):
         before, after = sequence[:, :-1], sequence[:, 1:]
@@ -62,13 +69,13 @@ def interpolate(pairs: Tensor, frames: int, midpoint: Midpoint) -> Tensor:
 class FrameInterpolator(LightningModule):
     """Writes the procedures of all pairs of a ``predict`` run into a folder.
 
-    Each process writes separate shards. A run that was stopped continues with the missing pairs.
+    Each process writes separate shards. If a run is stopped, the next run continues with the missing pairs.
 
     Args:
         folder: output folder of the procedures.
-        frames: l, frames between the two images: 1, 3, 7 or 15.
-        midpoint: midpoint frame of two images; OpenCV's DIS flow when None.
-        similarity: similarity to store for every frame, by which keyframes are drawn; none when None.
+        frames: l, number of frames between the two images: 1, 3, 7 or 15.
+        midpoint: computes the midpoint frame of two images; OpenCV's DIS flow when None.
+        similarity: similarity of frames to both images, by which keyframes are sampled later; not computed when None.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class FrameInterpolator(LightningModule):
         self.trainer.strategy.barrier()
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
-        """Write the procedures that are missing and return their ids."""
+        """Write the missing procedures and return their ids."""
         missing = [row for row, name in enumerate(batch["ids"]) if name not in self.procedures]
         if not missing:
             return []
@@ -109,12 +116,12 @@ class FrameInterpolator(LightningModule):
 class FrameSimilarity(LightningModule):
     """Adds another similarity to the frames of a folder (ProCap, Figure 4).
 
-    ``similarity: NAME`` of ``ProcedureModel`` draws frames by it, without another interpolation. A run that was stopped
-    continues with the missing pairs; another similarity, or other weights of it, needs another name.
+    ``ProcedureModel(similarity=NAME)`` then samples frames by it, without another interpolation. If a run is stopped,
+    the next run continues with the missing pairs. Another similarity, or other weights of it, needs another name.
 
     Args:
         folder: folder of the frames.
-        similarity: similarity to measure for every frame.
+        similarity: similarity of frames to both images.
         name: name of the similarity.
 
     Raises:
@@ -140,7 +147,7 @@ class FrameSimilarity(LightningModule):
         self.trainer.strategy.barrier()
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
-        """Write the similarities that are missing and return the ids of their pairs."""
+        """Write the missing similarities and return the ids of their pairs."""
         import pyarrow as pa
 
         missing = [row for row, name in enumerate(batch["ids"]) if name not in self._store]
@@ -161,7 +168,7 @@ class EveryPair(PairDataModule):
     Args:
         data: data module of the pairs, with their image size and interpolation.
         splits: names of the splits.
-        batch_size: pairs per process and step.
+        batch_size: number of pairs per process and step.
     """
 
     def __init__(

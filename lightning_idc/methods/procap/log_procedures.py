@@ -1,4 +1,4 @@
-"""LogProcedures: draws interpolated, chosen, masked and reconstructed frames (Figures 9 to 13 of the paper)."""
+"""LogProcedures: draws interpolated frames, keyframes, masked and reconstructed frames (ProCap, Figures 9 to 13)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 INK, GRAY, PAPER = (28, 28, 30), (112, 112, 118), (255, 255, 255)
 SIDE, GAP, MARGIN, LINE = 96, 4, 16, 18
-MASKED = 0
-"""Value of a masked patch."""
+MASK_VALUE = 0
+"""Pixel value of a masked patch."""
 
 
 @dataclass
 class Strip:
-    """One row of frames with a name.
+    """One row of frames with a label.
 
     Args:
         name: label of the row.
@@ -45,11 +45,11 @@ class Strip:
 
 
 def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SIDE) -> Image:
-    """Draw the strips of every pair below its caption.
+    """Draw the strips of each pair below its caption.
 
     Args:
-        pairs: caption and strips of each.
-        side: height of a frame, pixels.
+        pairs: caption and strips of each pair.
+        side: height of a frame in pixels.
 
     Raises:
         DataError: there is nothing to draw.
@@ -57,16 +57,16 @@ def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SI
     from PIL import Image, ImageDraw, ImageFont
 
     if not pairs:
-        raise DataError("no pairs to draw procedures of")
+        raise DataError("there are no pairs whose procedures could be drawn")
     font, small = ImageFont.load_default(14), ImageFont.load_default(12)
     height, width = pairs[0][1][0].frames.shape[-2:]
     size = (max(1, round(side * width / height)), side)
     longest = max(len(strip.frames) for _, strips in pairs for strip in strips)
     name_width = round(max(small.getlength(strip.name) for _, strips in pairs for strip in strips)) + 8
-    block = [LINE + sum(side + GAP for _ in strips) + MARGIN for _, strips in pairs]
-    sheet = Image.new("RGB", (2 * MARGIN + name_width + longest * (size[0] + GAP), MARGIN + sum(block)), PAPER)
+    heights = [LINE + sum(side + GAP for _ in strips) + MARGIN for _, strips in pairs]
+    sheet = Image.new("RGB", (2 * MARGIN + name_width + longest * (size[0] + GAP), MARGIN + sum(heights)), PAPER)
     draw, top = ImageDraw.Draw(sheet), MARGIN
-    for (caption, strips), tall in zip(pairs, block, strict=True):
+    for (caption, strips), block_height in zip(pairs, heights, strict=True):
         draw.text((MARGIN, top), plain(caption)[:160], INK, font)
         y = top + LINE
         for strip in strips:
@@ -75,17 +75,17 @@ def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SI
                 image = Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy())
                 sheet.paste(image.resize(size), (MARGIN + name_width + column * (size[0] + GAP), y))
             y += side + GAP
-        top += tall
+        top += block_height
     return sheet
 
 
 def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | None = None) -> list[Strip]:
-    """Strips of one pair: all frames, the keyframes, and with a model its reconstructions.
+    """Strips of one pair: all frames, the keyframes, and the reconstructions of a model.
 
     Args:
         sample: the pair.
-        keyframes: keyframes of the pair; with k = 0 no procedure is drawn.
-        model: first stage whose masked input and reconstructions are drawn too; None for none.
+        keyframes: sampler of keyframes; with k = 0 no procedure is drawn.
+        model: first stage whose masked input and reconstructions are drawn; none are drawn when None.
     """
     ends = sample.before[None], sample.after[None]
     # as in Figure 13: the overlay is sharp where both images agree
@@ -98,7 +98,7 @@ def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | 
 
 
 def filled_in(sample: PairSample, model: ProcedureModel) -> list[Strip]:
-    """Masked input of a first stage, its reconstruction, and the frames that it predicts between both images."""
+    """Strips of a first stage: masked input, reconstruction, and the frames that it predicts from both images alone."""
     batch = model.collate([sample]).to(model.device)
     frames, masked = batch.model_inputs["frames"][0].cpu(), batch.model_inputs["masked"][0].cpu()
     strips = [
@@ -106,10 +106,10 @@ def filled_in(sample: PairSample, model: ProcedureModel) -> list[Strip]:
         Strip("reconstructed", model.reconstruct(batch)[0].cpu()),
     ]
     if len(frames) > 2:
-        # as in Figure 9: both images are visible, and all frames between them are predicted
-        between = torch.ones_like(batch.model_inputs["masked"]).view(1, len(frames), -1)
-        between[:, [0, -1]] = False
-        batch.model_inputs["masked"] = between.flatten(1)
+        # as in Figure 9: both images are visible, and all frames between them are masked
+        all_between = torch.ones_like(batch.model_inputs["masked"]).view(1, len(frames), -1)
+        all_between[:, [0, -1]] = False
+        batch.model_inputs["masked"] = all_between.flatten(1)
         strips.append(Strip("imagined", model.reconstruct(batch)[0].cpu()))
     return strips
 
@@ -120,19 +120,19 @@ def overlaid(before: Tensor, after: Tensor) -> Tensor:
 
 
 def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Frames uint8 ``(F, 3, H, W)`` with masked patches ``(F * n,)`` in one colour."""
+    """Frames, uint8 ``(F, 3, H, W)``, with the patches of a mask ``(F * n,)`` in one colour."""
     height, width = frames.shape[-2:]
     cells = masked.view(-1, 1, *grid)  # (F, 1, h, w)
     pixel_mask = cells.repeat_interleave(height // grid[0], 2).repeat_interleave(width // grid[1], 3)
-    return torch.where(pixel_mask, frames.new_tensor(MASKED), frames)
+    return torch.where(pixel_mask, frames.new_tensor(MASK_VALUE), frames)
 
 
 class LogProcedures(Callback):
     """Draws the procedures and reconstructions of the same few pairs after each validation of the first stage.
 
     ``lightning-idc validate --config RUN/procedure/stage.yaml --ckpt_path CHECKPOINT`` draws them without training.
-    Writes ``procedures/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
-    image as ``val/procedures``.
+    Writes files such as ``procedures/step-00001500.png`` in the trainer's ``default_root_dir``, and logs the image as
+    ``val/procedures`` if there is a TensorBoard logger.
 
     Args:
         pairs: number of pairs.
@@ -155,9 +155,9 @@ class LogProcedures(Callback):
         sheet = sheet_of(samples, pl_module.keyframes, pl_module)
         target = Path(trainer.default_root_dir) / "procedures" / f"step-{trainer.global_step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))
-        for board in trainer.loggers:
-            if isinstance(board, TensorBoardLogger):
-                board.experiment.add_image("val/procedures", np.asarray(sheet), trainer.global_step, dataformats="HWC")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("val/procedures", np.asarray(sheet), trainer.global_step, dataformats="HWC")
 
 
 def sheet_of(samples: Sequence[PairSample], keyframes: Keyframes, model: ProcedureModel | None = None) -> Image:

@@ -1,4 +1,4 @@
-"""The losses of ProCap's first stage (section 3.1, eq. 5 to 8), and which captions are its negatives."""
+"""The losses of ProCap's first stage (section 3.1, Eq. 5 to 8), and the choice of negative captions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch.nn import functional as F
 
 
 def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy at the masked patches of the batch; 0 without any.
+    """Mean cross entropy over the masked patches of a batch; 0 if no patch is masked.
 
     ProCap Eq. 6
 
     Args:
-        logits: at the M masked patches, ``(M, codebook)``.
-        targets: their ids, ``(M,)``.
+        logits: logits of the M masked patches, ``(M, codebook)``.
+        targets: ids of the masked patches, ``(M,)``.
 
     Example:
         >>> import torch
@@ -26,7 +26,7 @@ def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def discrimination_loss(positive: Tensor, negative: Tensor, positive_mask: Tensor, negative_mask: Tensor) -> Tensor:
-    """-log p(1 | positive) - log p(0 | negative), each a mean over the samples that count; 0 without any.
+    """Binary cross entropy: -log p(1 | positive) - log p(0 | negative), with a mean over the samples of each mask.
 
     ProCap Eq. 7
     ProCap Eq. 8
@@ -34,13 +34,13 @@ def discrimination_loss(positive: Tensor, negative: Tensor, positive_mask: Tenso
     Args:
         positive: logits of positives, ``(B,)``.
         negative: logits of negatives, ``(B,)``.
-        positive_mask: bool ``(B,)``, True where ``positive`` counts.
-        negative_mask: bool ``(B,)``, True where ``negative`` counts.
+        positive_mask: bool ``(B,)``, True for positives that count; without any, the first term is 0.
+        negative_mask: bool ``(B,)``, True for negatives that count; without any, the second term is 0.
 
     Example:
         >>> import torch
-        >>> everyone = torch.tensor([True, True])
-        >>> discrimination_loss(torch.zeros(2), torch.zeros(2), everyone, everyone)  # twice log 2
+        >>> mask = torch.tensor([True, True])
+        >>> discrimination_loss(torch.zeros(2), torch.zeros(2), mask, mask)  # 2 log 2
         tensor(1.3863)
     """
     positives = (F.softplus(-positive.float()) * positive_mask).sum() / positive_mask.sum().clamp(min=1)
@@ -49,22 +49,25 @@ def discrimination_loss(positive: Tensor, negative: Tensor, positive_mask: Tenso
 
 
 def mean_consistency_loss(intact: Tensor, broken: Tensor, visible: Tensor) -> Tensor:
-    """Eq. 8 as a mean over the procedures that are not fully masked.
+    """Consistency loss (Eq. 8), as a mean over the procedures that are not fully masked.
 
     Args:
         intact: logits of intact procedures, ``(B,)``.
         broken: logits of broken procedures, ``(B,)``.
-        visible: bool ``(B,)``, False where everything is masked.
+        visible: bool ``(B,)``, False for fully masked procedures.
     """
     return discrimination_loss(intact, broken, visible, visible)
 
 
 def captions_of_others(captions: Sequence[list[int]], references: Sequence[Sequence[list[int]]]) -> list[int]:
-    """Negative caption of each pair: index of the next pair whose caption is not a reference of it; -1 without one.
+    """Index of the negative caption of each pair: the next caption of the batch that is not a reference of the pair.
 
     Args:
-        captions: drawn caption of each pair, as ids.
+        captions: sampled caption of each pair, as ids.
         references: all captions of each pair, as ids.
+
+    Returns:
+        one index per pair; -1 if all captions of the batch are references of the pair.
     """
     count = len(captions)
     negatives = []

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_idc.utils.errors import ConfigError
 
 MaskRule = Callable[[tuple[int, int, int], torch.Generator], Tensor]
-"""Frames, height and width of a sample's grid to bool ``(F, h, w)``, True where a patch is masked."""
+"""Function from a grid (F, h, w) and a generator to a mask, bool ``(F, h, w)``, True at masked patches."""
 
 PROBABILITIES = (0.1, 0.7, 0.1, 0.1)
 """Probabilities of entire, random patch, in-block and out-of-block masking."""
@@ -22,7 +22,7 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
 
 
 def entire_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask everything.
+    """Mask all patches.
 
     ProCap Eq. 13
     """
@@ -32,7 +32,7 @@ def entire_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tenso
 def random_patch_mask(
     grid: tuple[int, int, int], generator: torch.Generator, interval: tuple[float, float] = (0.2, 0.5)
 ) -> Tensor:
-    """Mask each patch with its own probability, drawn uniformly from an interval.
+    """Mask each patch with a separate probability, which is uniform in an interval.
 
     ProCap Eq. 14
     """
@@ -44,29 +44,36 @@ def random_patch_mask(
 def random_rectangle(
     height: int, width: int, generator: torch.Generator, area: tuple[float, float] = (0.2, 0.8)
 ) -> Tensor:
-    """Bool ``(h, w)``, True within a rectangle whose fraction of the grid is drawn uniformly from an interval.
+    """Mask of a random rectangle, bool ``(h, w)``, True inside; its fraction of the grid is uniform in an interval.
 
     ProCap Eq. 15
 
+    Args:
+        height: h, height of the grid.
+        width: w, width of the grid.
+        generator: random generator.
+        area: smallest and largest fraction of the grid.
+
     Raises:
-        ConfigError: the grid has no rectangle of such an area.
+        ConfigError: no rectangle of the grid has such an area.
     """
     cells = height * width
     min_cells, max_cells = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
     target_area = _uniform(*area, generator) * cells
-    # for each height the width closest to the target area; on a small grid all of these may be out of bounds
+    # for each height, the width closest to the target area; on a small grid all of these may be out of bounds
     closest = [(rows, min(max(round(target_area / rows), 1), width)) for rows in range(1, height + 1)]
-    fits = [(rows, columns) for rows, columns in closest if min_cells <= rows * columns <= max_cells] or [
+    valid = [(rows, columns) for rows, columns in closest if min_cells <= rows * columns <= max_cells] or [
         (rows, columns)
         for rows in range(1, height + 1)
         for columns in range(1, width + 1)
         if min_cells <= rows * columns <= max_cells
     ]
-    # prefer rectangles within half a row of the target area
-    near = [(rows, columns) for rows, columns in fits if abs(rows * columns - target_area) <= rows / 2 + 1e-9] or fits
-    if not near:
+    # rectangles within half a row of the target area are preferred
+    preferred = [(rows, columns) for rows, columns in valid if abs(rows * columns - target_area) <= rows / 2 + 1e-9]
+    candidates = preferred or valid
+    if not candidates:
         raise ConfigError(f"a grid of {height}x{width} has no rectangle of {area[0]:g} to {area[1]:g} of its area")
-    rows, columns = near[int(torch.randint(len(near), (), generator=generator))]
+    rows, columns = candidates[int(torch.randint(len(candidates), (), generator=generator))]
     top_edge = int(torch.randint(height - rows + 1, (), generator=generator))
     left_edge = int(torch.randint(width - columns + 1, (), generator=generator))
     mask = torch.zeros(height, width, dtype=torch.bool)
@@ -75,7 +82,7 @@ def random_rectangle(
 
 
 def in_block_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask one rectangle, the same in all frames.
+    """Mask one rectangle, at the same position in all frames.
 
     ProCap Eq. 16
     """
@@ -83,7 +90,7 @@ def in_block_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Ten
 
 
 def out_of_block_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask all but one rectangle, the same in all frames.
+    """Mask all patches outside of one rectangle, which has the same position in all frames.
 
     ProCap Eq. 17
     """
@@ -99,16 +106,13 @@ def multi_granularity_mask(
     probabilities: tuple[float, float, float, float] = PROBABILITIES,
     rules: tuple[MaskRule, ...] = RULES,
 ) -> Tensor:
-    """Mask of one sample by one of four rules.
+    """Mask of one sample by one of four rules, bool ``(F, h, w)``.
 
     Args:
-        grid: frames, height and width.
-        generator: random numbers.
+        grid: F, h and w.
+        generator: random generator.
         probabilities: probabilities of entire, random patch, in-block and out-of-block masking.
         rules: the four masking rules.
-
-    Returns:
-        bool ``(F, h, w)``.
     """
-    chosen = int(torch.multinomial(torch.tensor(probabilities), 1, generator=generator))
-    return rules[chosen](grid, generator)
+    rule = int(torch.multinomial(torch.tensor(probabilities), 1, generator=generator))
+    return rules[rule](grid, generator)

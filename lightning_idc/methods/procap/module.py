@@ -3,10 +3,10 @@
 One training step:
 
 1. the frozen image tokenizer embeds both images (:meth:`ProCapNet.features <.net.ProCapNet.features>`),
-2. k frames of procedure queries, copies of the first stage's mask embedding, are put between them (Eq. 9,
+2. k frames of procedure queries, copies of the first stage's mask embedding, are inserted between them (Eq. 9,
    :meth:`ProcedureEncoder.queries <.net.ProcedureEncoder.queries>`),
-3. the encoder, which starts from the first stage (:meth:`ProCap.start_from_procedure`), infers the procedure, and
-4. the decoder generates the caption (the caption loss of the captioner).
+3. the encoder, initialised by the first stage (:meth:`ProCap.start_from_procedure`), infers the procedure, and
+4. the decoder predicts the caption (Eq. 10, the caption loss that all captioners have).
 
 Shapes: B pairs, k frames of queries, n patches per frame, D channels of tokens.
 """
@@ -37,26 +37,26 @@ from lightning_idc.utils.errors import CheckpointError, reads_file
 class ProCap(PairCaptioner):
     """Captions a pair from its two images and k frames of procedure queries between them.
 
-    The class attributes below are the paper's parts;
+    The networks named by the class attributes are those of the paper;
     :class:`~lightning_idc.methods.procap.official.module.OfficialProCap` has those of the authors' code.
 
     Args:
-        tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; that of ``procedure`` when None.
-        procedure: checkpoint of ``ProcedureModel``, from whose encoder training starts; random weights when None.
-        queries: k, frames of procedure queries; 0 encodes the two images only.
-        explicit_frames: folder of procedures, of which k evenly spaced frames are encoded instead of queries
-            (Table 14); the mask embedding, then unused, is not trained. None for queries.
-        encoder_init: OpenAI's CLIP weights, whose first visual blocks initialise the encoder's layers, with or without
-            a first stage.
+        tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; the tokenizer of ``procedure``
+            when None.
+        procedure: checkpoint of ``ProcedureModel`` with the initial weights of the encoder; random weights when None.
+        queries: k, number of frames of procedure queries; 0 encodes the two images only.
+        explicit_frames: folder of procedures. If set, k evenly spaced frames are encoded instead of queries (Table 14),
+            and the unused mask embedding is not trained.
+        encoder_init: file of OpenAI's CLIP weights, whose first visual blocks initialise the encoder's layers.
         width: width of the encoder.
-        layers: layers of the encoder.
-        heads: attention heads of the encoder.
+        layers: number of layers of the encoder.
+        heads: number of attention heads of the encoder.
         decoder_width: width of the decoder.
-        decoder_layers: layers of the decoder.
-        decoder_heads: attention heads of the decoder.
+        decoder_layers: number of layers of the decoder.
+        decoder_heads: number of attention heads of the decoder.
         dropout: dropout probability of the decoder.
-        relative_position_bias: whether the attention has a learned bias by the relative position of two patches, as in
-            `PairTransformer`; not in the paper. Both stages must agree.
+        relative_position_bias: whether attention has a learned bias by the relative position of two patches, as in
+            `PairTransformer`; not in the paper. Must be equal in both stages.
         encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
         options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
@@ -65,7 +65,7 @@ class ProCap(PairCaptioner):
     computation_hparams = ("heads", "decoder_heads")
     not_stored = ("procedure", "encoder_init")
     variant: ClassVar[str] = "paper"
-    """Whose ProCap it is, ``paper`` or ``official``; both stages must agree."""
+    """``paper`` or ``official``; must be equal in both stages."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     decoder_class: ClassVar[type[nn.Module]] = Decoder
     net_class: ClassVar[type[ProCapNet]] = ProCapNet
@@ -124,9 +124,9 @@ class ProCap(PairCaptioner):
         return self.net_class(tokenizer, encoder, decoder, width)
 
     def hparams_tokenizer(self) -> ImageTokenizer:
-        """Tokenizer of the checkpoint, or of the configuration, in the hyper-parameters."""
-        tokenizer, described = tokenizer_of(self.hparams["tokenizer"])
-        self.store_hparams(tokenizer=described)
+        """Tokenizer of the hyper-parameters, which name a checkpoint or contain a configuration."""
+        tokenizer, config = tokenizer_of(self.hparams["tokenizer"])
+        self.store_hparams(tokenizer=config)
         return tokenizer
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ class ProCap(PairCaptioner):
         return self.built_net.encode_frames(batch.model_inputs["frames"])
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
-        """Batch with other images; with explicit frames, only two equal images are possible.
+        """Batch with other images. With explicit frames, both images of each pair must be equal.
 
         Raises:
             ConfigError: there are explicit frames, and the two images of a pair differ.
@@ -149,7 +149,7 @@ class ProCap(PairCaptioner):
             return changed
         if not torch.equal(images[:, 0], images[:, 1]):
             raise frames_of_other_images(type(self).__name__, self.hparams["explicit_frames"])
-        # every frame between an image and itself is that image
+        # all frames between two equal images are equal to them
         frames = images[:, :1].expand_as(batch.model_inputs["frames"]).contiguous()
         return replace(changed, model_inputs={**changed.model_inputs, "frames": frames})
 
@@ -170,11 +170,11 @@ class ProCap(PairCaptioner):
         Args:
             encoder: encoder to load.
             checkpoint: checkpoint of the first stage.
-            tokenizer: separately named tokenizer to compare with the checkpoint's; None where there is none.
+            tokenizer: tokenizer that the user has named separately, to compare with the checkpoint's; None without one.
 
         Raises:
-            CheckpointError: there is no such checkpoint, its encoder has another shape or other heads, it is of the
-                other variant, or it was trained with another tokenizer.
+            CheckpointError: the checkpoint is missing, its encoder differs in shape or number of heads, its variant
+                differs, or it was trained with another tokenizer.
         """
         stored = read_checkpoint(checkpoint)
         state, variant = stored["state_dict"], variant_of(stored)
@@ -185,9 +185,8 @@ class ProCap(PairCaptioner):
             raise CheckpointError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
         if variant != self.variant:
             raise CheckpointError(
-                f"the first stage in {checkpoint!r} is of the variant {variant!r} and {type(self).__name__} of "
-                f"{self.variant!r}; both stages must agree: ProcedureModel with ProCap, OfficialProcedureModel with "
-                "OfficialProCap"
+                f"the first stage in {checkpoint!r} has the variant {variant!r}, {type(self).__name__} has "
+                f"{self.variant!r}; use ProcedureModel with ProCap, or OfficialProcedureModel with OfficialProCap"
             )
         refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(stored, checkpoint), checkpoint)
         if tokenizer is not None:
@@ -200,11 +199,11 @@ class ProCap(PairCaptioner):
         except RuntimeError as error:
             raise CheckpointError(
                 f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, "
-                f"relative_position_bias, image size and k of both stages must agree"
+                f"relative_position_bias, image size and k must be equal in both stages"
             ) from error
 
     def extra_encoder_weights(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Weights of the encoder that the first stage has outside of its encoder."""
+        """Weights of this encoder that are not part of the first stage's encoder."""
         return {}
 
     def schedule_of(self, group: str) -> Schedule:
@@ -212,7 +211,7 @@ class ProCap(PairCaptioner):
 
 
 def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of a procedure encoder of two frames: those of the first and last frame of a longer one."""
+    """Weights of a procedure encoder for two frames: those of the first and the last frame of a longer one."""
     ends, frames = [0, -1], len(state["frame_embed"])
     weights = {**state, "frame_embed": state["frame_embed"][ends]}
     if "relative.table" in state:  # one table for each pair of frames
@@ -237,8 +236,8 @@ def check_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], chec
     is_same = weights.keys() == stored.keys() and all(torch.equal(weights[name], stored[name]) for name in weights)
     if stored and not is_same:
         raise CheckpointError(
-            f"the first stage in {checkpoint!r} was trained with another tokenizer than `tokenizer`; leave `tokenizer` "
-            "out to use that of the first stage"
+            f"the first stage in {checkpoint!r} was trained with a different tokenizer than `tokenizer`; leave "
+            "`tokenizer` out to use the one of the first stage"
         )
 
 

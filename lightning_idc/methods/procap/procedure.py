@@ -2,12 +2,13 @@
 
 One training step:
 
-1. :meth:`ProcedureModel.collate` draws k keyframes of each procedure (Eq. 2 and 3, ``keyframes.py``), their mask
+1. :meth:`ProcedureModel.collate` samples k keyframes of each procedure (Eq. 2 and 3, ``keyframes.py``), a mask
    (Eq. 13 to 17, ``masks.py``), a broken procedure (Eq. 18 to 20, ``warps.py``) and a negative caption,
-2. :meth:`ProcedureModel.encode` encodes three versions of each sample in one pass (Eq. 4, ``procedure_net.py``): as it
-   is, with the negative caption, and with the broken procedure,
-3. :meth:`ProcedureModel.losses` computes masked sequence modelling, alignment and consistency (Eq. 6 to 8), and
-4. :meth:`ProcedureModel.training_loss` sums them by weight (Eq. 5).
+2. :meth:`ProcedureModel.encode` encodes each sample three times in one pass (Eq. 4, ``procedure_net.py``): unchanged,
+   with the negative caption, and with the broken procedure,
+3. :meth:`ProcedureModel.losses` computes the losses of masked sequence modelling, alignment and consistency
+   (Eq. 6 to 8), and
+4. :meth:`ProcedureModel.training_loss` is their weighted sum (Eq. 5).
 
 Shapes: B pairs, F = k + 2 frames, n patches per frame, D channels of tokens, T words.
 """
@@ -57,7 +58,7 @@ class WarmupHold(Warmup):
     """Linear warm-up, then constant; in the paper from 1e-6 to 1e-4 in 5,000 steps.
 
     Args:
-        warmup: fraction of the run of the warm-up.
+        warmup: fraction of the run that is warm-up.
         start: multiplier at the first step.
     """
 
@@ -69,30 +70,31 @@ class WarmupHold(Warmup):
 
 
 class ProcedureModel(PairCaptioner):
-    """Reconstructs masked frames of procedures given their caption, and classifies procedures as intact or broken.
+    """Reconstructs masked frames of a procedure from its caption, and classifies procedures as intact or broken.
 
-    It reads captions and generates none; the second stage starts from its encoder. The class attributes below are the
-    paper's parts; :class:`~lightning_idc.methods.procap.official.module.OfficialProcedureModel` has those of the
-    authors' code.
+    It reads captions and does not generate them; its encoder initialises the second stage. The functions and networks
+    named by the class attributes are those of the paper;
+    :class:`~lightning_idc.methods.procap.official.module.OfficialProcedureModel` has those of the authors' code.
 
     Args:
         procedures: folder of ``FrameInterpolator`` with all pairs of the splits in use.
         tokenizer: checkpoint of ``TokenizerTraining``.
-        keyframes: k, frames drawn of each procedure at each visit.
-        scale: factor of the similarities in eq. 2; unused for a mix of similarities.
-        encoder_init: OpenAI's CLIP weights, whose first visual blocks initialise the layers.
+        keyframes: k, number of frames to sample from a procedure each time a pair is loaded.
+        scale: factor of the similarities in Eq. 2; unused for a mix of similarities.
+        encoder_init: file of OpenAI's CLIP weights, whose first visual blocks initialise the layers.
         width: width of the encoder.
-        layers: layers of the encoder.
-        heads: attention heads of the encoder.
+        layers: number of layers of the encoder.
+        heads: number of attention heads of the encoder.
         dropout: dropout probability.
-        loss_weights: weights of masked sequence modelling, alignment and consistency; those of the class when None.
+        loss_weights: weights of masked sequence modelling, alignment and consistency; ``default_loss_weights`` when
+            None.
         mask_probabilities: probabilities of entire, random patch, in-block and out-of-block masking.
-        first_caption: whether always the first caption of a pair is read, instead of a random one at each visit.
-        read_caption: whether the caption is read; without it (Table 10) the alignment loss is left out.
-        frames: l, number of frames to draw from, if fewer than the folder has (Figure 4).
-        relative_position_bias: whether the attention has a learned bias by the relative position of two patches, as in
-            `PairTransformer`; not in the paper. Both stages must agree.
-        similarity: similarity by which frames are drawn, as in
+        first_caption: whether the caption is always the first one of the pair instead of a random one.
+        read_caption: whether the caption is read. Without it (Table 10) there is no alignment loss.
+        frames: l, number of frames to sample from, if fewer than the folder has (Figure 4).
+        relative_position_bias: whether attention has a learned bias by the relative position of two patches, as in
+            `PairTransformer`; not in the paper. Must be equal in both stages.
+        similarity: similarity by which frames are sampled, as in
             :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
         options: further arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
@@ -101,7 +103,7 @@ class ProcedureModel(PairCaptioner):
     computation_hparams = ("heads",)
     not_stored = ("encoder_init",)
     variant: ClassVar[str] = "paper"
-    """Whose ProCap it is, ``paper`` or ``official``."""
+    """``paper`` or ``official``; must be equal in both stages."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     net_class: ClassVar[type[ProcedureReader]] = ProcedureNet
     default_loss_weights: ClassVar[tuple[float, float, float]] = (1.0, 1.0, 1.0)
@@ -136,19 +138,19 @@ class ProcedureModel(PairCaptioner):
         check_arguments(ProcedureModel.__init__, locals())
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
-            raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
+            raise ConfigError(f"captions_per_pair is {captions_per_pair}; expected 1, as a procedure has one caption")
         weights = list(loss_weights or self.default_loss_weights)
         active = weights if read_caption else weights[::2]
         if not any(active):
             raise ConfigError(
-                f"loss_weights is {weights}; expected three numbers, 0 or more, at least one above 0: of masked "
-                "sequence modelling, alignment and consistency; without `read_caption` there is no alignment"
+                f"loss_weights is {weights}; expected the weights of masked sequence modelling, alignment and "
+                "consistency, at least one above 0; without `read_caption` the one of alignment does not count"
             )
         probabilities = list(mask_probabilities)
         if len(probabilities) != len(self.mask_rules) or not any(probabilities):
             raise ConfigError(
-                f"mask_probabilities is {probabilities}; expected {len(self.mask_rules)}, at least one above 0: of "
-                "entire, random patch, in-block and out-of-block masking"
+                f"mask_probabilities is {probabilities}; expected the probabilities of entire, random patch, in-block "
+                "and out-of-block masking, at least one above 0"
             )
         # plain types only: a checkpoint must load without running code
         self.store_hparams(loss_weights=weights, mask_probabilities=probabilities)
@@ -157,8 +159,8 @@ class ProcedureModel(PairCaptioner):
 
     def build_net(self, vocabulary: Vocabulary) -> ProcedureReader:
         options = self.hparams
-        tokenizer, described = tokenizer_of(options["tokenizer"])
-        self.store_hparams(tokenizer=described)
+        tokenizer, config = tokenizer_of(options["tokenizer"])
+        self.store_hparams(tokenizer=config)
         encoder = self.encoder_class(
             latent=tokenizer.latent,
             grid=tokenizer.grid(*image_size_of(options)),
@@ -183,10 +185,15 @@ class ProcedureModel(PairCaptioner):
 
     @property
     def keyframes(self) -> Keyframes:
-        """Keyframes of a pair."""
+        """Sampler of the keyframes of a pair."""
         if self._keyframes is None:
-            options = (self.hparams[name] for name in ("procedures", "keyframes", "scale", "frames", "similarity"))
-            self._keyframes = Keyframes(*options)
+            self._keyframes = Keyframes(
+                folder=self.hparams["procedures"],
+                count=self.hparams["keyframes"],
+                scale=self.hparams["scale"],
+                length=self.hparams["frames"],
+                similarity=self.hparams["similarity"],
+            )
         return self._keyframes
 
     @property
@@ -195,9 +202,9 @@ class ProcedureModel(PairCaptioner):
         return self.built_net.encoder.grid
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        """Make a batch with keyframes, their masks, broken procedures and the negative caption of each pair.
+        """Make a batch with keyframes, masks, broken procedures and the index of a negative caption for each pair.
 
-        All random choices come from the samples' seeds, so that they do not depend on workers or processes.
+        Random numbers depend only on the seeds of the samples, and not on workers or processes.
 
         Raises:
             DataError: a pair has no caption, or no procedure.
@@ -207,13 +214,13 @@ class ProcedureModel(PairCaptioner):
         batch = super().collate(samples)
         frames = torch.stack([self.keyframes.of(sample) for sample in samples])
         grid = (frames.shape[1], *self.grid)
+        probabilities = tuple(self.hparams["mask_probabilities"])
         masked, warped = [], []
         for row, sample in enumerate(samples):
             generator = torch.Generator().manual_seed(_seed(sample))
-            probabilities = tuple(self.hparams["mask_probabilities"])
             masked.append(multi_granularity_mask(grid, generator, probabilities, self.mask_rules))
-            others = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
-            warped.append(warp(frames[row], others, generator, self.color_shift))
+            other_frames = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
+            warped.append(warp(frames[row], other_frames, generator, self.color_shift))
         batch.model_inputs |= {
             "frames": frames,
             "warped": torch.stack(warped),
@@ -223,7 +230,7 @@ class ProcedureModel(PairCaptioner):
         return batch
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
-        """Raise an error: this model reads procedures, which were made from the original images.
+        """Not supported, as procedures are interpolated from the original images.
 
         Raises:
             ConfigError: always.
@@ -231,36 +238,37 @@ class ProcedureModel(PairCaptioner):
         raise frames_of_other_images(type(self).__name__, self.hparams["procedures"])
 
     def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
-        """Index of the pair whose caption is the negative of each pair, ``(B,)``; -1 where there is none."""
+        """Index of the pair whose caption is the negative caption of each pair, ``(B,)``; -1 for none."""
         empty = [sample.id for sample, mask in zip(samples, batch.caption_mask, strict=True) if not mask.any()]
         if empty:
             raise DataError(f"{len(empty)} pairs have no caption, such as {', '.join(empty[:5])}; expected one each")
         lengths = 1 + batch.caption_mask[:, 0].sum(1)
         captions = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
         references = [self.tokenize(sample.captions) for sample in samples]
-        # the caption of one unchanged pair is true of all unchanged pairs
+        # the caption of an unchanged pair is true for all unchanged pairs
         unchanged = [row for row, sample in enumerate(samples) if sample.change_type == NO_CHANGE]
         for row in unchanged:
             references[row] += [captions[other] for other in unchanged]
         return torch.tensor(self.captions_of_others(captions, references))
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Hidden states of the masked procedures; ``extras`` has the logits of both tokens and the targets.
+        """Hidden states ``(B, F * n, D)`` of the masked procedures, with logits and targets in ``extras``.
 
         Returns:
-            features whose ``align (B, 2)`` is for the pair's caption and the negative one, ``consistency (B, 2)`` for
-            the intact and the broken procedure, and ``targets (B, F * n)`` are the tokenizer's ids.
+            features with the extras ``align (B, 2)``, logits for the caption and for the negative caption;
+            ``consistency (B, 2)``, logits for the intact and for the broken procedure; and ``targets (B, F * n)``, ids
+            of the tokenizer.
         """
         net, inputs = self.built_net, batch.model_inputs
-        words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
+        words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]  # (B, T)
         features = net.tokenizer_features(inputs["frames"])  # (B, F, latent, h, w)
-        other = inputs["wrong_caption"].clamp(min=0)
-        # (3B, ...): as it is, with the negative caption, and broken
+        negative = inputs["wrong_caption"].clamp(min=0)
+        # (3B, ...): unchanged, with the negative caption, and broken
         hidden = net(
             torch.cat([features, features, net.tokenizer_features(inputs["warped"])]),
             inputs["masked"].repeat(3, 1),
-            torch.cat([words, words[other], words]),
-            torch.cat([word_mask, word_mask[other], word_mask]),
+            words=torch.cat([words, words[negative], words]),
+            word_mask=torch.cat([word_mask, word_mask[negative], word_mask]),
         )
         aligned, misaligned, _ = net.align_head(hidden.align)[:, 0].split(len(batch))
         intact, _, broken = net.consistency_head(hidden.consistency)[:, 0].split(len(batch))
@@ -272,15 +280,14 @@ class ProcedureModel(PairCaptioner):
         return PairFeatures(hidden.visual[: len(batch)], extras=extras)
 
     def losses(self, features: PairFeatures, batch: PairBatch) -> dict[str, Tensor]:
-        """The three losses of eq. 5, and the accuracy of each task in %.
+        """The three losses of Eq. 5, and the accuracy of each task in percent.
 
-        A fully masked procedure cannot be aligned or consistent, so it counts for reconstruction only. A caption that
-        is also a reference of the pair is not a negative.
+        A fully masked procedure counts for reconstruction only, since it contains nothing to align or to check.
         """
         masked, extras = batch.model_inputs["masked"], features.extras
-        targets = extras["targets"][masked]
-        logits = self.built_net.code_head(features.memory[masked])
-        visible = ~masked.all(1)
+        targets = extras["targets"][masked]  # (M,), the M masked patches of the batch
+        logits = self.built_net.code_head(features.memory[masked])  # (M, codebook)
+        visible = ~masked.all(1)  # (B,)
         has_negative = visible & (batch.model_inputs["wrong_caption"] >= 0)
         aligned, misaligned = extras["align"].unbind(1)
         intact, broken = extras["consistency"].unbind(1)
@@ -311,12 +318,12 @@ class ProcedureModel(PairCaptioner):
         return torch.stack([weight * losses[name] for name, weight in weights.items()]).sum()
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._measure(batch, "val")
+        self._log_split_losses(batch, "val")
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._measure(batch, "test")
+        self._log_split_losses(batch, "test")
 
-    def _measure(self, batch: PairBatch, split: str) -> None:
+    def _log_split_losses(self, batch: PairBatch, split: str) -> None:
         loss = self._log_and_sum(self.losses(self.encode(batch), batch), batch, split)
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
@@ -328,7 +335,7 @@ class ProcedureModel(PairCaptioner):
 
     @torch.no_grad()
     def reconstruct(self, batch: PairBatch) -> Tensor:
-        """Frames uint8 ``(B, k + 2, 3, H, W)`` with masked patches predicted and the others original."""
+        """Frames decoded from predicted ids at masked patches and true ids elsewhere, uint8 ``(B, k + 2, 3, H, W)``."""
         net, masked, frames = self.built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
         features = net.tokenizer_features(frames)
         word_mask = batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
@@ -339,7 +346,7 @@ class ProcedureModel(PairCaptioner):
 
 
 def _seed(sample: PairSample) -> int:
-    """Seed of masks and warps, different from that of the keyframes; depends on the id only in evaluation."""
+    """Seed of masks and warps, different from the seed of the keyframes; in evaluation it depends only on the id."""
     seed = sample.meta.get("seed")
     return zlib.crc32(f"{sample.id}/{seed}".encode())
 

@@ -1,4 +1,4 @@
-"""The network of ProCap's first stage (section 3.1, eq. 4).
+"""The network of ProCap's first stage (section 3.1, Eq. 4).
 
 Shapes: B pairs, F = k + 2 frames, n patches per frame, D channels of tokens, T words.
 """
@@ -34,12 +34,12 @@ class Hidden:
 
 
 def _head(width: int, outputs: int) -> nn.Sequential:
-    # the encoder is pre-norm, so its output has not been normalised yet
+    # the encoder is pre-norm, so its output is not normalised
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
 
 class ProcedureReader(nn.Module, ABC):
-    """Tokenizer, encoder and heads of the first stage; subclasses implement :meth:`forward` and embed the words.
+    """Base class with tokenizer, encoder and heads of the first stage; subclasses embed words and the special tokens.
 
     Args:
         tokenizer: image tokenizer of features and targets; frozen.
@@ -62,9 +62,9 @@ class ProcedureReader(nn.Module, ABC):
 
     @torch.no_grad()
     def tokenizer_features(self, frames: Tensor) -> Tensor:
-        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.
+        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``, without autocast.
 
-        Without autocast: the target ids are computed from these features, and rounded features have other ids.
+        The target ids are computed from these features, and rounded features would have other ids.
         """
         pixels = as_pixels(frames.flatten(0, 1), self.encoder.mask_embedding.dtype)
         with torch.autocast(frames.device.type, enabled=False):
@@ -72,7 +72,12 @@ class ProcedureReader(nn.Module, ABC):
 
     @torch.no_grad()
     def targets(self, frames: Tensor, features: Tensor) -> Tensor:
-        """Ids ``(B, F * n)`` of frames whose :meth:`tokenizer_features` are known, so that the CNN runs once."""
+        """Target ids ``(B, F * n)``.
+
+        Args:
+            frames: uint8 ``(B, F, 3, H, W)``.
+            features: :meth:`tokenizer_features` of the frames; the encoder of the tokenizer is not run again.
+        """
         return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
 
     @abstractmethod
@@ -87,16 +92,16 @@ class ProcedureReader(nn.Module, ABC):
         """
 
     def masked_tokens(self, features: Tensor, masked: Tensor) -> Tensor:
-        """Tokens ``(B, F * n, D)`` of the procedure with their positions; mask embeddings where ``masked``."""
-        visual = self.encoder.embed(features).flatten(1, 2)
+        """Tokens ``(B, F * n, D)`` of the procedure with position embeddings; the mask embedding where ``masked``."""
+        visual = self.encoder.embed(features).flatten(1, 2)  # (B, F * n, D)
         mask = self.encoder.mask_embedding.to(visual)
         return torch.where(masked[..., None], mask, visual) + self.encoder.position_embeddings()
 
 
 class ProcedureNet(ProcedureReader):
-    """Masked, caption-conditioned reconstruction of {alignment token, caption, consistency token, procedure}.
+    """Encodes the sequence {alignment token, caption, consistency token, procedure}.
 
-    Padding is not attended to, and captions may have any length.
+    Padding of captions is not attended to. Captions may have any length.
 
     Args:
         tokenizer: image tokenizer of features and targets; frozen.

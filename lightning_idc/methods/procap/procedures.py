@@ -1,4 +1,4 @@
-"""Procedures on disk: the frames between two images, stored in shards that several processes write."""
+"""Procedures on disk: the frames between two images, in shards that several processes can write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.utils.files import digest
 
 SIMILARITIES = "similarities"
 
-_REMEDY = "remove it and run FrameInterpolator again, which adds what is missing"
+_REMEDY = "remove it and run FrameInterpolator again, which adds the missing pairs"
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Procedure:
 
     Args:
         frames: uint8 ``(l, 3, H, W)``.
-        similarities: similarities of every frame to before and after, ``(2, l)``; None where they were not measured.
+        similarities: similarities of the frames to before and after, ``(2, l)``; None if they were not computed.
     """
 
     frames: Tensor
@@ -34,10 +34,10 @@ class Procedure:
 
 
 class ProcedureFolder:
-    """Procedures of many pairs by the pair's id.
+    """Store of procedures, by the id of the pair.
 
     Args:
-        path: folder of the store; need not exist.
+        path: folder of the store; need not exist yet.
 
     Raises:
         StoreError: the folder's manifest is damaged.
@@ -62,42 +62,42 @@ class ProcedureFolder:
             after: uint8 ``(3, H, W)``.
 
         Raises:
-            DataError: the procedure is missing, or was made from other images.
+            DataError: the procedure is missing, or was interpolated from other images.
         """
         if name not in self:
             raise DataError(
-                f"there is no procedure of the pair {name!r} in {str(self.path)!r}, which holds {len(self)}; run "
-                "FrameInterpolator over this split first"
+                f"there is no procedure of the pair {name!r} in {str(self.path)!r}, which has {len(self)} procedures; "
+                "run FrameInterpolator over this split first"
             )
         frames, images, similarities = (self._store.value(name, cell) for cell in ("frames", "images", "scores"))
         if images != _digest(before, after):
             raise DataError(
-                f"the procedure of {name!r} in {str(self.path)!r} was made from other images; use the same "
+                f"the procedure of {name!r} in {str(self.path)!r} was interpolated from other images; use the same "
                 "`image_size` and `interpolation` and no transform, or run FrameInterpolator again"
             )
         return Procedure(torch.from_numpy(frames.copy()), None if similarities is None else torch.tensor(similarities))
 
     def check_settings(self, settings: dict[str, Any]) -> None:
-        """Store the settings of the procedures, or compare them with the stored ones; called by every process.
+        """Store the settings of the procedures, or compare them with the stored settings; called on all processes.
 
         Raises:
-            ConfigError: the folder holds procedures of other settings.
+            ConfigError: the folder has procedures with other settings.
         """
         stored = _stored_settings(self.path, "procedures", settings)
         if stored != settings:
             raise ConfigError(
-                f"{str(self.path)!r} holds procedures made with {stored}; expected {settings}: use another folder"
+                f"{str(self.path)!r} has procedures with the settings {stored}; expected {settings}; use another folder"
             )
         self._store = KeyedStore(self.path, "procedures", _REMEDY)
 
     def add(self, ids: Sequence[str], pairs: Tensor, frames: Tensor, similarities: Tensor | None) -> None:
-        """Write one shard, completely or not at all.
+        """Write one shard atomically.
 
         Args:
             ids: ids of N pairs.
             pairs: uint8 ``(N, 2, 3, H, W)``.
             frames: uint8 ``(N, l, 3, H, W)``.
-            similarities: ``(N, 2, l)``.
+            similarities: ``(N, 2, l)``; None if they were not computed.
         """
         import pyarrow as pa
 
@@ -110,7 +110,7 @@ class ProcedureFolder:
         )
 
     def similarities(self, name: str) -> KeyedStore:
-        """Similarities of the frames that ``FrameSimilarity`` measured.
+        """Similarities that ``FrameSimilarity`` has computed.
 
         Args:
             name: name of the similarity, a sub-folder of the procedures.
@@ -118,22 +118,22 @@ class ProcedureFolder:
         return KeyedStore(self.path / SIMILARITIES / name, "similarities", _REMEDY)
 
     def check_similarities(self, name: str, settings: dict[str, Any]) -> KeyedStore:
-        """Store of a similarity to add to, with its settings stored, or compared with the stored ones.
+        """Store of a similarity; its settings are stored, or compared with the stored settings.
 
         Raises:
-            ConfigError: the similarities of that name have other settings.
+            ConfigError: there are similarities of that name with other settings.
         """
         path = self.path / SIMILARITIES / name
         stored = _stored_settings(path, "similarities", settings)
         if stored != settings:
             raise ConfigError(
-                f"{str(path)!r} holds similarities made with {stored}; expected {settings}: use another name"
+                f"{str(path)!r} has similarities with the settings {stored}; expected {settings}; use another name"
             )
         return self.similarities(name)
 
 
 def _stored_settings(folder: Path, content: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a store; those of a new store are written first."""
+    """Settings in the manifest of a store; a new store gets a manifest with ``settings``."""
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / MANIFEST).is_file():
         Manifest(settings).write(folder)

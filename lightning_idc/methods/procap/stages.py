@@ -1,4 +1,4 @@
-"""Parts of both stages of ProCap: the image tokenizer, the image size, initial weights from CLIP."""
+"""Functions of both stages of ProCap: load the image tokenizer, check the image size, load weights of CLIP."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenize
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 TokenizerSource = str | dict[str, Any] | None
-"""Checkpoint of an image tokenizer, or the configuration of one whose weights are loaded later."""
+"""Checkpoint of an image tokenizer, or the configuration of an image tokenizer whose weights are loaded later."""
 
 
 def tokenizer_of(source: TokenizerSource) -> tuple[ImageTokenizer, dict[str, Any]]:
-    """Tokenizer of a checkpoint, or an untrained one of a configuration; and its configuration.
+    """Load the tokenizer of a checkpoint, or build an untrained one from a configuration.
+
+    Returns:
+        tokenizer and its configuration.
 
     Raises:
-        ConfigError: there is no source.
+        ConfigError: the source is None.
     """
     if source is None:
         raise ConfigError(
-            "ProCap needs an image tokenizer; expected a checkpoint that holds one in `tokenizer` or `procedure`"
+            "ProCap needs an image tokenizer; set `tokenizer`, or `procedure`, to a checkpoint that contains one"
         )
     tokenizer = load_image_tokenizer(source) if isinstance(source, str) else ImageTokenizer(**source)
     return tokenizer, tokenizer.config
@@ -37,7 +40,7 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     size = options["image_size"]
     if size is None:
         raise ConfigError(
-            "ProCap has a position embedding for every cell and needs the size of the images; set the model's "
+            "ProCap has a position embedding per cell and needs the size of the images; set the model's "
             "`image_size: [height, width]`, or the data module's `image_size`"
         )
     return int(size[0]), int(size[1])
@@ -47,7 +50,7 @@ def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
     """Initialise the layers of an encoder with the first visual blocks of OpenAI's CLIP.
 
     Raises:
-        CheckpointError: there is no such file, or its blocks are too few or of another width.
+        CheckpointError: the file is missing, or its blocks are too few or differ in width.
     """
     blocks = trunk_state(read_weights(weights), "visual.transformer.resblocks.")
     layers = {name: blocks.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
@@ -64,15 +67,15 @@ def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
 
 
 def frames_of_other_images(captioner: str, folder: str) -> ConfigError:
-    """Error of an add-on that changes the images of a captioner that reads stored frames.
+    """Error for an add-on that changes the images of a captioner that reads stored frames.
 
     Args:
-        captioner: name of its class.
+        captioner: name of the captioner's class.
         folder: folder of the frames.
     """
     return ConfigError(
-        f"{captioner} reads the frames in {folder!r}, which were made from the original images, so an add-on that "
-        f"changes images would have no effect; use ProCap without `explicit_frames`, or leave the images unchanged "
+        f"{captioner} reads the frames in {folder!r}, which were interpolated from the original images, so an add-on "
+        f"that changes images has no effect; use ProCap without `explicit_frames`, or leave the images unchanged "
         "(`fill_masked: false` and `image_mask_ratio: 0` of NoiseMasking, `other_images: identical` of "
         "PreferenceOptimization)"
     )

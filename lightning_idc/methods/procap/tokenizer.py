@@ -1,4 +1,11 @@
-"""TokenizerTraining: trains an image tokenizer on the images of any pairs."""
+"""TokenizerTraining: trains the image tokenizer, a VQGAN with a codebook, on the images of any pairs.
+
+One training step (:meth:`TokenizerTraining.reconstruct`):
+
+1. encode the images and replace each cell by its nearest codebook entry (straight-through gradient),
+2. decode them and compute reconstruction, codebook and commitment losses, and
+3. every ``revive_every`` steps, move unused codebook entries to features of the batch.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +25,7 @@ from lightning_idc.utils.errors import DataError
 
 
 class TokenizerNet(nn.Module):
-    """An image tokenizer in training, with the heads that are trained along."""
+    """An image tokenizer in training, and the heads that are trained with it."""
 
     def __init__(self, tokenizer: ImageTokenizer) -> None:
         super().__init__()
@@ -28,21 +35,21 @@ class TokenizerNet(nn.Module):
 class TokenizerTraining(PairModule):
     """Trains an :class:`~lightning_idc.nn.image_tokenizer.ImageTokenizer` to reconstruct images from their ids.
 
-    The loss is L1 on pixels plus the codebook's and the commitment loss (Esser et al. 2021, eq. 4, without its
-    perceptual and adversarial terms: they need a pretrained network and hours).
+    The loss is the absolute error of pixels plus the codebook loss and the commitment loss (Esser et al. 2021, Eq. 4,
+    without its perceptual and adversarial terms, which need a pretrained network and hours of training).
 
     Args:
-        codebook_size: number of entries.
-        latent: width of an entry.
+        codebook_size: number of codebook entries.
+        latent: width of a codebook entry.
         width: channels of the finest level.
         multipliers: channels of each level as multiples of ``width``.
-        blocks: residual blocks per level.
+        blocks: number of residual blocks per level.
         patch_size: side of the patches of pixels that are merged into channels first.
         attention: whether the coarsest level has attention among its cells.
         commitment: weight of the commitment loss.
-        squared: weight of the squared error of pixels, added to the absolute error, which may ignore small objects.
-        start: checkpoint of a tokenizer to start from, whose sizes replace those above.
-        revive_every: steps after which unused entries move to cells of the batch; 0 for never.
+        squared: weight of the squared error of pixels; the absolute error alone may ignore small objects.
+        start: checkpoint of a tokenizer with the initial weights; its sizes replace those above.
+        revive_every: number of steps between two resets of unused codebook entries; 0 for no resets.
         options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
@@ -79,7 +86,7 @@ class TokenizerTraining(PairModule):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._revived_in = -1  # step numbers of an earlier run are the same
+        self._revived_in = -1  # step numbers start again in each run
 
     def make_net(self) -> TokenizerNet:
         if self._start is not None:
@@ -92,7 +99,7 @@ class TokenizerTraining(PairModule):
 
     @property
     def tokenizer(self) -> ImageTokenizer:
-        """The tokenizer."""
+        """The image tokenizer in training."""
         tokenizer: ImageTokenizer = self.built_net.tokenizer
         return tokenizer
 
@@ -100,7 +107,7 @@ class TokenizerTraining(PairModule):
         return self.reconstruct(batch["images"].flatten(0, 1))[0]
 
     def reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss of uint8 images ``(N, 3, H, W)``, and the encoder's features of them."""
+        """Loss of uint8 images ``(N, 3, H, W)``, and their encoder features ``(N, latent, h, w)``."""
         pixels = self._pixels(images)
         features = self.tokenizer.features(pixels)
         quantized = self.tokenizer.code(features)
@@ -108,7 +115,7 @@ class TokenizerTraining(PairModule):
         reconstruction = F.l1_loss(reconstructed, pixels) + self.squared * F.mse_loss(reconstructed, pixels)
         loss = reconstruction + quantized.codebook_loss + self.commitment * quantized.commitment_loss
         self._count(quantized.ids, self.code_counts)
-        # once per optimizer step: a single accumulated batch is too small to know which entries are unused
+        # once per optimizer step, whatever the number of accumulated batches
         if self.revive_every and (step := self.global_step + 1) % self.revive_every == 0 and step != self._revived_in:
             self._revived_in = step
             self._revive(self.tokenizer.quant_conv(features.detach()).detach())
@@ -118,22 +125,23 @@ class TokenizerTraining(PairModule):
         """Pixels of uint8 images in the precision of the weights."""
         return as_pixels(images, self.tokenizer.codebook.weight.dtype)
 
-    def _count(self, ids: Tensor, into: Tensor) -> None:
-        counts = torch.bincount(ids.flatten(), minlength=len(into))
+    def _count(self, ids: Tensor, counts: Tensor) -> None:
+        """Add the number of occurrences of each id, on all processes, to ``counts``."""
+        new_counts = torch.bincount(ids.flatten(), minlength=len(counts))
         if is_distributed():
-            distributed.all_reduce(counts)
-        into += counts
+            distributed.all_reduce(new_counts)
+        counts += new_counts
 
     @torch.no_grad()
     def _revive(self, z: Tensor) -> None:
-        """Move unused entries to cells of this batch, the same on all processes."""
+        """Replace unused codebook entries by random cells of ``z (N, latent, h, w)``, equal on all processes."""
         unused = (self.code_counts == 0).nonzero()[:, 0]
-        cells = z.movedim(1, -1).flatten(0, -2)
-        moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
+        cells = z.movedim(1, -1).flatten(0, -2)  # (N h w, latent)
+        new_entries = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
         if is_distributed():
-            distributed.broadcast(moved, 0)
+            distributed.broadcast(new_entries, 0)
         entries = self.tokenizer.codebook.weight
-        entries[unused] = moved.to(entries.dtype)  # under autocast cells have another precision than weights
+        entries[unused] = new_entries.to(entries.dtype)  # under autocast, cells differ in precision from weights
         self.code_counts.zero_()
 
     def on_validation_epoch_start(self) -> None:
@@ -150,7 +158,7 @@ class TokenizerTraining(PairModule):
         self._count(ids, self.val_code_counts)
         reconstructed, target = self.tokenizer.decode(ids).float(), images.float() / 255
         scores = {
-            # mean over images of PSNR, as it is usually reported
+            # PSNR of each image, averaged over images, as is usual
             "val/psnr": peak_signal_noise_ratio(reconstructed, target, data_range=1.0, dim=(1, 2, 3)),
             "val/ssim": structural_similarity_index_measure(reconstructed, target, data_range=1.0),
         }
@@ -169,13 +177,13 @@ class TokenizerTraining(PairModule):
 class NamingTokenizer(TokenizerTraining):
     """An image tokenizer whose features also classify the object in each cell.
 
-    The captioner's only input are these features. Those of a VQGAN of millions of photographs represent objects; those
-    of a tokenizer of a few thousand images represent colors and edges. Labels of cells (from a renderer or a detector)
-    compensate for that, as ``ObjectNaming`` does for PairTransformer's backbone. Batches are
-    ``(images uint8 (N, 3, H, W), cells int64 (N, A, h, w))``; label 0 is an empty cell, -100 is unknown.
+    These features are the only input of the captioner. A VQGAN trained on millions of photographs represents objects; a
+    tokenizer trained on a few thousand images represents colors and edges. Labels of cells (from a renderer or a
+    detector) compensate for that, as ``ObjectNaming`` does for PairTransformer's backbone. Batches are
+    ``(images uint8 (N, 3, H, W), cells int64 (N, A, h, w))``; label 0 is an empty cell, -100 an unknown label.
 
     Args:
-        classes: number of classes of each of the A attributes, "empty" included.
+        classes: number of classes of each of the A attributes, the class "empty" included.
         naming: weight of the classification loss, a sum over attributes.
         options: further arguments of :class:`TokenizerTraining`.
     """
@@ -198,8 +206,8 @@ class NamingTokenizer(TokenizerTraining):
         head: nn.Module = self.built_net.head
         return head
 
-    def names(self, features: Tensor) -> list[Tensor]:
-        """Logits per attribute, ``(N, classes, h, w)``, of the encoder's features."""
+    def class_logits(self, features: Tensor) -> list[Tensor]:
+        """Logits ``(N, classes, h, w)`` of each attribute, from encoder features ``(N, latent, h, w)``."""
         return list(self.head(features).split(self.classes, 1))
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -209,7 +217,7 @@ class NamingTokenizer(TokenizerTraining):
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         images, cells = batch
         loss, features = self.reconstruct(images)
-        logits = self.names(features)
+        logits = self.class_logits(features)
         if cells.shape[1] != len(logits) or cells.shape[-2:] != features.shape[-2:]:
             raise DataError(
                 f"the labels have {cells.shape[1]} attributes of {cells.shape[-2]}x{cells.shape[-1]} cells; the "
@@ -221,6 +229,6 @@ class NamingTokenizer(TokenizerTraining):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         images, cells = batch
         self.measure(images)
-        logits = self.names(self.tokenizer.features(self._pixels(images)))
+        logits = self.class_logits(self.tokenizer.features(self._pixels(images)))
         accuracy, count = cell_accuracy(logits, cells)
         self.log("val/cells_named", accuracy, prog_bar=True, sync_dist=True, batch_size=count)

@@ -39,8 +39,8 @@ class StatefulEncoder(Adapter):
     """Adds a :class:`CrossImageLayer` after layers of a vision tower.
 
     Args:
-        layers: layers of the vision tower, counted from 1, after which one is added; all of them when None. A network
-            that is not a :class:`BlockTower` has no layers to choose: it gets one after its backbone.
+        layers: layers of the vision tower, counted from 1, after which one is added; all of them when None. In a
+            network that is not a :class:`BlockTower`, a single one is added after the backbone.
         at: path of the module whose output is a grid ``(2B, D, h, w)``, first and second image alternating, in networks
             that are not a :class:`BlockTower`; ``backbone`` when None.
         options: fields of :class:`StatefulEncoderOptions`.
@@ -50,7 +50,7 @@ class StatefulEncoder(Adapter):
         super().__init__()
         self.depths, self.at, self.options = layers, at, StatefulEncoderOptions(**options)
         self.blocks = nn.ModuleList()
-        self.on = True
+        self.is_enabled = True
 
     def install(self, net: nn.Module) -> None:
         if isinstance(net, BlockTower):
@@ -58,7 +58,10 @@ class StatefulEncoder(Adapter):
             return
         path = self.at or "backbone"
         if self.depths is not None:
-            raise ConfigError(f"layers is {list(self.depths)}, and {type(net).__name__} has one place, after {path!r}")
+            raise ConfigError(
+                f"layers is {list(self.depths)}; expected None, as {type(net).__name__} has a single layer, after "
+                f"{path!r}"
+            )
         try:
             module = net.get_submodule(path)
         except AttributeError:
@@ -93,24 +96,24 @@ class StatefulEncoder(Adapter):
             )
         depths = list(range(1, depth + 1)) if self.depths is None else list(self.depths)
         if not depths or sorted(set(depths)) != depths or not 1 <= depths[0] <= depths[-1] <= depth:
-            raise ConfigError(f"layers is {depths}; expected rising numbers from 1 to {depth}")
+            raise ConfigError(f"layers is {depths}; expected increasing numbers from 1 to {depth}")
         self.blocks.extend(CrossImageLayer(width, self.options) for _ in depths)
         net.rewrite_blocks(depths, self.rewrite)
 
     def rewrite(self, index: int, images: Tensor) -> Tensor:
-        """States ``(B, 2, L, D)`` after the layer at ``index``, or as they were while this adapter is disabled."""
-        rewritten: Tensor = self.blocks[index](images) if self.on else images
+        """States ``(B, 2, L, D)`` after the layer at ``index``; unchanged while this adapter is disabled."""
+        rewritten: Tensor = self.blocks[index](images) if self.is_enabled else images
         return rewritten
 
     def _rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
         """Forward hook on a grid backbone."""
-        pairs = grid.flatten(2).mT.unflatten(0, (-1, 2))
+        pairs = grid.flatten(2).mT.unflatten(0, (-1, 2))  # (B, 2, h w, D)
         # a frozen backbone runs without gradients, but this layer is trained
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.training):
             return self.rewrite(0, pairs).flatten(0, 1).mT.reshape(grid.shape)
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
-        """All layers in turn on the states ``(B, 2, L, D)`` that ``features`` begins with; for :meth:`forward_cost`."""
+        """Apply all layers to the states ``(B, 2, L, D)`` in ``features[0]``; used by :meth:`forward_cost` only."""
         states = features[0]
         for layer in self.blocks:
             states = layer(states)
@@ -126,8 +129,8 @@ class StatefulEncoder(Adapter):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        self.on = False
+        self.is_enabled = False
         try:
             yield
         finally:
-            self.on = True
+            self.is_enabled = True

@@ -1,4 +1,4 @@
-"""The layer that a stateful visual encoder adds after each of its layers.
+"""Cross-image layer of the stateful visual encoder (arXiv 2606.04433), added after each layer of a vision tower.
 
 1. The second image attends to the states of the first image at the same depth,
 2. a feed-forward layer follows, and
@@ -25,11 +25,11 @@ class StatefulEncoderOptions:
     """Options of :class:`CrossImageLayer`.
 
     Args:
-        heads: attention heads; the largest divisor of the features' width up to 16 when None.
-        hidden: width of the feed-forward layer; twice the features' width when None.
-        detach_previous: whether no gradient flows to the first image through the second one, as in the paper.
-        control: whether the second image attends to itself in place of the first one: equally many parameters and
-            operations, without a view of the other image.
+        heads: number of attention heads; the largest divisor of the features' width up to 16 when None.
+        hidden: hidden width of the feed-forward layer; twice the features' width when None.
+        detach_previous: whether the states of the first image are detached, as in the paper.
+        control: whether the second image attends to itself in place of the first one: a control with equally many
+            parameters and operations, and no view of the other image.
     """
 
     heads: PositiveInt | None = None
@@ -42,11 +42,11 @@ class StatefulEncoderOptions:
 
 
 class CrossImageLayer(nn.Module):
-    """Adds what the second image reads in the first one to its states; the first image stays as it is.
+    """Cross-attention from the second image to the first one, and feed-forward; the first image is unchanged.
 
     Args:
         width: D.
-        options: heads, width of the feed-forward layer, and what is attended to.
+        options: heads, hidden width, and source of the cross-attention.
 
     Raises:
         ConfigError: ``heads`` does not divide ``width``.

@@ -52,11 +52,12 @@ class LoraOptions:
     """Options of :class:`LoRA`.
 
     Args:
-        rank: rank of the updates (M3Diff, table 10: 128).
-        alpha: numerator of the scale ``alpha / rank`` of the updates (M3Diff: 256).
+        rank: rank of the updates (peft's ``r``; M3Diff, table 10: 128).
+        alpha: numerator of the scale ``alpha / rank`` of the updates (peft's ``lora_alpha``; M3Diff: 256).
         dropout: dropout of the input of the updates.
-        targets: ``all-linear``, or a regular expression of layer paths within ``freeze``. Layers whose output is not
-            used, such as those after the layer from which a vision tower's features are taken, are left out.
+        targets: ``all-linear``, or a regular expression of layer paths within ``freeze`` (peft's ``target_modules``).
+            Layers whose output is not used, such as those after the layer from which a vision tower's features are
+            taken, are left out.
         freeze: paths of modules with updates, and of other modules and parameters, which are frozen; the language model
             when None. Modules outside stay trainable, as M3Diff fully trains all but the language model.
         modules_to_save: paths of modules that are trained as copies; disabling the adapter restores the originals.

@@ -1,6 +1,13 @@
-"""Batched beam search of any network with a ``step``.
+"""Batched beam search with any network that has a ``step``.
 
-:func:`beam_search_uncached` recomputes every prefix and is the reference that the cached path must equal.
+At each step, for all unfinished pairs at once:
+
+1. log-probabilities of the next token for the ``beams`` prefixes of each pair,
+2. the ``2 * beams`` most likely candidates, of which at most ``beams`` are end tokens,
+3. candidates that end are compared with the best finished caption (`_Finished.add`),
+4. the ``beams`` most likely others are the next prefixes; a pair is done when none of them can become better.
+
+:func:`beam_search_uncached` recomputes every prefix; both must return equal captions.
 """
 
 from __future__ import annotations
@@ -32,14 +39,14 @@ def beam_search(
     length_penalty: float = 1.0,
     special: SpecialIds = DEFAULT_SPECIALS,
 ) -> Decoded:
-    """Keep the ``beams`` most likely prefixes of every pair; the best finished one by normalised log-probability.
+    """Beam search; returns the finished caption of each pair with the highest length-normalised log-probability.
 
     Args:
         net: the network.
         features: B pairs.
-        max_length: maximum number of tokens, the end token included.
-        beams: prefixes per pair.
-        length_penalty: power of the length that the summed log-probability is divided by.
+        max_length: maximum number of tokens, including the end token (``max_new_tokens`` of transformers).
+        beams: number of prefixes per pair (``num_beams`` of transformers).
+        length_penalty: the summed log-probability is divided by the length to this power, as in transformers.
         special: ids of the vocabulary's special tokens.
     """
     state = net.start(features)
@@ -72,15 +79,15 @@ def beam_search_uncached(
     length_penalty: float = 1.0,
     special: SpecialIds = DEFAULT_SPECIALS,
 ) -> Decoded:
-    """As :func:`beam_search`, but every step runs the whole decoder over every prefix."""
+    """Beam search without a KV cache: every step runs the whole decoder over every prefix."""
     device = features.memory.device
     owners = torch.arange(len(features), device=device)
 
     def advance(prefixes: Tensor, origins: Tensor, pairs: Tensor) -> Tensor:
         nonlocal owners
         owners = owners[origins.to(device)]
-        chosen = PairFeatures(features.memory[owners], None if features.mask is None else features.mask[owners])
-        return net.logits(chosen, prefixes[:, None].to(device))[:, 0, -1]
+        selected = PairFeatures(features.memory[owners], None if features.mask is None else features.mask[owners])
+        return net.logits(selected, prefixes[:, None].to(device))[:, 0, -1]
 
     return _beam_search(
         advance,
@@ -95,7 +102,15 @@ def beam_search_uncached(
 
 @dataclass(slots=True)
 class _Finished:
-    """The best finished caption of each of B pairs, and the number of finished ones; scores in double precision."""
+    """The best finished caption of each of B pairs; scores in double precision.
+
+    Args:
+        ids: token ids ``(B, max_length)``.
+        lengths: lengths of the captions ``(B,)``, with the end token.
+        scores: length-normalised log-probabilities ``(B,)``.
+        means: mean log-probabilities per token ``(B,)``.
+        counts: numbers of finished captions ``(B,)``.
+    """
 
     ids: Tensor
     lengths: Tensor
@@ -104,25 +119,29 @@ class _Finished:
     counts: Tensor
 
     @classmethod
-    def none_yet(cls, pairs: int, max_length: int) -> _Finished:
-        lengths = torch.zeros(pairs, dtype=torch.long)
-        scores = torch.full((pairs,), float("-inf"), dtype=torch.float64)
-        ids = torch.zeros(pairs, max_length, dtype=torch.long)
-        return cls(ids, lengths, scores, scores.clone(), lengths.clone())
+    def empty(cls, num_pairs: int, max_length: int) -> _Finished:
+        lowest = torch.full((num_pairs,), float("-inf"), dtype=torch.float64)
+        return cls(
+            ids=torch.zeros(num_pairs, max_length, dtype=torch.long),
+            lengths=torch.zeros(num_pairs, dtype=torch.long),
+            scores=lowest,
+            means=lowest.clone(),
+            counts=torch.zeros(num_pairs, dtype=torch.long),
+        )
 
     def add(
         self, owners: Tensor, prefixes: Tensor, rows: Tensor, tokens: Tensor, sums: Tensor, ending: Tensor, power: float
     ) -> None:
-        """Add the candidates that end; the first one that ends is the most likely.
+        """Compare the most likely candidate that ends with the best finished caption of its pair.
 
         Args:
-            owners: pair of each row.
-            prefixes: ``(N, length)``.
-            rows: indices of the prefixes of the candidates ``(P, C)``.
-            tokens: last tokens of the candidates ``(P, C)``.
-            sums: log-probabilities of the candidates ``(P, C)``.
-            ending: which of the first candidates end, ``(P, beams)``.
-            power: power of the length by which sums are divided.
+            owners: indices of the unfinished pairs ``(P,)``.
+            prefixes: prefixes of all candidates ``(N, length)``.
+            rows: index of the prefix of each candidate ``(P, C)``.
+            tokens: last token of each candidate ``(P, C)``.
+            sums: log-probability of each candidate ``(P, C)``, in descending order.
+            ending: True at candidates that end ``(P, beams)``.
+            power: sums are divided by the length to this power.
         """
         self.counts[owners] += ending.sum(1)
         pairs = ending.any(1).nonzero()[:, 0]
@@ -130,14 +149,14 @@ class _Finished:
         best, length = sums[pairs, columns].double(), prefixes.shape[1]
         scores = best / length**power
         # NaN counts as better, so that it is visible in the result
-        better = ~(scores <= self.scores[owners[pairs]])
-        pairs, columns = pairs[better], columns[better]
-        winners = owners[pairs]
-        self.ids[winners, : length - 1] = prefixes[rows[pairs, columns], 1:]
-        self.ids[winners, length - 1] = tokens[pairs, columns]
-        self.lengths[winners] = length
-        self.scores[winners] = scores[better]
-        self.means[winners] = best[better] / length
+        is_better = ~(scores <= self.scores[owners[pairs]])
+        pairs, columns = pairs[is_better], columns[is_better]
+        improved = owners[pairs]
+        self.ids[improved, : length - 1] = prefixes[rows[pairs, columns], 1:]
+        self.ids[improved, length - 1] = tokens[pairs, columns]
+        self.lengths[improved] = length
+        self.scores[improved] = scores[is_better]
+        self.means[improved] = best[is_better] / length
 
 
 @torch.no_grad()
@@ -152,28 +171,29 @@ def _beam_search(
 ) -> Decoded:
     """Beam search; candidates are selected on the CPU, with one synchronisation with the device per step.
 
-    ``advance(prefixes (N, T), rows, pairs)`` returns the next logits ``(N, V)``; rows and pairs are indices of the last
-    call that continue.
+    ``advance(prefixes (N, T), origins, active)`` returns the next logits ``(N, V)``, where ``origins (N,)`` and
+    ``active`` are the rows and the pairs of the last call that continue.
     """
-    finished = _Finished.none_yet(pairs, max_length)
+    finished = _Finished.empty(pairs, max_length)
     prefixes = torch.full((pairs, 1), special.bos, dtype=torch.long)
-    owners = origins = going = torch.arange(pairs)  # pair of each group of live prefixes
-    sums = torch.zeros(pairs, 1, dtype=torch.float32, device=device)  # (live pairs, prefixes per pair)
-    ends, never = torch.tensor(special.ends), never_generated_ids(special, device)
+    # `owners` are the unfinished pairs (P,), each with `width` prefixes
+    owners = origins = active = torch.arange(pairs)
+    sums = torch.zeros(pairs, 1, dtype=torch.float32, device=device)  # (P, width)
+    end_ids, never_ids = torch.tensor(special.ends), never_generated_ids(special, device)
     divisors = [length**length_penalty for length in range(1, max_length + 1)]
     for length in range(1, max_length + 1):
-        log_probs = next_log_probs(advance(prefixes, origins, going), never)
+        log_probs = next_log_probs(advance(prefixes, origins, active), never_ids)  # (P * width, V)
         width, vocabulary = sums.shape[1], log_probs.shape[-1]
-        totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
-        # twice as many as beams: at most `beams` of them can be end tokens, so enough continue
+        totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)  # (P, width * V)
+        # at most `beams` of 2 * beams candidates are end tokens, so that enough continue
         top = totals.topk(min(2 * beams, totals.shape[1]), -1)
-        candidate_sums, candidates = top.values.cpu(), top.indices.cpu()
+        candidate_sums, candidates = top.values.cpu(), top.indices.cpu()  # (P, C)
         rows = candidates // vocabulary + width * torch.arange(len(owners))[:, None]
         tokens = candidates % vocabulary
         possible = candidate_sums != float("-inf")
-        ending = possible & (torch.isin(tokens, ends) if length < max_length else True)
+        ending = possible & (torch.isin(tokens, end_ids) if length < max_length else True)
 
-        # an end token only counts among the best `beams` candidates, as if the beam held it
+        # an end token counts only among the `beams` most likely candidates, as in a beam with finished prefixes
         finished.add(
             owners=owners,
             prefixes=prefixes,
@@ -183,27 +203,27 @@ def _beam_search(
             ending=ending[:, :beams],
             power=length_penalty,
         )
-        chosen, is_open = _first(possible & ~ending, beams)
-        sums = candidate_sums.gather(1, chosen).masked_fill(~is_open, float("-inf"))
+        columns, is_open = _first(possible & ~ending, beams)  # (P, beams)
+        sums = candidate_sums.gather(1, columns).masked_fill(~is_open, float("-inf"))
         best_open, best = sums[:, 0].double(), finished.scores[owners]
-        done = (finished.counts[owners] >= beams) & (best >= best_open / divisors[length - 1])
-        # log-probabilities only fall, so no prefix exceeds its current sum divided by the largest divisor
-        done |= best >= best_open / max(divisors[length:], default=1.0)
-        going = (~done & is_open[:, 0]).nonzero()[:, 0]
-        if not len(going):
+        is_done = (finished.counts[owners] >= beams) & (best >= best_open / divisors[length - 1])
+        # sums never increase, so no score exceeds the current sum divided by the largest divisor
+        is_done |= best >= best_open / max(divisors[length:], default=1.0)
+        active = (~is_done & is_open[:, 0]).nonzero()[:, 0]
+        if not len(active):
             break
-        origins = rows.gather(1, chosen)[going].flatten()
-        prefixes = torch.cat([prefixes[origins], tokens.gather(1, chosen)[going].view(-1, 1)], 1)
-        sums, owners = sums[going].to(device), owners[going]
+        origins = rows.gather(1, columns)[active].flatten()
+        prefixes = torch.cat([prefixes[origins], tokens.gather(1, columns)[active].view(-1, 1)], 1)
+        sums, owners = sums[active].to(device), owners[active]
     lengths = finished.lengths.tolist()
-    ids = [row[:count] for row, count in zip(finished.ids.tolist(), lengths, strict=True)]
+    ids = [row[:length] for row, length in zip(finished.ids.tolist(), lengths, strict=True)]
     return Decoded(ids, finished.means.tolist())
 
 
 def _first(mask: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Columns ``(P, count)`` of the first candidates in ``mask (P, C)``, and which of them exist.
+    """Columns ``(P, count)`` of the first True values of ``mask (P, C)``, and which of them exist.
 
-    Where there are too few, the first one is repeated.
+    The first column is repeated in place of missing ones.
     """
     order = (~mask).to(torch.uint8).sort(stable=True, dim=-1).indices[:, :count]
     exists = mask.gather(1, order)

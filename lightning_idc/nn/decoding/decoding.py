@@ -1,7 +1,8 @@
-"""Batched greedy decoding of any network with a ``step``, and the interfaces that all decoding shares.
+"""Batched greedy decoding with any network that has a ``step``, and the interfaces of all decoding strategies.
 
-The network caches computations in a state, so that a step costs one token; rows with an end token leave the batch.
-:func:`greedy_uncached` recomputes every prefix and is the reference that the cached path must equal token for token.
+The network keeps a state, such as a KV cache, so that each step computes one token per caption; finished captions leave
+the batch. :func:`greedy_uncached` recomputes every prefix; both must return equal captions.
+
 Beam search is in ``nn/decoding/beam_search.py``, sampling in ``nn/decoding/sampling.py``.
 """
 
@@ -31,20 +32,22 @@ class DecodingState(Protocol):
 
 @runtime_checkable
 class BeamState(Protocol):
-    """State whose prefixes of one pair share the memory of the pair, so that beam search never copies it."""
+    """State in which the prefixes of a pair share its memory, so that beam search never copies it."""
 
     def reorder(self, rows: Tensor, pairs: Tensor) -> Any:
-        """State of selected rows ``(P' * beams,)``, those of a pair together, and of their pairs ``(P',)``, each once.
+        """State of selected prefixes.
 
-        Both are indices into the current ones.
+        Args:
+            rows: indices of the prefixes ``(P' * beams,)``; those of a pair are contiguous.
+            pairs: indices of their pairs ``(P',)``, each once.
         """
 
 
 def select_rows(state: Any, rows: Tensor) -> Any:
-    """State of selected rows: by its ``select``, or row by row of each tensor in it.
+    """Select rows of a state, by its ``select``, or by indexing each of its tensors.
 
     Args:
-        state: tensor, list, tuple, dict, dataclass or other object with tensors, at any depth.
+        state: tensor, list, tuple, dict, dataclass or other object with tensors, possibly nested.
         rows: ``(M,)`` int64; rows may repeat.
 
     Example:
@@ -70,7 +73,7 @@ def select_rows(state: Any, rows: Tensor) -> Any:
 
 
 class CaptionNet(Protocol):
-    """Interface of the network of a small captioner."""
+    """Interface of a captioner's network."""
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 images ``(B, 2, 3, H, W)``."""
@@ -90,8 +93,8 @@ class Decoded:
     """Generated captions.
 
     Args:
-        ids: token ids per pair, with the end token where it was generated.
-        mean_log_probs: mean log-probability per token, per pair.
+        ids: token ids of each caption, with the end token if it was generated.
+        mean_log_probs: mean log-probability per token of each caption.
     """
 
     ids: list[list[int]]
@@ -99,45 +102,45 @@ class Decoded:
 
 
 def never_generated_ids(special: SpecialIds, device: torch.device) -> Tensor:
-    """Ids that are never generated, on the device; a list would be copied at every step."""
+    """Ids that are never generated, as a tensor on the device, so that they are not copied at every step."""
     return torch.tensor(special.never_said, dtype=torch.long, device=device)
 
 
-def next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
-    """Log-probabilities over all tokens, with ids that are never generated set to minus infinity.
+def next_log_probs(logits: Tensor, never_ids: Tensor) -> Tensor:
+    """Log-probabilities of the next token, minus infinity for ids that are never generated.
 
-    They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
+    They are masked after the softmax, so that generated captions have the same log-probability with teacher forcing.
     """
-    return logits.float().log_softmax(-1).index_fill_(-1, never, float("-inf"))
+    return logits.float().log_softmax(-1).index_fill_(-1, never_ids, float("-inf"))
 
 
 @torch.no_grad()
 def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = DEFAULT_SPECIALS) -> Decoded:
-    """Most likely next token each time, at most ``max_length`` tokens with the end token."""
+    """Greedy decoding of one caption per pair, of at most ``max_length`` tokens, including the end token."""
     state = net.start(features)
     device = features.memory.device
-    count = len(features)
-    rows = torch.arange(count, device=device)
-    tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
-    ids = torch.full((max_length, count), special.pad, dtype=torch.long, device=device)
-    log_probs = torch.zeros(max_length, count, dtype=torch.float32, device=device)
-    lengths = torch.full((count,), max_length, dtype=torch.long, device=device)
+    num_pairs = len(features)
+    rows = torch.arange(num_pairs, device=device)  # unfinished pairs
+    tokens = torch.full((num_pairs,), special.bos, dtype=torch.long, device=device)
+    end_ids, never_ids = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
+    ids = torch.full((max_length, num_pairs), special.pad, dtype=torch.long, device=device)
+    log_probs = torch.zeros(max_length, num_pairs, dtype=torch.float32, device=device)
+    lengths = torch.full((num_pairs,), max_length, dtype=torch.long, device=device)
     for position in range(max_length):
-        best = next_log_probs(net.step(state, tokens), never).max(-1)
+        best = next_log_probs(net.step(state, tokens), never_ids).max(-1)
         tokens = best.indices
         ids[position].index_copy_(0, rows, tokens)
         log_probs[position].index_copy_(0, rows, best.values)
-        going = (tokens[:, None] != ends).all(1)
+        is_unfinished = (tokens[:, None] != end_ids).all(1)
         # one synchronisation with the device per step
-        alive = int(going.sum())
-        if alive < len(rows):
-            lengths[rows[~going]] = position + 1
-            if alive == 0:
+        num_unfinished = int(is_unfinished.sum())
+        if num_unfinished < len(rows):
+            lengths[rows[~is_unfinished]] = position + 1
+            if num_unfinished == 0:
                 break
             if position + 1 < max_length:
-                rows, tokens = rows[going], tokens[going]
-                state = select_rows(state, going.nonzero()[:, 0])
+                rows, tokens = rows[is_unfinished], tokens[is_unfinished]
+                state = select_rows(state, is_unfinished.nonzero()[:, 0])
     return decoded(ids.T, lengths, log_probs.sum(0))
 
 
@@ -145,29 +148,28 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
 def greedy_uncached(
     net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = DEFAULT_SPECIALS
 ) -> Decoded:
-    """As :func:`greedy`, but every step runs the whole decoder over the whole prefix of all pairs."""
-    count, device = len(features), features.memory.device
-    tokens = torch.full((count, 1, 1), special.bos, dtype=torch.long, device=device)
-    sums = torch.zeros(count, dtype=torch.float32, device=device)
-    lengths = torch.zeros(count, dtype=torch.long, device=device)
-    going = torch.ones(count, dtype=torch.bool, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
+    """Greedy decoding without a KV cache: every step runs the whole decoder over the prefixes of all pairs."""
+    num_pairs, device = len(features), features.memory.device
+    tokens = torch.full((num_pairs, 1, 1), special.bos, dtype=torch.long, device=device)
+    sums = torch.zeros(num_pairs, dtype=torch.float32, device=device)
+    lengths = torch.zeros(num_pairs, dtype=torch.long, device=device)
+    is_unfinished = torch.ones(num_pairs, dtype=torch.bool, device=device)
+    end_ids, never_ids = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
     for _ in range(max_length):
-        best = next_log_probs(net.logits(features, tokens)[:, 0, -1], never).max(-1)
-        chosen = torch.where(going, best.indices, special.pad)
-        sums += torch.where(going, best.values, 0.0)
-        lengths += going
-        tokens = torch.cat([tokens, chosen[:, None, None]], -1)
-        going = going & ~torch.isin(chosen, ends)
-        if not bool(going.any()):
+        best = next_log_probs(net.logits(features, tokens)[:, 0, -1], never_ids).max(-1)
+        next_tokens = torch.where(is_unfinished, best.indices, special.pad)
+        sums += torch.where(is_unfinished, best.values, 0.0)
+        lengths += is_unfinished
+        tokens = torch.cat([tokens, next_tokens[:, None, None]], -1)
+        is_unfinished = is_unfinished & ~torch.isin(next_tokens, end_ids)
+        if not bool(is_unfinished.any()):
             break
     return decoded(tokens[:, 0, 1:], lengths, sums)
 
 
 def decoded(ids: Tensor, lengths: Tensor, sums: Tensor) -> Decoded:
-    """Captions of ids ``(N, T)`` of ``lengths (N,)``, with summed log-probabilities ``(N,)``."""
-    counts = lengths.tolist()
+    """Captions from padded ids ``(N, T)``, their ``lengths (N,)`` and summed log-probabilities ``(N,)``."""
     return Decoded(
-        [row[:count] for row, count in zip(ids.tolist(), counts, strict=True)],
-        (sums / lengths.clamp(min=1)).tolist(),
+        ids=[row[:length] for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)],
+        mean_log_probs=(sums / lengths.clamp(min=1)).tolist(),
     )

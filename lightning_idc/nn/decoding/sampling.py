@@ -1,4 +1,4 @@
-"""Sampling of captions from any network with a ``step``."""
+"""Sampling of captions with temperature and nucleus (top-p) sampling, from any network that has a ``step``."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def sample(
     special: SpecialIds = DEFAULT_SPECIALS,
     uniforms: Tensor | None = None,
 ) -> Decoded:
-    """Sample captions token by token from one encoding of each pair.
+    """Sample K captions of each pair, encoded once.
 
     Args:
         net: the network.
         features: B pairs.
-        length: maximum number of tokens, the end token included.
-        samples: captions per pair, K.
-        temperature: divisor of log-probabilities; near 0 sampling is greedy.
-        top_p: probability mass of the tokens to sample from (nucleus sampling).
-        generator: random numbers; torch's global generator when None.
+        length: maximum number of tokens, including the end token.
+        samples: number of captions per pair, K (``num_return_sequences`` of transformers).
+        temperature: divisor of the logits; near 0 sampling is greedy.
+        top_p: probability mass of the most likely tokens to sample from (nucleus sampling).
+        generator: random number generator; torch's global one when None.
         special: ids of the vocabulary's special tokens.
-        uniforms: random numbers in [0, 1), one for each token, ``(B * K, length)``, instead of the generator; samples
-            of a pair then do not depend on the other pairs of its batch.
+        uniforms: uniform random numbers in [0, 1) in place of the generator, one per token, ``(B * K, length)``, so
+            that the samples of a pair do not depend on the rest of its batch.
 
     Returns:
-        B * K captions, those of a pair together; the log-probabilities are those of the network, without
-        temperature and ``top_p``.
+        B * K captions, contiguous for each pair, with the log-probabilities of the network, before temperature and
+        ``top_p``.
 
     Raises:
         ConfigError: temperature, ``top_p`` or the number of samples is out of range.
@@ -57,7 +57,7 @@ def sample(
     device, count = features.memory.device, len(features) * samples
     if uniforms is None:
         generator_device = generator.device if generator else None
-        # always float32: in half precision most tokens could never be drawn
+        # always float32: half precision is too coarse for improbable tokens
         uniforms = torch.rand(count, length, dtype=torch.float32, generator=generator, device=generator_device)
     uniforms = uniforms.to(device)
     pairs = torch.arange(len(features), device=device)
@@ -70,27 +70,26 @@ def sample(
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
-    going = torch.ones(count, dtype=torch.bool, device=device)
-    ends, never = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
+    is_unfinished = torch.ones(count, dtype=torch.bool, device=device)
+    end_ids, never_ids = torch.tensor(special.ends, device=device), never_generated_ids(special, device)
     for position in range(length):
-        log_probs = next_log_probs(net.step(state, tokens), never)
-        drawn = _inverse_cdf(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
-        tokens = drawn.where(going, special.pad)
+        log_probs = next_log_probs(net.step(state, tokens), never_ids)
+        sampled = _inverse_cdf(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
+        tokens = sampled.where(is_unfinished, special.pad)
         ids[rows, position] = tokens
-        sums[rows] += log_probs.gather(1, drawn[:, None])[:, 0].where(going, 0.0)
-        lengths[rows] += going
-        going = going & ~torch.isin(tokens, ends)
-        # captions of a pair share its memory, and so stay together until all have ended
-        continues = going.view(-1, samples).any(1) if shared else going
-        num_left = int(continues.sum())
-        if position + 1 == length or num_left == 0:
+        sums[rows] += log_probs.gather(1, sampled[:, None])[:, 0].where(is_unfinished, 0.0)
+        lengths[rows] += is_unfinished
+        is_unfinished = is_unfinished & ~torch.isin(tokens, end_ids)
+        # captions that share the memory of a pair remain in the batch until all of them are finished
+        remains = is_unfinished.view(-1, samples).any(1) if shared else is_unfinished
+        num_remaining = int(remains.sum())
+        if position + 1 == length or num_remaining == 0:
             break
-        if num_left < len(continues):
-            chosen = continues.nonzero()[:, 0]
-            continues = continues.repeat_interleave(samples) if shared else continues
-            rows, tokens, going = rows[continues], tokens[continues], going[continues]
-            rows_left = continues.nonzero()[:, 0]
-            state = state.reorder(rows_left, chosen) if shared else select_rows(state, chosen)
+        if num_remaining < len(remains):
+            selected = remains.nonzero()[:, 0]
+            remains = remains.repeat_interleave(samples) if shared else remains
+            rows, tokens, is_unfinished = rows[remains], tokens[remains], is_unfinished[remains]
+            state = state.reorder(remains.nonzero()[:, 0], selected) if shared else select_rows(state, selected)
     return decoded(ids, lengths, sums)
 
 
@@ -100,7 +99,7 @@ def sampling_probabilities(log_probs: Tensor, temperature: float = 1.0, top_p: f
     Args:
         log_probs: log-probabilities of the next tokens, ``(N, V)``.
         temperature: divisor of the log-probabilities.
-        top_p: probability mass of the most likely tokens that are kept, at least one; the others get 0.
+        top_p: probability mass of the most likely tokens that are kept, at least one; the others have probability 0.
 
     Example:
         >>> sampling_probabilities(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_p=0.6)
@@ -109,20 +108,20 @@ def sampling_probabilities(log_probs: Tensor, temperature: float = 1.0, top_p: f
     probabilities = (log_probs / temperature).softmax(-1)
     if top_p >= 1:
         return probabilities
-    ordered = probabilities.sort(-1, descending=True)
-    before = ordered.values.cumsum(-1) - ordered.values
-    nucleus = ordered.values.masked_fill(before >= top_p, 0.0)
+    descending = probabilities.sort(-1, descending=True)
+    mass_before = descending.values.cumsum(-1) - descending.values
+    nucleus = descending.values.masked_fill(mass_before >= top_p, 0.0)
     nucleus = nucleus / nucleus.sum(-1, keepdim=True)
-    return torch.zeros_like(probabilities).scatter(-1, ordered.indices, nucleus)
+    return torch.zeros_like(probabilities).scatter(-1, descending.indices, nucleus)
 
 
 def _inverse_cdf(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens ``(N,)`` of distributions ``(N, V)`` by inverse transform sampling, one uniform number each."""
-    sums = probabilities.cumsum(-1)
-    # scaled to the last sum, which may not be 1 by rounding, and below it, so that no token of probability 0 is drawn
-    below = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))
-    goals = torch.minimum(uniforms[:, None].to(sums) * sums[:, -1:], below)
-    return torch.searchsorted(sums, goals, right=True)[:, 0]
+    """Inverse transform sampling of tokens ``(N,)`` from ``(N, V)`` with one uniform number each, ``(N,)``."""
+    cdf = probabilities.cumsum(-1)
+    # scale to the last value, which may differ from 1 by rounding, and stay below it: no token of probability 0
+    upper = torch.nextafter(cdf[:, -1:], torch.zeros_like(cdf[:, -1:]))
+    quantiles = torch.minimum(uniforms[:, None].to(cdf) * cdf[:, -1:], upper)
+    return torch.searchsorted(cdf, quantiles, right=True)[:, 0]
 
 
 def check_sampling(temperature: PositiveFloat, top_p: PositiveShare, samples: PositiveInt = 1) -> None:

@@ -1,4 +1,4 @@
-"""Adversarial negatives: the game of Eq. 5 to 7 on a captioner. Oracles: DPO with random negatives, planted ones."""
+"""Adversarial negatives (Eq. 5 to 7). Oracles: DPO with random negatives; a reference with known hard negatives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever, Retriever, memory_width
 from lightning_idc.methods.adpo.negatives import RandomCaption
-from lightning_idc.methods.adpo.pool import CaptionPool, choose
+from lightning_idc.methods.adpo.pool import CaptionPool, sample_negatives
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.reinforce import LeaveOneOut
 from lightning_idc.methods.adpo.retriever import EncoderHeads, FeatureHeads
@@ -37,14 +37,14 @@ def retriever_of(model: Any) -> Retriever:
 
 
 @pytest.mark.slow
-def test_a_uniform_retriever_is_dpo_with_random_negatives_bit_for_bit(tmp_path: Path) -> None:
+def test_uniform_retriever_equals_dpo_with_random_negatives_bit_for_bit(tmp_path: Path) -> None:
     random, uniform, sharp = Losses(), Losses(), Losses()
     dpo = fit([PreferenceOptimization(negatives=RandomCaption(6)), random], tmp_path)
     flat = AdversarialRetriever(candidates=6, temperature=float("inf"), alignment=0.0)
     adpo = fit([PreferenceOptimization(), flat, uniform], tmp_path)
     assert_same(host_state(adpo), host_state(dpo))
     fit([PreferenceOptimization(), AdversarialRetriever(candidates=6), sharp], tmp_path)
-    # the logged loss holds the retriever's term as well, whose baseline starts at 0; the rest is one game
+    # the logged loss includes the retriever's term, whose baseline starts at 0
     assert uniform.values[0] == pytest.approx(sharp.values[0], abs=5.0) and sharp.values != random.values
 
 
@@ -54,31 +54,31 @@ def test_weight_zero_equals_absent(tmp_path: Path) -> None:
     assert_same(host_state(off), host_state(absent))
 
 
-class Planted(ReferencePolicy):
-    """Finds one sentence very unlikely, so that the policy seems to like it: that negative is the hard one."""
+class UnlikelyPaint(ReferencePolicy):
+    """Gives captions with the word "paint" a low probability, which makes them the hard negatives."""
 
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
-        host: Any = step.module
-        paint = host.tokenize(["paint"])[0][1]
+        captioner: Any = step.module
+        paint = captioner.tokenize(["paint"])[0][1]
         with torch.no_grad():
-            return host.score(step.features, tokens, mask) - 20.0 * (tokens == paint).any(-1)
+            return captioner.score(step.features, tokens, mask) - 20.0 * (tokens == paint).any(-1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("baseline", [None, LeaveOneOut()])
-def test_the_retriever_moves_to_the_harder_negatives(tmp_path: Path, baseline: Any) -> None:
+def test_retriever_learns_to_draw_hard_negatives(tmp_path: Path, baseline: Any) -> None:
     model = TinyCaptioner(learning_rates={"vision": 0.0, "language": 0.0, **FAST}, captions_per_pair=1)
     callback = AdversarialRetriever(scale=4.0, temperature=1.0, baseline=baseline, alignment=0.0)
-    fit([PreferenceOptimization(reference=Planted()), callback], tmp_path, model, max_epochs=12)
+    fit([PreferenceOptimization(reference=UnlikelyPaint()), callback], tmp_path, model, max_epochs=12)
     retriever = retriever_of(model)
     hard = torch.tensor(["paint" in text for text in retriever.pool.texts])
     batch = model.eval().collate([TinySource(6, 0).load(i) for i in range(6)])
     step = TrainingStep(model, batch, 0, model.encode(batch))
     indices = torch.arange(len(retriever.pool))
-    allowed = retriever.pool.is_wrong(indices, batch.references)
-    _, log_probs = choose(retriever.logits(step, indices), allowed, 1)
+    allowed = retriever.pool.is_negative(indices, batch.references)
+    _, log_probs = sample_negatives(retriever.logits(step, indices), allowed, 1)
     mass = (log_probs.exp() * hard).sum(-1)
-    # 2 of the 6 captions that are wrong for a pair speak of paint
+    # 2 of the 6 captions that are wrong for a pair mention paint
     assert (allowed & hard).sum(1).tolist() == [2] * 6 and allowed.sum(1).tolist() == [6] * 6
     assert mass.mean() > 0.8 and (mass > 0.5).all(), mass
     metrics = model.trainer.callback_metrics
@@ -87,7 +87,7 @@ def test_the_retriever_moves_to_the_harder_negatives(tmp_path: Path, baseline: A
     assert metrics["train/retriever/effective_pool"] >= metrics["train/retriever/entropy"].exp() - 1e-5
 
 
-def test_every_parameter_is_trained_at_a_rate_of_its_own(tmp_path: Path) -> None:
+def test_retriever_parameters_train_at_their_own_learning_rate(tmp_path: Path) -> None:
     model = fit(
         [PreferenceOptimization(), AdversarialRetriever()], tmp_path, TinyCaptioner(learning_rates=FAST), max_steps=2
     )
@@ -98,8 +98,8 @@ def test_every_parameter_is_trained_at_a_rate_of_its_own(tmp_path: Path) -> None
     assert [name for name, p in parameters.items() if p.grad is None or not p.grad.abs().sum()] == []
 
 
-def test_features_are_measured_where_the_weights_are(tmp_path: Path) -> None:
-    """During setup Lightning has named the accelerator already, but not moved the weights there."""
+def test_memory_width_is_measured_on_the_device_of_the_weights(tmp_path: Path) -> None:
+    """During setup, module.device is the accelerator already, but the weights are still on the CPU."""
     model = fit([], tmp_path, max_epochs=0)
     sample = model.data.pairs_of("train").load(0)
     width = memory_width(model, sample)
@@ -107,42 +107,44 @@ def test_features_are_measured_where_the_weights_are(tmp_path: Path) -> None:
     assert memory_width(model, sample) == width
 
 
-def test_the_policy_feels_nothing_of_the_retrievers_gradient(tmp_path: Path) -> None:
+def test_retriever_loss_does_not_change_the_policy(tmp_path: Path) -> None:
     def step(alignment: float) -> Any:
         return fit([PreferenceOptimization(), AdversarialRetriever(alignment=alignment)], tmp_path, max_steps=1)
 
     assert_same(host_state(step(0.0)), host_state(step(3.0)))
 
 
-def test_the_order_of_the_two_callbacks_is_free_and_no_weight_is_stored_twice(tmp_path: Path) -> None:
+def test_callback_order_does_not_matter_and_no_weight_is_stored_twice(tmp_path: Path) -> None:
     callbacks = [PreferenceOptimization(), AdversarialRetriever(candidates=6)]
     first = fit(callbacks, tmp_path / "first", max_steps=3)
     callbacks = [AdversarialRetriever(candidates=6), PreferenceOptimization()]
     second = fit(callbacks, tmp_path / "second", max_steps=3)
-    # first what was drawn, then what it did: a difference shows where it began
-    met = [json.loads((tmp_path / name / "negatives.json").read_text()) for name in ("first", "second")]
-    assert {id: row["negative"] for id, row in met[0].items()} == {id: row["negative"] for id, row in met[1].items()}
+    # the drawn negatives first, then their effect, so that a failure shows where the difference began
+    records = [json.loads((tmp_path / name / "negatives.json").read_text()) for name in ("first", "second")]
+    assert {id: row["negative"] for id, row in records[0].items()} == {
+        id: row["negative"] for id, row in records[1].items()
+    }
     assert_same(dict(retriever_of(first).state_dict()), dict(retriever_of(second).state_dict()))
     assert_same(host_state(first), host_state(second))
     assert not any(name.startswith("aux_addons.preference.") and "matcher" in name for name in first.state_dict())
 
 
-def test_a_large_gradient_of_the_retriever_takes_nothing_from_the_policys_step(tmp_path: Path) -> None:
+def test_gradients_of_policy_and_retriever_are_clipped_separately(tmp_path: Path) -> None:
     def step(alignment: float) -> Any:
         model = TinyCaptioner(captions_per_pair=2, optimizer=partial(torch.optim.SGD, lr=1.0))
         callbacks = [PreferenceOptimization(), AdversarialRetriever(alignment=alignment)]
         return fit(callbacks, tmp_path, model, max_steps=1, gradient_clip_val=0.05)
 
-    # with one norm for both, SGD would take a step of the policy that shrinks as the retriever's gradient grows
+    # under one norm for both, the policy's SGD step would shrink as the retriever's gradient grows
     assert_same(host_state(step(0.1)), host_state(step(300.0)))
 
 
 @pytest.mark.slow
-def test_the_defaults_do_not_collapse_and_a_collapse_is_warned_of(tmp_path: Path) -> None:
+def test_collapse_warning_but_not_with_the_defaults(tmp_path: Path) -> None:
     fit([PreferenceOptimization(), AdversarialRetriever()], tmp_path, max_epochs=12)
     assert AdversarialRetriever().alignment == 1.0 and AdversarialRetriever().scale == 10.0
     encoded = AdversarialRetriever("some.ckpt")
-    assert encoded.alignment == 0.0 and encoded.scale == 100.0, "with an encoder: the paper's"
+    assert encoded.alignment == 0.0 and encoded.scale == 100.0, "the paper's values with an encoder"
     with pytest.warns(UserWarning, match="effective number"):
         sharp = AdversarialRetriever(scale=3000.0, alignment=0.0, candidates=48)
         fit([PreferenceOptimization(), sharp], tmp_path, max_epochs=12)
@@ -165,7 +167,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_alignment_learns_which_caption_belongs_to_which_pair(tmp_path: Path) -> None:
+def test_alignment_loss_matches_captions_to_pairs(tmp_path: Path) -> None:
     model = TinyCaptioner(learning_rates={"addons.retriever": 10.0})
     callback = AdversarialRetriever(alignment=1.0, scale=10.0, temperature=1.0)
     fit([PreferenceOptimization(), callback], tmp_path, model, max_epochs=15)
@@ -177,7 +179,7 @@ def test_alignment_learns_which_caption_belongs_to_which_pair(tmp_path: Path) ->
     assert (pairs @ captions.T).argmax(1).tolist() == [0, 1, 2]
 
 
-def test_a_retriever_starts_from_the_weights_of_another_run(tmp_path: Path) -> None:
+def test_retriever_loads_weights_of_another_run(tmp_path: Path) -> None:
     first = fit([PreferenceOptimization(), AdversarialRetriever()], tmp_path, max_steps=2, enable_checkpointing=True)
     first.trainer.save_checkpoint(tmp_path / "adpo.ckpt")
     again = AdversarialRetriever(weights=str(tmp_path / "adpo.ckpt"))
@@ -188,7 +190,7 @@ def test_a_retriever_starts_from_the_weights_of_another_run(tmp_path: Path) -> N
         fit([PreferenceOptimization(), named], tmp_path, max_steps=0)
 
 
-def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+def test_rejects_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add that callback too"):
         fit([AdversarialRetriever()], tmp_path)
     with pytest.raises(ConfigError, match="candidates is 1"):
@@ -203,71 +205,72 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
 
 
 class FakeEncoder(nn.Module):
-    """A PairTextEncoder of three words and three colours, and a count of what it was asked."""
+    """A PairTextEncoder of three words and three colours that counts the captions it embeds."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(3))
-        self.asked = 0
+        self.num_embedded = 0
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         change = (images[:, 1].float() - images[:, 0].float()).mean((-1, -2)) * self.scale
         return nn.functional.normalize(change, dim=-1)
 
     def embed_captions(self, captions: Any) -> Tensor:
-        self.asked += len(captions)
+        self.num_embedded += len(captions)
         return (
             torch.tensor([[float(word in text) for word in ("red", "green", "blue")] for text in captions]) * self.scale
         )
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_finished_encoder_is_asked_once_for_captions_and_starts_as_it_is(trained: bool) -> None:
+def test_encoder_heads_start_at_the_encoder_and_embed_captions_once(trained: bool) -> None:
     texts = [caption for i in range(3) for caption in TinySource(3, 0).captions(i)]
     encoder = FakeEncoder()
     heads = EncoderHeads(texts, encoder, train_encoder=trained)
     samples = [TinySource(3, 0).load(i) for i in range(3)]
     images = torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
     for _ in range(3):
-        found = heads.embed_pairs(PairFeatures(torch.zeros(3, 1, 1)), images) @ heads.embed_captions(torch.arange(9)).T
-    torch.testing.assert_close(found, encoder.embed_pairs(images) @ encoder.embed_captions(texts).T)
-    assert encoder.asked == 18
-    found[0, 1].backward()
+        pairs = heads.embed_pairs(PairFeatures(torch.zeros(3, 1, 1)), images)
+        similarity = pairs @ heads.embed_captions(torch.arange(9)).T
+    torch.testing.assert_close(similarity, encoder.embed_pairs(images) @ encoder.embed_captions(texts).T)
+    assert encoder.num_embedded == 18
+    similarity[0, 1].backward()
     assert (encoder.scale.grad is not None) == trained
     assert heads.pairs.weight.grad is not None and heads.captions.weight.grad is not None
 
 
-def test_pairs_of_mixed_sizes_are_seen_without_their_padding() -> None:
+def test_encoder_heads_remove_padding_of_mixed_sizes() -> None:
     torch.manual_seed(0)
     heads = EncoderHeads(["red", "blue"], FakeEncoder(), image_size=(6, 6))
     pairs = [torch.randint(1, 255, (1, 2, 3, height, width), dtype=torch.uint8) for height, width in ((8, 12), (12, 9))]
     features = PairFeatures(torch.zeros(2, 1, 1))
     padded = torch.cat([nn.functional.pad(one, (0, 12 - one.shape[-1], 0, 12 - one.shape[-2])) for one in pairs])
-    found = heads.embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
+    embeddings = heads.embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
     alone = torch.cat([heads.embed_pairs(features, one) for one in pairs])
-    torch.testing.assert_close(found, alone)
+    torch.testing.assert_close(embeddings, alone)
     assert not torch.allclose(heads.embed_pairs(features, padded), alone)
     with pytest.raises(ConfigError, match=r"set data\.image_size"):
         EncoderHeads(["red"], FakeEncoder()).embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
 
 
-def test_caption_vectors_are_sums_over_their_own_words() -> None:
+def test_caption_embedding_is_the_sum_of_its_unigrams_and_bigrams() -> None:
     texts = ["a red cube", "it moved", "a red cube moved far"]
     heads = FeatureHeads(texts, memory=4, width=8)
     terms = [["a", "red", "cube", "a red", "red cube"], ["it", "moved", "it moved"]]
-    counted: dict[str, int] = {}
+    term_counts: dict[str, int] = {}
     for text in texts:
         words = text.split()
         for term in [*words, *(f"{a} {b}" for a, b in pairwise(words))]:
-            counted[term] = counted.get(term, 0) + 1
-    order = sorted(counted, key=lambda term: -counted[term])  # stable, as first seen
+            term_counts[term] = term_counts.get(term, 0) + 1
+    order = sorted(term_counts, key=lambda term: -term_counts[term])  # stable, as first seen
     rows = [heads.words.weight[torch.tensor([order.index(t) for t in own])].sum(0) for own in terms]
     expected = nn.functional.normalize(heads.captions(torch.stack(rows)), dim=-1)
     torch.testing.assert_close(heads.embed_captions(torch.tensor([0, 1])), expected)
     torch.testing.assert_close(heads.embed_captions(torch.tensor([2, 1, 0]))[[2, 1]], expected)
 
 
-def test_features_outside_the_mask_are_not_read() -> None:
+def test_feature_heads_ignore_masked_features() -> None:
     heads = FeatureHeads(["one", "two"], memory=4)
     memory = torch.randn(2, 5, 4)
     mask = torch.tensor([[True] * 3 + [False] * 2] * 2)
@@ -276,10 +279,10 @@ def test_features_outside_the_mask_are_not_read() -> None:
     torch.testing.assert_close(heads.embed_pairs(PairFeatures(memory, mask), images), cut)
 
 
-def test_a_right_caption_of_another_pair_is_no_mistake() -> None:
+def test_shared_references_are_not_negatives() -> None:
     pool = CaptionPool(["a", "b"])
     indices = pool.indices_of(["a", "b", "a"])
-    assert pool.is_wrong(indices, [["a"], ["b"], ["a", "b"]], allow_none=True).tolist() == [
+    assert pool.is_negative(indices, [["a"], ["b"], ["a", "b"]], allow_none=True).tolist() == [
         [False, True, False],
         [True, False, True],
         [False, False, False],

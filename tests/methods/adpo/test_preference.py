@@ -1,4 +1,4 @@
-"""Direct preference optimisation on a captioner. Oracle: the loss written out with separate looks at the pair."""
+"""Direct preference optimisation on a captioner. Oracle: the loss with each caption scored separately."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ from lightning_idc.models.captions import pad_captions
 from lightning_idc.utils.errors import ConfigError, DataError
 
 
-class Spy(RandomCaption):
-    """Remembers what it gave."""
+class RecordingNegatives(RandomCaption):
+    """Records its negatives."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.given: list[tuple[list[list[str]], list[list[str]]]] = []
+        self.drawn: list[tuple[list[list[str]], list[list[str]]]] = []
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
-        draw = super().draw(step, count, generator)
-        self.given.append((step.batch.references, draw.texts))
-        return draw
+        negatives = super().draw(step, count, generator)
+        self.drawn.append((step.batch.references, negatives.texts))
+        return negatives
 
 
 class Fixed(NegativeSource):
-    """One sentence, whatever the pair."""
+    """The same sentence for every pair."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         return RejectedCaptions([["it turned green"] * count for _ in step.batch.ids])
 
 
-def test_the_policy_starts_at_the_reference_dropout_or_not(tmp_path: Path) -> None:
+def test_initial_loss_is_log_2_with_dropout_off(tmp_path: Path) -> None:
     losses = Losses()
     fit([PreferenceOptimization(), losses], tmp_path, TinyCaptioner(dropout=0.5), max_steps=1)
     assert losses.values == [pytest.approx(math.log(2), abs=1e-6)]
@@ -66,7 +66,7 @@ def test_the_policy_starts_at_the_reference_dropout_or_not(tmp_path: Path) -> No
     assert with_dropout.values != [pytest.approx(math.log(2), abs=1e-6)]
 
 
-def test_one_pass_gives_the_loss_of_separate_looks(tmp_path: Path) -> None:
+def test_loss_equals_scoring_each_caption_separately(tmp_path: Path) -> None:
     start = fit([], tmp_path, max_steps=3, enable_checkpointing=True)
     start.trainer.save_checkpoint(tmp_path / "sft.ckpt")
     callback = PreferenceOptimization(beta=0.3, negatives=Fixed())
@@ -78,7 +78,7 @@ def test_one_pass_gives_the_loss_of_separate_looks(tmp_path: Path) -> None:
     addon: Any = addons_of(policy)["preference"]
     addon._log = lambda *unused: None  # the run is over
     # with gradients, as in training: without them policy and reference would share the features
-    found = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))
+    loss = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))
 
     def log_prob(model: Any, index: int, caption: str) -> float:
         alone = model.collate([source.load(index)])
@@ -93,22 +93,22 @@ def test_one_pass_gives_the_loss_of_separate_looks(tmp_path: Path) -> None:
                 log_prob(policy, index, text) - log_prob(reference, index, text) for text in (chosen, "it turned green")
             ]
             expected += math.log1p(math.exp(-0.3 * (ratio[0] - ratio[1]))) / 8
-    assert float(found.detach()) == pytest.approx(expected, rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-5)
     assert expected != pytest.approx(math.log(2), abs=1e-4)
 
 
 def test_references_are_never_rejected(tmp_path: Path) -> None:
-    spy = Spy()
-    fit([PreferenceOptimization(negatives=spy)], tmp_path)
-    assert len(spy.given) == 8
-    for references, rejected in spy.given:
-        for own, others in zip(references, rejected, strict=True):
-            assert len(others) == 2 and not set(own) & set(others)
-    assert len({text for _, rows in spy.given for row in rows for text in row}) > 5
+    recorder = RecordingNegatives()
+    fit([PreferenceOptimization(negatives=recorder)], tmp_path)
+    assert len(recorder.drawn) == 8
+    for references, rejected in recorder.drawn:
+        for references_of_pair, others in zip(references, rejected, strict=True):
+            assert len(others) == 2 and not set(references_of_pair) & set(others)
+    assert len({text for _, rows in recorder.drawn for row in rows for text in row}) > 5
 
 
 @pytest.mark.slow
-def test_training_tells_true_from_false(tmp_path: Path) -> None:
+def test_training_prefers_chosen_captions(tmp_path: Path) -> None:
     sft = fit([], tmp_path, max_epochs=10, enable_checkpointing=True)
     sft.trainer.save_checkpoint(tmp_path / "sft.ckpt")
     losses = Losses()
@@ -139,13 +139,13 @@ def test_variants_train_differently(tmp_path: Path, options: dict[str, Any]) -> 
 
 
 class Unchanged(TinySource):
-    """Every other pair is unchanged, and says so in two of three sentences."""
+    """Every other pair is unchanged; its captions are two of the three no-change sentences."""
 
     def captions(self, index: int) -> list[str]:
-        return super().captions(index) if index % 2 else list(STILL[:2])
+        return super().captions(index) if index % 2 else list(NO_CHANGE_SENTENCES[:2])
 
 
-STILL = ["nothing changed", "there is no change", "both are the same"]
+NO_CHANGE_SENTENCES = ["nothing changed", "there is no change", "both are the same"]
 
 
 class HalfUnchanged(TinyPairs):
@@ -153,22 +153,22 @@ class HalfUnchanged(TinyPairs):
         return Unchanged(self.pairs if split == "train" else 5, 0 if split == "train" else 500)
 
     def no_change_captions(self) -> list[str]:
-        return STILL
+        return NO_CHANGE_SENTENCES
 
 
 class Alternating(NegativeSource):
-    """Rejects "nothing changed" of the first half of a batch and a change of the second, and keeps what it hears."""
+    """Rejects "nothing changed" in the first half of a batch and a change in the second; records ``present``."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         half = len(step.batch) // 2
-        rows = [["Nothing changed" if place < half else "it turned green"] * count for place in range(len(step.batch))]
+        rows = [["Nothing changed" if index < half else "it turned green"] * count for index in range(len(step.batch))]
         return RejectedCaptions(rows)
 
-    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
-        self.heard = present
+    def update(self, negatives: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
+        self.present = present
 
 
-def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_change(tmp_path: Path) -> None:
+def test_no_change_anchor_replaces_comparisons_with_a_change(tmp_path: Path) -> None:
     start = fit([], tmp_path, data=HalfUnchanged(), max_steps=2, enable_checkpointing=True)
     start.trainer.save_checkpoint(tmp_path / "sft.ckpt")
     source = Alternating()
@@ -180,17 +180,17 @@ def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_cha
     addon._log = lambda *unused: None  # the run is over
     step = TrainingStep(policy, batch, 0, policy.encode(batch))
     # with gradients, as in training: without them policy and reference would share the features
-    found = float(addon.objective(step).detach())
-    shown = addon.compare(step, source.draw(step, 1, torch.Generator()).texts)
+    loss = float(addon.objective(step).detach())
+    pairs = addon.compare(step, source.draw(step, 1, torch.Generator()).texts)
     # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
-    chosen, rejected = (values[:, 0].tolist() for values in (shown.chosen_ratio, shown.rejected_ratio))
-    compared = sum(math.log1p(math.exp(-0.3 * (chosen[place] - rejected[place]))) for place in (0, 3))
-    held = 2.0 * 0.3 * (((chosen[1] - rejected[1]) ** 2 + rejected[1] ** 2) / 2 + chosen[2] ** 2)
-    assert found == pytest.approx((compared + held) / 4, rel=1e-4) and held > 1e-6
-    assert source.heard[:, 0].tolist() == [True, False, False, True], "a retriever is paid for comparisons alone"
+    chosen, rejected = (values[:, 0].tolist() for values in (pairs.chosen_logratios, pairs.rejected_logratios))
+    compared_loss = sum(math.log1p(math.exp(-0.3 * (chosen[index] - rejected[index]))) for index in (0, 3))
+    anchor_loss = 2.0 * 0.3 * (((chosen[1] - rejected[1]) ** 2 + rejected[1] ** 2) / 2 + chosen[2] ** 2)
+    assert loss == pytest.approx((compared_loss + anchor_loss) / 4, rel=1e-4) and anchor_loss > 1e-6
+    assert source.present[:, 0].tolist() == [True, False, False, True], "anchored comparisons do not reward a retriever"
 
 
-def test_without_unchanged_pairs_or_a_reference_there_is_nothing_to_hold(tmp_path: Path) -> None:
+def test_anchor_has_no_effect_without_unchanged_pairs_or_reference(tmp_path: Path) -> None:
     with_anchor = fit([PreferenceOptimization(anchor=5.0)], tmp_path, max_steps=3)
     without = fit([PreferenceOptimization(anchor=0.0)], tmp_path, max_steps=3)
     assert_same(dict(with_anchor.state_dict()), dict(without.state_dict()))
@@ -204,7 +204,7 @@ def test_without_unchanged_pairs_or_a_reference_there_is_nothing_to_hold(tmp_pat
         PreferenceOptimization(anchor=-1.0)
 
 
-def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:
+def test_caption_weight_adds_the_caption_loss(tmp_path: Path) -> None:
     model = fit([PreferenceOptimization(negatives=Fixed())], tmp_path, max_steps=2)
     batch = model.eval().collate([TinySource(4, 0).load(i) for i in range(4)])
     addon: Any = addons_of(model)["preference"]
@@ -215,37 +215,45 @@ def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:
     torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
 
 
-def test_an_absent_chosen_caption_counts_nothing() -> None:
+def test_absent_chosen_captions_are_masked() -> None:
     tokens, mask = pad_captions([[[1, 5, 2], [1, 6, 7, 2]], [[1, 5, 2]]], 2)
-    batch = PairBatch(torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8), tokens, mask, ["a", "b"], [[], []], [None, None])
+    batch = PairBatch(
+        images=torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8),
+        tokens=tokens,
+        caption_mask=mask,
+        ids=["a", "b"],
+        references=[[], []],
+        change_types=[None, None],
+    )
     both, kept = concatenate_captions(batch, [[1, 8, 8, 8, 2]] * 4)
     assert both.shape == kept.shape == (2, 4, 5)
     assert kept.sum(-1).tolist() == [[2, 3, 4, 4], [2, 0, 4, 0]]
     assert both[1, 2].tolist() == [1, 8, 8, 8, 2]
 
 
-def test_the_running_mean_of_log_ratios_counts_optimizer_steps(tmp_path: Path) -> None:
-    """Four batches of one per optimizer step are remembered as long as one of four."""
+def test_mean_chosen_logratio_counts_optimizer_steps(tmp_path: Path) -> None:
+    """Four accumulated batches of one pair count as much as one batch of four."""
 
-    class Means(Callback):
+    class LogRatios(Callback):
         def __init__(self) -> None:
             self.values: list[float] = []
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *unused: Any) -> None:
-            if not self.values or self.values[-1] != float(addons_of(pl_module)["preference"].chosen_ratio):
-                self.values.append(float(addons_of(pl_module)["preference"].chosen_ratio))
+            value = float(addons_of(pl_module)["preference"].mean_chosen_logratio)
+            if not self.values or self.values[-1] != value:
+                self.values.append(value)
 
-    means = []
+    logratios = []
     for options in ({"batch_size": 4}, {"batch_size": 1, "accumulate_grad_batches": 4}):
         preference = PreferenceOptimization(negatives=FromData())
-        means.append(Means())
+        logratios.append(LogRatios())
         data = GridPairs(batch_size=options.pop("batch_size"), seed=1)
-        model = fit([preference, means[-1]], tmp_path, GridCaptioner(), data=data, **options)
+        model = fit([preference, logratios[-1]], tmp_path, GridCaptioner(), data=data, **options)
         assert addons_of(model)["preference"]._num_steps == model.trainer.global_step == 8
-    assert means[0].values == pytest.approx(means[1].values, abs=1e-6) and len(means[0].values) == 8
+    assert logratios[0].values == pytest.approx(logratios[1].values, abs=1e-6) and len(logratios[0].values) == 8
 
 
-def test_displacement_of_the_chosen_captions_is_warned_of_once(tmp_path: Path) -> None:
+def test_displacement_warning_beyond_the_threshold(tmp_path: Path) -> None:
     model = fit([PreferenceOptimization(displacement_threshold=2.0)], tmp_path, max_steps=1)
     addon = addons_of(model)["preference"]
     assert isinstance(addon, Preference)
@@ -257,25 +265,26 @@ def test_displacement_of_the_chosen_captions_is_warned_of_once(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_run_whose_chosen_captions_fall_tells_so_once(tmp_path: Path) -> None:
+def test_displacement_warning_appears_once_per_run(tmp_path: Path) -> None:
     class Certain(ReferencePolicy):
-        """Is sure of every caption, so that the policy looks as if it had become less so."""
+        """Gives every caption a probability of 1, so that the policy seems to have displaced it."""
 
         def score(self, step: TrainingStep, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return torch.zeros(mask.shape[:2])
 
-    with pytest.warns(UserWarning, match="likelihood displacement") as told:
-        # 4 steps an epoch are fewer than those between two looks
+    with pytest.warns(UserWarning, match="likelihood displacement") as caught:
+        # the 4 steps of an epoch are fewer than CHECK_EVERY
         fit([PreferenceOptimization(reference=Certain())], tmp_path, max_epochs=12)
-    assert sum("likelihood displacement" in str(warning.message) for warning in told) == 1
+    assert sum("likelihood displacement" in str(warning.message) for warning in caught) == 1
 
 
-def test_the_negatives_of_a_run_are_kept_for_reading(tmp_path: Path) -> None:
+def test_negatives_json_records_every_pair(tmp_path: Path) -> None:
 
     fit([PreferenceOptimization(negatives=Fixed())], tmp_path)
-    met = json.loads((tmp_path / "negatives.json").read_text())
-    assert len(met) == 16
-    assert met["000"]["negative"] == "it turned green" and met["000"]["positive"] in TinySource(16, 0).captions(0)
+    records = json.loads((tmp_path / "negatives.json").read_text())
+    assert len(records) == 16
+    first = records["000"]
+    assert first["negative"] == "it turned green" and first["positive"] in TinySource(16, 0).captions(0)
 
 
 def test_the_negatives_of_a_plain_trainer_go_to_the_folder_of_its_logger(tmp_path: Path) -> None:
@@ -289,26 +298,26 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
     fit([PreferenceOptimization(), saver], tmp_path, max_steps=6, enable_checkpointing=True)
     torch.manual_seed(12345)
-    # another start: the copy in the checkpoint is the reference, not what the resumed object was built with
+    # different initial weights: the reference comes from the checkpoint, not from the resumed module
     other = TinyCaptioner(captions_per_pair=2)
     resumed = fit([PreferenceOptimization()], tmp_path, other, max_epochs=3, ckpt_path=tmp_path / "half.ckpt")
     assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
 
 
-def test_captions_of_the_same_scene(tmp_path: Path) -> None:
-    spied: list[tuple[list[str], list[list[str]]]] = []
+def test_same_scene_draws_captions_of_the_scene(tmp_path: Path) -> None:
+    drawn: list[tuple[list[str], list[list[str]]]] = []
 
     class Watched(SameScene):
         def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
-            draw = super().draw(step, count, generator)
-            spied.append((step.batch.ids, draw.texts))
-            return draw
+            negatives = super().draw(step, count, generator)
+            drawn.append((step.batch.ids, negatives.texts))
+            return negatives
 
     # pairs 000 to 009 are of scene 00, pairs 010 to 015 of scene 01; red, green and blue in turn
     fit([PreferenceOptimization(negatives=Watched(r"^(\d\d)\d$"))], tmp_path)
-    assert spied
+    assert drawn
     captions = TinySource(16, 0)
-    for ids, rows in spied:
+    for ids, rows in drawn:
         for id, row in zip(ids, rows, strict=True):
             scene = [c for i in range(16) if captions.ids[i][:2] == id[:2] for c in captions.captions(i)]
             assert set(row) <= set(scene) - set(captions.captions(int(id)))
@@ -320,16 +329,16 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
         SameScene("(x)").setup(TinyPairs())
 
 
-def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+def test_rejects_invalid_arguments(tmp_path: Path) -> None:
     for options in ({"beta": 0}, {"beta": math.nan}, {"caption_weight": -1.0}, {"image_weight": -1.0}):
         ((name, value),) = options.items()
         with pytest.raises(ConfigError, match=f"{name} is {value}"):
             PreferenceOptimization(**options)
-    for sampling, told in (
+    for sampling, message in (
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5; .* at most 1"),
     ):
-        with pytest.raises(ConfigError, match=told):
+        with pytest.raises(ConfigError, match=message):
             SelfSampled(**sampling)
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
     loader = torch.utils.data.DataLoader([0])
@@ -343,7 +352,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
 
 
 class Preferred(TinySource):
-    """Pairs whose meta holds a rejected caption and how bad it is."""
+    """Pairs whose meta holds a rejected caption and a margin."""
 
     def load(self, index: int) -> Any:
         sample = super().load(index)
@@ -356,46 +365,47 @@ class PreferredPairs(TinyPairs):
         return Preferred(self.pairs if split == "train" else 7, 0 if split == "train" else 500)
 
 
-class Heard(NegativeSource):
-    """One sentence, and a memory of what it heard."""
+class RecordingSource(NegativeSource):
+    """The same sentence for every pair; records the arguments of ``update``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.heard: list[tuple[RejectedCaptions, torch.Tensor, torch.Tensor]] = []
+        self.updates: list[tuple[RejectedCaptions, torch.Tensor, torch.Tensor]] = []
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         return RejectedCaptions([[self.text] * count for _ in step.batch.ids])
 
-    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
-        self.heard.append((draw, losses, present))
+    def update(self, negatives: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
+        self.updates.append((negatives, losses, present))
 
 
-def test_rejected_captions_of_the_data_with_their_margins(tmp_path: Path) -> None:
-    plain, apart = Losses(), Losses()
+def test_from_data_reads_rejected_captions_and_margins(tmp_path: Path) -> None:
+    plain, with_margin = Losses(), Losses()
     data = PreferredPairs(batch_size=4, seed=1)
     fit([PreferenceOptimization(negatives=FromData()), plain], tmp_path, data=data)
-    met = json.loads((tmp_path / "negatives.json").read_text())
-    assert {id: row["negative"] for id, row in met.items()} == {id: f"wrong of {id}" for id in met} and len(met) == 16
+    records = json.loads((tmp_path / "negatives.json").read_text())
+    assert len(records) == 16
+    assert {id: row["negative"] for id, row in records.items()} == {id: f"wrong of {id}" for id in records}
     negatives = FromData(margin="worse")
-    fit([PreferenceOptimization(negatives=negatives), apart], tmp_path, data=PreferredPairs(batch_size=4, seed=1))
+    fit([PreferenceOptimization(negatives=negatives), with_margin], tmp_path, data=PreferredPairs(batch_size=4, seed=1))
     # M = 0 at the start: the loss is that of minus the margin, which is the number of the pair
-    assert plain.values[0] == pytest.approx(math.log(2), abs=1e-6) and apart.values[0] > 2
+    assert plain.values[0] == pytest.approx(math.log(2), abs=1e-6) and with_margin.values[0] > 2
     with pytest.raises(DataError, match="no 'rejected' is in its meta"):
         fit([PreferenceOptimization(negatives=FromData())], tmp_path)
 
 
 @pytest.mark.slow
-def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_path: Path) -> None:
-    alone = Heard("it turned green")
+def test_sources_receive_the_losses_of_their_negatives(tmp_path: Path) -> None:
+    alone = RecordingSource("it turned green")
     fit([PreferenceOptimization(negatives=alone)], tmp_path, max_steps=2)
-    assert len(alone.heard) == 2
-    draw, losses, present = alone.heard[0]
-    assert losses.shape == present.shape == (4, 2) and not losses.requires_grad and len(draw.texts) == 4
+    assert len(alone.updates) == 2
+    negatives, losses, present = alone.updates[0]
+    assert losses.shape == present.shape == (4, 2) and not losses.requires_grad and len(negatives.texts) == 4
     torch.testing.assert_close(losses, torch.full((4, 2), math.log(2)))
-    first, second, never = Heard("one"), Heard("two"), Heard("three")
+    first, second, never = RecordingSource("one"), RecordingSource("two"), RecordingSource("three")
     mixture = Mixture([first, second, never], [3.0, 1.0, 0.0])
     fit([PreferenceOptimization(negatives=mixture)], tmp_path, max_epochs=10)
-    counts = [sum(int(present.sum()) for _, _, present in source.heard) for source in (first, second, never)]
+    counts = [sum(int(present.sum()) for _, _, present in source.updates) for source in (first, second, never)]
     assert sum(counts) == 10 * 16 * 2 and counts[2] == 0
     # a binomial of 320 draws; 4.5 standard deviations are 35
     assert abs(counts[0] - 240) < 35
@@ -404,14 +414,14 @@ def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_pa
 
 
 @pytest.mark.slow
-def test_the_policys_own_samples_are_negatives_unless_they_are_right(tmp_path: Path) -> None:
+def test_self_sampled_negatives_are_never_references(tmp_path: Path) -> None:
     seen: list[tuple[list[list[str]], list[list[str]]]] = []
 
     class Watched(SelfSampled):
         def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
-            draw = super().draw(step, count, generator)
-            seen.append((step.batch.references, draw.texts))
-            return draw
+            negatives = super().draw(step, count, generator)
+            seen.append((step.batch.references, negatives.texts))
+            return negatives
 
     sft = fit([], tmp_path, max_epochs=25, enable_checkpointing=True)
     sft.trainer.save_checkpoint(tmp_path / "sft.ckpt")
@@ -419,12 +429,12 @@ def test_the_policys_own_samples_are_negatives_unless_they_are_right(tmp_path: P
     pool = {text for i in range(16) for text in TinySource(16, 0).captions(i)}
     texts = [text for references, rows in seen for row in rows for text in row]
     for references, rows in seen:
-        for own, row in zip(references, rows, strict=True):
-            assert not set(own) & set(row)
-    assert any(text not in pool for text in texts), "some are what nobody has written"
+        for references_of_pair, row in zip(references, rows, strict=True):
+            assert not set(references_of_pair) & set(row)
+    assert any(text not in pool for text in texts), "some samples are not training captions"
 
 
-def test_figures_of_validation_have_the_names_of_trl(tmp_path: Path) -> None:
+def test_validation_metrics_have_trl_names(tmp_path: Path) -> None:
     callback = PreferenceOptimization(validation=True)
     model = fit([callback], tmp_path, max_epochs=1, limit_val_batches=1.0)
     names = {name for name in model.trainer.callback_metrics if name.startswith("val/")}
@@ -432,7 +442,7 @@ def test_figures_of_validation_have_the_names_of_trl(tmp_path: Path) -> None:
     assert "val/preference_loss" in names
 
 
-def test_the_record_holds_the_caption_that_was_compared(tmp_path: Path) -> None:
+def test_negatives_json_records_the_compared_caption(tmp_path: Path) -> None:
     seen: dict[str, str] = {}
 
     class Watched(RandomCaption):
@@ -442,7 +452,7 @@ def test_the_record_holds_the_caption_that_was_compared(tmp_path: Path) -> None:
             return super().draw(step, count, generator)
 
     fit([PreferenceOptimization(negatives=Watched())], tmp_path, max_epochs=3)
-    met = json.loads((tmp_path / "negatives.json").read_text())
-    assert {id: row["positive"] for id, row in met.items()} == seen
+    records = json.loads((tmp_path / "negatives.json").read_text())
+    assert {id: row["positive"] for id, row in records.items()} == seen
     firsts = {f"{i:03d}": TinySource(16, 0).captions(i)[0] for i in range(16)}
-    assert seen != firsts, "the compared caption is drawn; it is not the first reference"
+    assert seen != firsts, "the compared caption is sampled; it is not always the first reference"

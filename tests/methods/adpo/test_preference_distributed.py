@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 PAPER = HERE.parents[2] / "recipes" / "paper"
 
 
-def outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
-    """Weights of each training, sums of both replicas of the last one, and what UnchangedControl wrote."""
+def run_outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
+    """Weights of each run, sums of the weights of both replicas of the last run, and the file of UnchangedControl."""
     launch(HERE / "two_processes_preference.py", kind, out, processes=1 if kind == "one" else 2)
     weights = {
         name: torch.load(out / f"{kind}{name}.ckpt", weights_only=True)["state_dict"]
@@ -45,42 +45,42 @@ def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """Folder of one process and what came out."""
+    """Folder and outcome of one process."""
     folder = tmp_path_factory.mktemp("one")
-    return folder, outcome("one", folder)
+    return folder, run_outcome("one", folder)
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes(kind: str, one: tuple[Path, Any], tmp_path: Path) -> None:
-    first, (expected, _, said) = one
+def test_two_processes_equal_one(kind: str, one: tuple[Path, Any], tmp_path: Path) -> None:
+    first, (expected, _, controls) = one
     shutil.copy(first / "sft.ckpt", tmp_path)
-    found, replicas, control = outcome(kind, tmp_path)
+    actual, replicas, control = run_outcome(kind, tmp_path)
     for name, weights in expected.items():
-        two, pairs = found[name], pairs_of(name, weights)
+        two, pairs = actual[name], pairs_of(name, weights)
         assert two.keys() == weights.keys()
         for key, value in weights.items():
             torch.testing.assert_close(two[key], value, rtol=1e-4, atol=5e-6, msg=f"{name}: {key}")
         moved = max(float((weights[key] - weights[reference]).abs().max()) for key, reference in pairs.items())
         assert moved > 1e-2, f"{name}: the policy left the reference"
     assert len(replicas) == 2 and replicas[0] == replicas[1]
-    assert len(said) == 7 and control == said, "every pair is asked, whichever process has it"
+    assert len(controls) == 7 and control == controls, "UnchangedControl covers the pairs of all processes"
 
 
 def strategies() -> dict[str, list[str]]:
     """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
-    found: dict[str, list[str]] = {}
+    stages: dict[str, list[str]] = {}
     for path in sorted(PAPER.glob("*.yaml")):
         for choice in choices(path, {}):
             for stage in load(path, choice).stages:
                 block = (stage.config.get("trainer") or {}).get("strategy")
                 if isinstance(block, dict):
-                    found.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
-    return found
+                    stages.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
+    return stages
 
 
 @pytest.mark.dist
-def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: Path) -> None:
+def test_paper_recipe_strategies_shard_over_all_processes(tmp_path: Path) -> None:
     blocks = strategies()
     assert blocks, "some recipes of recipes/paper shard"
     for block, recipes in blocks.items():
@@ -88,13 +88,13 @@ def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: 
         first, second = json.loads((tmp_path / "found.json").read_text())
         assert first["replica"] == second["replica"], f"the replicas of {recipes} went apart"
         assert first["own"] + second["own"] == first["every"] < 2 * first["own"] * 1.3, f"{recipes} is not sharded"
-        # the reference is half of the way to the policy: it followed, and lags one step
+        # the moving average with decay 0.5 follows the policy and lags behind
         assert 0 < first["moved"] < 0.1
 
 
 def preference_blocks() -> dict[str, list[str]]:
     """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages."""
-    found: dict[str, list[str]] = {}
+    stages: dict[str, list[str]] = {}
     for path in sorted(PAPER.glob("*.yaml")):
         for choice in choices(path, {}):
             for stage in load(path, choice).stages:
@@ -103,21 +103,21 @@ def preference_blocks() -> dict[str, list[str]]:
                 several = isinstance(trainer.get("strategy"), dict)
                 if several and any(name.endswith("PreferenceOptimization") for name in names):
                     block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
-                    found.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
-    return found
+                    stages.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
+    return stages
 
 
 @pytest.mark.dist
-def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) -> None:
+def test_paper_recipe_stages_on_two_processes_equal_one(tmp_path: Path) -> None:
     blocks = preference_blocks()
     assert {"adpo, dpo", "adpo, adpo"} <= {stage for stages in blocks.values() for stage in stages}
-    given = json.dumps([json.loads(block) for block in blocks])
+    encoded_blocks = json.dumps([json.loads(block) for block in blocks])
     pytest.importorskip("open_clip")
     tiny_retriever(CLIP, tmp_path)  # with a scalar weight, for images of one size
     for processes in (1, 2):
-        launch(HERE / "two_processes_stage.py", given, str(processes), tmp_path, processes=processes)
-    for place, stages in enumerate(blocks.values()):
-        one, two = (torch.load(tmp_path / f"{place}_{n}.pt", weights_only=True) for n in (1, 2))
+        launch(HERE / "two_processes_stage.py", encoded_blocks, str(processes), tmp_path, processes=processes)
+    for index, stages in enumerate(blocks.values()):
+        one, two = (torch.load(tmp_path / f"{index}_{n}.pt", weights_only=True) for n in (1, 2))
         first, second = two["held"]
         assert first["callbacks"] == (2 if "adpo, adpo" in stages else 1)
         assert first["own"] + second["own"] == first["every"] and first["own"] < 0.65 * first["every"], stages
@@ -128,7 +128,7 @@ def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) 
             torch.testing.assert_close(two["weights"][name], value, rtol=1e-5, atol=1e-5, msg=f"{stages}: {name}")
 
 
-def test_tensor_parallelism_is_refused_and_the_sharded_strategy_takes_all_processes() -> None:
+def test_rejects_tensor_parallelism_and_zero_timeout() -> None:
     class Mesh:
         mesh_dim_names = ("data_parallel", "tensor_parallel")
 

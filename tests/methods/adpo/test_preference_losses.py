@@ -40,14 +40,22 @@ from lightning_idc.methods.adpo.preference_losses import (
 from lightning_idc.utils.errors import ConfigError
 
 
-def of_ratio(ratio: Tensor) -> Comparison:
-    """One comparison per number, whose log-ratio is that number."""
-    zeros = torch.zeros_like(ratio)[:, None]
-    ones = torch.ones_like(ratio)[:, None]
-    return Comparison(ratio[:, None], zeros, zeros, zeros, ones, ones, ones.bool())
+def comparison_with_logits(logits: Tensor) -> Comparison:
+    """One comparison for each of the logits ``(N,)``."""
+    zeros = torch.zeros_like(logits)[:, None]
+    ones = torch.ones_like(logits)[:, None]
+    return Comparison(
+        chosen_logps=logits[:, None],
+        rejected_logps=zeros,
+        ref_chosen_logps=zeros,
+        ref_rejected_logps=zeros,
+        chosen_lengths=ones,
+        rejected_lengths=ones,
+        present=ones.bool(),
+    )
 
 
-def drawn(pairs: int = 6) -> tuple[Comparison, Tensor, Tensor, Tensor]:
+def random_comparison(pairs: int = 6) -> tuple[Comparison, Tensor, Tensor, Tensor]:
     """Comparisons of captions of different lengths, and the log-probabilities of their tokens."""
     generator = torch.Generator().manual_seed(4)
     lengths = torch.randint(2, 7, (2 * pairs,), generator=generator)
@@ -56,21 +64,21 @@ def drawn(pairs: int = 6) -> tuple[Comparison, Tensor, Tensor, Tensor]:
         -3 * torch.rand(2 * pairs, 7, generator=generator, dtype=torch.float64) * mask for _ in range(2)
     )
     sums = [part.sum(1).view(2, pairs).T for part in (policy, reference)]
-    return Comparison.of(sums[0], sums[1], lengths.view(2, pairs).T), policy, reference, mask
+    return Comparison.from_logps(sums[0], sums[1], lengths.view(2, pairs).T), policy, reference, mask
 
 
 # ---- TRL's code --------------------------------------------------------------------------------------------
 
 
-def trl_loss(kind: str, beta: float, smoothing: float) -> float:
+def trl_loss(loss_type: str, beta: float, label_smoothing: float) -> float:
     """Loss of TRL's DPOTrainer for the drawn comparisons, by its own method on stand-ins for trainer and models."""
     module = pytest.importorskip("trl.trainer.dpo_trainer")
-    _, policy, reference, mask = drawn()
+    _, policy, reference, mask = random_comparison()
 
     def model(log_probs: Tensor) -> Callable[..., Any]:
         blank = torch.zeros_like(log_probs)
-        found = SimpleNamespace(log_probs=log_probs, entropy=blank, mean_logits=blank, is_top1=blank.bool())
-        return lambda **unused: found
+        outputs = SimpleNamespace(log_probs=log_probs, entropy=blank, mean_logits=blank, is_top1=blank.bool())
+        return lambda **unused: outputs
 
     def same(value: Any) -> Any:
         return value
@@ -84,10 +92,10 @@ def trl_loss(kind: str, beta: float, smoothing: float) -> float:
         ld_alpha=None,
         precompute_ref_logps=False,
         f_divergence_type="reverse_kl",
-        loss_types=[kind],
+        loss_types=[loss_type],
         loss_weights=[1.0],
         beta=beta,
-        label_smoothing=smoothing,
+        label_smoothing=label_smoothing,
         use_weighting=False,
         _metrics={"train": defaultdict(list)},
         _total_train_tokens=0,
@@ -101,7 +109,7 @@ def trl_loss(kind: str, beta: float, smoothing: float) -> float:
         return float(module.DPOTrainer._compute_loss(trainer, model(policy), inputs, False))
 
 
-SAME = {
+TRL_LOSSES = {
     "sigmoid": (dpo, 0.0),
     "hinge": (hinge, 0.0),
     "ipo": (IPO(), 0.0),
@@ -118,30 +126,30 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("kind", SAME)
+@pytest.mark.parametrize("loss_type", TRL_LOSSES)
 @pytest.mark.parametrize("beta", [0.1, 0.7])
-def test_losses_equal_those_of_trl(kind: str, beta: float) -> None:
-    loss, smoothing = SAME[kind]
-    comparison = drawn()[0]
-    found = float(comparison.mean(loss(comparison, beta)))
-    # TRL holds its smoothing in float32
-    assert found == pytest.approx(trl_loss(kind, beta, smoothing), abs=1e-6)
+def test_losses_equal_trl(loss_type: str, beta: float) -> None:
+    loss, label_smoothing = TRL_LOSSES[loss_type]
+    comparison = random_comparison()[0]
+    loss_value = float(comparison.mean(loss(comparison, beta)))
+    # TRL computes in float32
+    assert loss_value == pytest.approx(trl_loss(loss_type, beta, label_smoothing), abs=1e-6)
 
 
-@pytest.mark.parametrize(("beta", "smoothing"), [(0.1, 0.0), (0.1, 0.1), (0.5, 0.0), (0.5, 0.1)])
-def test_dpo_equals_trl(shared: Path, beta: float, smoothing: float) -> None:
+@pytest.mark.parametrize(("beta", "label_smoothing"), [(0.1, 0.0), (0.1, 0.1), (0.5, 0.0), (0.5, 0.1)])
+def test_dpo_equals_stored_trl_values(shared: Path, beta: float, label_smoothing: float) -> None:
     from safetensors.torch import load_file
 
     folder = shared / "parity" / "dpo"
     if not folder.is_dir():
         pytest.skip("the parity fixture of DPO is not in the shared folder")
-    given = load_file(folder / "io.safetensors")
-    expected = json.loads((folder / "meta.json").read_text())["out"][f"b{beta}_ls{smoothing}"]
-    policy = torch.stack([given["policy_chosen"], given["policy_rejected"]], 1)
-    reference = torch.stack([given["reference_chosen"], given["reference_rejected"]], 1)
-    both = Comparison.of(policy, reference, torch.ones_like(policy))
-    assert dpo(both, beta, smoothing).mean().item() == pytest.approx(expected["loss"], abs=1e-7)
-    assert (beta * both.chosen_ratio).mean().item() == pytest.approx(expected["chosen_rewards"], abs=1e-8)
+    logps = load_file(folder / "io.safetensors")
+    expected = json.loads((folder / "meta.json").read_text())["out"][f"b{beta}_ls{label_smoothing}"]
+    policy = torch.stack([logps["policy_chosen"], logps["policy_rejected"]], 1)
+    reference = torch.stack([logps["reference_chosen"], logps["reference_rejected"]], 1)
+    both = Comparison.from_logps(policy, reference, torch.ones_like(policy))
+    assert dpo(both, beta, label_smoothing).mean().item() == pytest.approx(expected["loss"], abs=1e-7)
+    assert (beta * both.chosen_logratios).mean().item() == pytest.approx(expected["chosen_rewards"], abs=1e-8)
     assert margin(both, beta).mean().item() == pytest.approx(expected["margin"], abs=1e-8)
 
 
@@ -151,59 +159,59 @@ def test_dpo_equals_trl(shared: Path, beta: float, smoothing: float) -> None:
 def test_dpo_is_minus_the_log_of_the_bradley_terry_probability() -> None:
     ratio = torch.tensor([-30.0, -1.0, 0.0, 2.0, 800.0], dtype=torch.float64)
     expected = torch.tensor([math.log1p(math.exp(-0.3 * r)) for r in ratio.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(dpo(of_ratio(ratio), 0.3)[:, 0], expected)
+    torch.testing.assert_close(dpo(comparison_with_logits(ratio), 0.3)[:, 0], expected)
     torch.testing.assert_close(-preference_probability(0.3 * ratio, torch.zeros(5)).log(), expected)
-    smooth = 0.8 * dpo(of_ratio(ratio), 0.3) + 0.2 * dpo(of_ratio(-ratio), 0.3)
-    torch.testing.assert_close(dpo(of_ratio(ratio), 0.3, 0.2), smooth)
-    torch.testing.assert_close(SmoothedDPO(0.2)(of_ratio(ratio), 0.3), smooth)
+    smooth = 0.8 * dpo(comparison_with_logits(ratio), 0.3) + 0.2 * dpo(comparison_with_logits(-ratio), 0.3)
+    torch.testing.assert_close(dpo(comparison_with_logits(ratio), 0.3, 0.2), smooth)
+    torch.testing.assert_close(SmoothedDPO(0.2)(comparison_with_logits(ratio), 0.3), smooth)
 
 
-def test_a_margin_of_the_data_asks_for_more_distance() -> None:
+def test_data_margin_is_subtracted_or_rejected() -> None:
     from dataclasses import replace
 
-    both = of_ratio(torch.tensor([4.0], dtype=torch.float64))
-    asked = replace(both, margin=torch.tensor([[1.5]], dtype=torch.float64))
-    assert dpo(asked, 0.5).item() == pytest.approx(math.log1p(math.exp(-(0.5 * 4.0 - 1.5))))
-    # what looks at M alone sees it that much smaller, as if the log-ratio were 4 - 1.5 / 0.5
-    nearer = of_ratio(torch.tensor([1.0], dtype=torch.float64))
+    both = comparison_with_logits(torch.tensor([4.0], dtype=torch.float64))
+    with_margin = replace(both, margin=torch.tensor([[1.5]], dtype=torch.float64))
+    assert dpo(with_margin, 0.5).item() == pytest.approx(math.log1p(math.exp(-(0.5 * 4.0 - 1.5))))
+    # losses of M alone subtract the margin, as if the log-ratio were 4 - 1.5 / 0.5
+    reduced = comparison_with_logits(torch.tensor([1.0], dtype=torch.float64))
     for loss in (dpo, hinge, SmoothedDPO(0.1), RobustDPO(0.1), EXO(0.1), DiscoPOP()):
-        torch.testing.assert_close(loss(asked, 0.5), loss(nearer, 0.5))
-    # and what looks at each caption alone would drop it
+        torch.testing.assert_close(loss(with_margin, 0.5), loss(reduced, 0.5))
+    # losses of each caption's reward cannot
     for other in (ipo, IPO(), nca, sppo, apo_zero, apo_down, bco, AOT(), SimPO(), CPO(), orpo):
-        with pytest.raises(ConfigError, match="does not support a margin of the data"):
-            other(asked, 0.5)
-    both_ways = WeightedSum([dpo, sft], [1.0, 0.5])
-    torch.testing.assert_close(both_ways(asked, 0.5), dpo(asked, 0.5) + 0.5 * sft(asked))
+        with pytest.raises(ConfigError, match="does not support preference margins of the data"):
+            other(with_margin, 0.5)
+    weighted = WeightedSum([dpo, sft], [1.0, 0.5])
+    torch.testing.assert_close(weighted(with_margin, 0.5), dpo(with_margin, 0.5) + 0.5 * sft(with_margin))
 
 
-def test_ipo_is_least_where_the_log_ratio_is_half_the_inverse_of_beta() -> None:
+def test_ipo_minimum_is_at_half_the_inverse_of_beta() -> None:
     ratio = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
-    ipo(of_ratio(ratio), 0.1).sum().backward()
+    ipo(comparison_with_logits(ratio), 0.1).sum().backward()
     assert ratio.grad is not None and ratio.grad.item() == pytest.approx(0.0)
-    assert ipo(of_ratio(torch.tensor([2.0])), 0.25).item() == 0.0
-    assert ipo(of_ratio(torch.tensor([3.0])), 0.25).item() == pytest.approx(1.0)
+    assert ipo(comparison_with_logits(torch.tensor([2.0])), 0.25).item() == 0.0
+    assert ipo(comparison_with_logits(torch.tensor([3.0])), 0.25).item() == pytest.approx(1.0)
 
 
-def test_losses_without_a_reference_equal_their_formulas() -> None:
-    comparison = drawn()[0]
+def test_reference_free_losses_equal_their_formulas() -> None:
+    comparison = random_comparison()[0]
     rows = zip(
-        *(part[:, 0].tolist() for part in (comparison.chosen, comparison.rejected)),
+        *(part[:, 0].tolist() for part in (comparison.chosen_logps, comparison.rejected_logps)),
         *(part[:, 0].tolist() for part in (comparison.chosen_lengths, comparison.rejected_lengths)),
         strict=True,
     )
-    for place, (chosen, rejected, first, second) in enumerate(rows):
+    for index, (chosen, rejected, first, second) in enumerate(rows):
         good, bad = chosen / first, rejected / second
         simpo = math.log1p(math.exp(-(2.0 * (good - bad) - 0.5)))
-        assert SimPO(0.5)(comparison, 2.0)[place].item() == pytest.approx(simpo, rel=1e-6)
+        assert SimPO(0.5)(comparison, 2.0)[index].item() == pytest.approx(simpo, rel=1e-6)
         odds = math.log(math.exp(good) / (1 - math.exp(good))) - math.log(math.exp(bad) / (1 - math.exp(bad)))
-        assert odds_ratio(comparison, 0.3)[place].item() == pytest.approx(0.3 * math.log1p(math.exp(-odds)), rel=1e-5)
-        assert orpo(comparison, 0.3)[place].item() == pytest.approx(-good + 0.3 * math.log1p(math.exp(-odds)), rel=1e-5)
+        assert odds_ratio(comparison, 0.3)[index].item() == pytest.approx(0.3 * math.log1p(math.exp(-odds)), rel=1e-5)
+        assert orpo(comparison, 0.3)[index].item() == pytest.approx(-good + 0.3 * math.log1p(math.exp(-odds)), rel=1e-5)
         cpo = math.log1p(math.exp(-0.1 * (chosen - rejected))) - good
-        assert CPO()(comparison, 0.1)[place].item() == pytest.approx(cpo, rel=1e-6)
+        assert CPO()(comparison, 0.1)[index].item() == pytest.approx(cpo, rel=1e-6)
 
 
-def test_weighted_sums_are_sums() -> None:
-    comparison = drawn()[0]
+def test_weighted_sum() -> None:
+    comparison = random_comparison()[0]
     mpo = WeightedSum([dpo, bco, sft], [0.8, 0.2, 1.0])
     expected = 0.8 * dpo(comparison, 0.1) + 0.2 * bco(comparison, 0.1) + sft(comparison)
     torch.testing.assert_close(mpo(comparison, 0.1), expected)
@@ -211,43 +219,50 @@ def test_weighted_sums_are_sums() -> None:
         WeightedSum([dpo, sft], [1.0])
 
 
-@pytest.mark.parametrize("loss", [loss for loss, _ in SAME.values()] + [SimPO(), CPO(), orpo])
-def test_absent_captions_change_nothing(loss: Any) -> None:
-    whole = drawn(5)[0]
+@pytest.mark.parametrize("loss", [loss for loss, _ in TRL_LOSSES.values()] + [SimPO(), CPO(), orpo])
+def test_losses_ignore_absent_captions(loss: Any) -> None:
+    comparison = random_comparison(5)[0]
 
-    def parts(comparison: Comparison) -> list[Tensor]:
-        names = ("chosen", "rejected", "reference_chosen", "reference_rejected", "chosen_lengths", "rejected_lengths")
+    def fields(comparison: Comparison) -> list[Tensor]:
+        names = (
+            "chosen_logps",
+            "rejected_logps",
+            "ref_chosen_logps",
+            "ref_rejected_logps",
+            "chosen_lengths",
+            "rejected_lengths",
+        )
         return [getattr(comparison, name) for name in names]
 
-    # a sixth comparison that is absent, with numbers that would stand out
-    padded = [torch.cat([part, torch.full((1, 1), -9).to(part.dtype)]) for part in parts(whole)]
-    present = torch.cat([whole.present, torch.zeros(1, 1, dtype=torch.bool)])
+    # a sixth, absent comparison with values that would change the loss
+    padded = [torch.cat([part, torch.full((1, 1), -9).to(part.dtype)]) for part in fields(comparison)]
+    present = torch.cat([comparison.present, torch.zeros(1, 1, dtype=torch.bool)])
     longer = Comparison(*padded, present)
-    torch.testing.assert_close(loss(longer, 0.5)[:5], loss(whole, 0.5))
+    torch.testing.assert_close(loss(longer, 0.5)[:5], loss(comparison, 0.5))
 
 
-@pytest.mark.parametrize("kind", [SmoothedDPO, AOT, SimPO, CPO])
-@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
-def test_label_smoothing_is_a_share(kind: Any, share: float) -> None:
+@pytest.mark.parametrize("loss_type", [SmoothedDPO, AOT, SimPO, CPO])
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_label_smoothing_must_be_a_probability(loss_type: Any, value: float) -> None:
     with pytest.raises(ConfigError, match="label_smoothing is"):
-        kind(label_smoothing=share)
+        loss_type(label_smoothing=value)
 
 
-def test_a_blend_without_a_width_is_refused() -> None:
+def test_discopop_rejects_zero_temperature() -> None:
     with pytest.raises(ConfigError, match="temperature is 0"):
         DiscoPOP(0.0)
 
 
 @pytest.mark.parametrize("loss", [SimPO(), IPO(), sft, orpo])
-def test_means_per_token_are_not_divided_by_the_lengths_again(loss: Any) -> None:
-    both = drawn()[0]
+def test_per_token_is_idempotent(loss: Any) -> None:
+    both = random_comparison()[0]
     torch.testing.assert_close(loss(both.per_token(), 0.5), loss(both, 0.5))
 
 
-def test_means_per_token_and_over_captions_leave_padding_out() -> None:
-    both = Comparison.of(torch.tensor([[-6.0, -5.0]]), torch.tensor([[-3.0, -1.0]]), torch.tensor([[3, 0]]))
+def test_means_ignore_padding() -> None:
+    both = Comparison.from_logps(torch.tensor([[-6.0, -5.0]]), torch.tensor([[-3.0, -1.0]]), torch.tensor([[3, 0]]))
     means = both.per_token()
-    assert means.chosen.tolist() == [[-2.0]] and means.rejected.tolist() == [[-5.0]]
-    assert means.reference_chosen.tolist() == [[-1.0]] and not both.present.any()
+    assert means.chosen_logps.tolist() == [[-2.0]] and means.rejected_logps.tolist() == [[-5.0]]
+    assert means.ref_chosen_logps.tolist() == [[-1.0]] and not both.present.any()
     values = torch.tensor([[1.0, 3.0], [7.0, float("nan")]])
     assert mean_of_means(values, torch.tensor([[True, True], [True, False]])).item() == pytest.approx(4.5)

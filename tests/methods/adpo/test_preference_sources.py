@@ -1,4 +1,4 @@
-"""Two sources side by side, preferences between pairs of images, margins by error. Oracle: separate looks at a pair."""
+"""SideBySide, image preferences and error margins. Oracle: losses computed one source at a time."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from lightning_idc.models.addon import TrainingStep, addons_of
 from lightning_idc.utils.errors import ConfigError, DataError
 
 
-class Says(NegativeSource):
-    """One sentence, whatever the pair; keeps what it hears."""
+class ConstantNegatives(NegativeSource):
+    """The same sentence for every pair; records the losses of ``update``."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.heard: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.updates: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         return RejectedCaptions([[self.text] * count for _ in step.batch.ids])
 
-    def update(self, draw: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
-        self.heard.append((losses, present))
+    def update(self, negatives: RejectedCaptions, losses: torch.Tensor, present: torch.Tensor) -> None:
+        self.updates.append((losses, present))
 
 
-def trained(folder: Path, **options: Any) -> tuple[TinyCaptioner, Any]:
+def trained_policy(folder: Path, **options: Any) -> tuple[TinyCaptioner, Any]:
     """A policy that has left its reference, and its add-on."""
     model = TinyCaptioner(captions_per_pair=2, dropout=0.0, learning_rates={"language": 3.0})
-    negatives = options.pop("negatives", None) or Says("it turned green")
+    negatives = options.pop("negatives", None) or ConstantNegatives("it turned green")
     fit([PreferenceOptimization(negatives=negatives, **options)], folder, model, max_steps=4)
     addon: Any = addons_of(model)["preference"]
     addon._log = lambda *unused: None  # the run is over
@@ -60,29 +60,29 @@ def batch_of(model: TinyCaptioner) -> PairBatch:
     return model.collate([TinySource(4, 0).load(i) for i in range(4)])
 
 
-def test_sources_side_by_side_share_the_loss_and_hear_of_their_own(tmp_path: Path) -> None:
-    sources = [Says("it turned green"), Says("now everything is red and blue")]
-    model, addon = trained(tmp_path, negatives=SideBySide(sources, [3.0, 1.0]))
+def test_side_by_side_weights_and_splits_the_losses(tmp_path: Path) -> None:
+    sources = [ConstantNegatives("it turned green"), ConstantNegatives("now everything is red and blue")]
+    model, addon = trained_policy(tmp_path, negatives=SideBySide(sources, [3.0, 1.0]))
     batch = batch_of(model)
 
     def loss(source: NegativeSource) -> float:
         addon._adversary = (source,)
         return float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
 
-    alone = [loss(Says(source.text)) for source in sources]
+    alone = [loss(ConstantNegatives(source.text)) for source in sources]
     both = loss(SideBySide(sources, [3.0, 1.0]))
     assert both == pytest.approx(0.75 * alone[0] + 0.25 * alone[1], rel=1e-5) and abs(alone[0] - alone[1]) > 1e-3
     assert loss(SideBySide(sources)) == pytest.approx(sum(alone) / 2, rel=1e-5)
     for source, expected in zip(sources, alone, strict=True):
-        losses, present = source.heard[-1]
+        losses, present = source.updates[-1]
         assert losses.shape == present.shape == (4, 2) and float(losses.mean()) == pytest.approx(expected, rel=1e-5)
     with pytest.raises(ConfigError, match="cannot be a source of another combination"):
-        Mixture([SideBySide(sources), Says("x")])
+        Mixture([SideBySide(sources), ConstantNegatives("x")])
 
 
 @pytest.mark.parametrize("kind", ["identical", "swapped"])
-def test_a_pair_is_preferred_to_another_pair_of_images(kind: str, tmp_path: Path) -> None:
-    model, addon = trained(tmp_path, image_weight=2.0, other_images=kind)
+def test_image_preference_loss_equals_its_formula(kind: str, tmp_path: Path) -> None:
+    model, addon = trained_policy(tmp_path, image_weight=2.0, other_images=kind)
     batch = batch_of(model)
     images = batch.images
     kinds: list[str | None] = [*batch.change_types]
@@ -90,28 +90,30 @@ def test_a_pair_is_preferred_to_another_pair_of_images(kind: str, tmp_path: Path
     batch = replace(batch, change_types=kinds)
     other = images[:, [0, 0]] if kind == "identical" else images[:, [1, 0]]
 
-    def ratio(shown: torch.Tensor) -> torch.Tensor:
+    def ratio(images: torch.Tensor) -> torch.Tensor:
         twin = addon.reference.twin.eval()
         with torch.no_grad():
-            looks = [captioner.encode(replace(batch, images=shown)) for captioner in (model, twin)]
-            scores = [c.score(f, batch.tokens, batch.caption_mask) for c, f in zip((model, twin), looks, strict=True)]
+            features = [captioner.encode(replace(batch, images=images)) for captioner in (model, twin)]
+            scores = [
+                c.score(f, batch.tokens, batch.caption_mask) for c, f in zip((model, twin), features, strict=True)
+            ]
         return scores[0] - scores[1]
 
     margins = addon.options.beta * (ratio(images) - ratio(other))
     expected = torch.nn.functional.softplus(-margins).mean(1)
-    expected[1] = 0.0  # an unchanged pair is as well described the other way round
+    expected[1] = 0.0  # unchanged pairs are left out
     step = TrainingStep(model, batch, 0, model.encode(batch))
-    found = float(addon.objective(step).detach())
+    with_image_loss = float(addon.objective(step).detach())
     addon.options = replace(addon.options, image_weight=0.0)
     without = float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
-    assert found - without == pytest.approx(2 * float(expected.mean()), rel=1e-4)
+    assert with_image_loss - without == pytest.approx(2 * float(expected.mean()), rel=1e-4)
     assert float(margins.abs().max()) > 1e-3
     with pytest.raises(ConfigError, match="expected one of identical, swapped"):
         PreferenceOptimization(other_images="mirrored")
 
 
 @pytest.mark.slow
-def test_preferring_pairs_of_images_starts_at_the_reference_and_learns(tmp_path: Path) -> None:
+def test_image_preference_starts_at_the_reference_and_learns(tmp_path: Path) -> None:
     losses = Losses()
     model = TinyCaptioner(captions_per_pair=2, dropout=0.5, learning_rates={"language": 3.0, "vision": 3.0})
     fit([PreferenceOptimization(image_weight=1.0), losses], tmp_path, model, max_epochs=30)
@@ -120,7 +122,7 @@ def test_preferring_pairs_of_images_starts_at_the_reference_and_learns(tmp_path:
 
 
 class WrongPairs(TinyPairs):
-    """Pairs with a rejected caption each, and what kind of mistake it makes."""
+    """Pairs with a rejected caption and its type of error."""
 
     def source(self, split: str) -> Any:
         class Source(TinySource):
@@ -131,7 +133,7 @@ class WrongPairs(TinyPairs):
         return Source(16 if split == "train" else 7, 0 if split == "train" else 500)
 
 
-def test_margins_by_the_type_of_error(tmp_path: Path) -> None:
+def test_error_margins(tmp_path: Path) -> None:
     def first(margins: dict[str, float]) -> float:
         losses = Losses()
         negatives = FromData(error_margins=margins)
@@ -150,22 +152,22 @@ def test_margins_by_the_type_of_error(tmp_path: Path) -> None:
         first({"color": 1.0})
 
 
-def test_a_reference_is_replaced_every_so_many_steps(tmp_path: Path) -> None:
-    kept: list[bool] = []
+def test_moving_average_syncs_every_n_steps(tmp_path: Path) -> None:
+    is_equal: list[bool] = []
     average = MovingAverage(decay=0.0, every=2)
 
     class Watch(Losses):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            kept.append(torch.equal(pl_module.net.head.weight, average.twin.net.head.weight))
+            is_equal.append(torch.equal(pl_module.net.head.weight, average.twin.net.head.weight))
 
     model = TinyCaptioner(captions_per_pair=2)
     fit([PreferenceOptimization(loss=ipo, reference=average), Watch()], tmp_path, model, max_steps=5)
     # TRL's ref_model_sync_steps: equal at the start and after every second step
-    assert kept == [True, False, True, False, True]
+    assert is_equal == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         (lambda pairs: ["it turned blue"] * pairs, r"4 rows of rejected captions, such as 'it turned blue'"),
         (lambda pairs: [["it turned blue"]] * pairs, r"4 rows of rejected captions, such as \['it turned blue'\]"),
@@ -173,17 +175,18 @@ def test_a_reference_is_replaced_every_so_many_steps(tmp_path: Path) -> None:
     ],
     ids=["texts", "one caption", "one pair"],
 )
-def test_what_a_source_of_ones_own_draws_is_of_the_right_shape(rows: Any, says: str, tmp_path: Path) -> None:
-    """A text in place of a list of texts is as many captions as it has letters."""
+def test_rejects_negatives_of_the_wrong_shape(rows: Any, message: str, tmp_path: Path) -> None:
+    """A string in place of a list of strings would be read as a list of its letters."""
 
-    class Own(NegativeSource):
+    class WrongShape(NegativeSource):
         def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
             return RejectedCaptions(rows(len(step.batch.ids)))
 
     with pytest.raises(
-        DataError, match=rf"Own drew {says}.*expected a list of 2 captions, or a multiple of that, for each of 4 pairs"
+        DataError,
+        match=rf"WrongShape drew {message}.*expected a list of 2 captions, or a multiple of that, for each of 4 pairs",
     ):
-        trained(tmp_path, negatives=Own())
+        trained_policy(tmp_path, negatives=WrongShape())
 
 
 class RejectedSource(TinySource):
@@ -201,8 +204,8 @@ class RejectedPairs(TinyPairs):
         return RejectedSource(self.pairs if split == "train" else 7, 0 if split == "train" else 500)
 
 
-def test_rejected_captions_of_the_data_are_the_negatives(tmp_path: Path) -> None:
-    """They were ignored without a word, and captions of other rows were rejected in their place."""
+def test_default_negatives_are_the_rejected_captions_of_the_data(tmp_path: Path) -> None:
+    """Regression: they were silently ignored, and captions of other rows were rejected instead."""
     for data, kind in ((RejectedPairs(batch_size=4), FromData), (TinyPairs(batch_size=4), RandomCaption)):
         callback = PreferenceOptimization()
         trainer = Trainer(**QUIET, max_steps=2, callbacks=[callback], default_root_dir=tmp_path)

@@ -51,12 +51,12 @@ def angle(text: str) -> float:
     return next((angle for color, angle in ANGLES.items() if color in text.lower()), -1.5)
 
 
-def test_a_paraphrase_of_a_reference_is_not_wrong() -> None:
+def test_paraphrases_of_references_are_not_negatives() -> None:
     encoder = ByColor()
     pool = CaptionPool(CAPTIONS, too_similar=encoder, threshold=0.8)
     assert encoder.encoded == CAPTIONS, "every entry is encoded once"
     references = [["The RED one left"], ["a blue thing", "it turned crimson"], ["nothing changed"]]
-    wrong = pool.is_wrong(torch.tensor([4, 3, 2, 1, 0, 0]), references)
+    wrong = pool.is_negative(torch.tensor([4, 3, 2, 1, 0, 0]), references)
     for b, row in enumerate(references):
         for n, index in enumerate([4, 3, 2, 1, 0, 0]):
             cosines = [torch.tensor(angle(text) - angle(CAPTIONS[index])).cos() for text in row]
@@ -66,10 +66,10 @@ def test_a_paraphrase_of_a_reference_is_not_wrong() -> None:
     assert pool.read_similar_fraction() == pytest.approx(4 / 14)
     assert pool.read_similar_fraction() == 0.0
     texts = ["it is crimson now", "a green one", "", "the RED one left"]
-    assert pool.is_wrong_text(texts, references[0]) == [False, True, False, False]
-    assert CaptionPool(CAPTIONS).is_wrong_text(texts, references[0]) == [True, True, False, False]
+    assert pool.is_negative_text(texts, references[0]) == [False, True, False, False]
+    assert CaptionPool(CAPTIONS).is_negative_text(texts, references[0]) == [True, True, False, False]
     with pytest.raises(DataError, match=r"similar to one by 0.8 or more"):
-        pool.is_wrong(torch.tensor([0, 1]), [["the red one left"]])
+        pool.is_negative(torch.tensor([0, 1]), [["the red one left"]])
     with pytest.raises(ConfigError, match="threshold"):
         CaptionPool(CAPTIONS, threshold=1.5)
 
@@ -119,7 +119,7 @@ WITHOUT = {
 """Sources that compare no sentences, each with the reason."""
 
 
-def test_every_source_compares_sentences_or_has_a_reason_not_to() -> None:
+def test_all_sources_exclude_paraphrases_or_state_a_reason() -> None:
     for module in ("methods.adpo.reward_mined", "methods.adpo.adversarial_retriever"):
         importlib.import_module(f"lightning_idc.{module}")
     known = [NegativeSource]
@@ -137,7 +137,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_no_source_draws_a_paraphrase(name: str, sft: str, tmp_path: Path) -> None:
+def test_sources_exclude_paraphrases(name: str, sft: str, tmp_path: Path) -> None:
     def similar(options: dict[str, Any]) -> int:
         """Number of pairs whose last negative is a paraphrase."""
         callbacks = [*SOURCES[name](options), *([logged] if options else [])]

@@ -1,4 +1,4 @@
-"""Run by test_preference_distributed.py: DPO, GRPO and ADPO on one or two gloo processes; write what came out."""
+"""Run by test_preference_distributed.py: DPO, GRPO and ADPO on one or two gloo processes; save the weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from lightning_idc.models.vlm.lora import LoRA
 
 
 class TwoColors(TinySource):
-    """Pairs that turn red or green, one caption each: every pair has just one caption that is wrong for it."""
+    """Pairs that turn red or green, with one caption each, so that each pair has exactly one wrong caption."""
 
     def color(self, index: int) -> str:
         return ("red", "green")[int(self.ids[index]) % 2]
@@ -43,7 +43,7 @@ class TwoColorPairs(TinyPairs):
 
 
 class Fixed(NegativeSource):
-    """The same sentences whatever the process."""
+    """The same negative for a pair on every process."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
@@ -82,7 +82,7 @@ def train(kind: str, out: Path, callbacks: list[Any], **options: Any) -> tuple[T
 
 
 def replica(model: TinyCaptioner) -> list[float]:
-    """Sums of what this process holds of the model; whole where it is sharded."""
+    """Sum of each parameter, gathered where it is sharded, on this process."""
     values = (p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters())
     return [float(value.double().abs().sum()) for value in values]
 

@@ -1,4 +1,4 @@
-"""Run by test_preference_distributed.py: the strategy block of a recipe on two gloo processes, on tiny stand-ins."""
+"""Run by test_preference_distributed.py: the strategy block of a recipe on two gloo processes, with tiny data."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from lightning_idc.models.distributed import all_gather_object
 
 
 def strategy_of(block: str) -> Strategy:
-    """Strategy that a recipe names, on gloo."""
+    """Strategy of a recipe, with the gloo backend."""
     parser = ArgumentParser()
     parser.add_subclass_arguments(Strategy, "strategy")
-    given = json.loads(block)
-    given.setdefault("init_args", {})["process_group_backend"] = "gloo"
-    found: Strategy = parser.instantiate(parser.parse_object({"strategy": given}))["strategy"]
-    return found
+    config = json.loads(block)
+    config.setdefault("init_args", {})["process_group_backend"] = "gloo"
+    strategy: Strategy = parser.instantiate(parser.parse_object({"strategy": config}))["strategy"]
+    return strategy
 
 
 def main(block: str, out: Path) -> None:
@@ -52,14 +52,14 @@ def main(block: str, out: Path) -> None:
     )
     model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0})
     trainer.fit(model, TinyPairs(batch_size=2, seed=1))
-    own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
-    every = sum(p.numel() for p in model.parameters())
+    num_local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    num_total = sum(p.numel() for p in model.parameters())
     twin = model.aux_addons["preference"].reference.twin.net.head.weight.detach()
     policy = model.net.head.weight.detach()
-    moved = float((twin.full_tensor() - policy.full_tensor()).abs().max())
-    found = all_gather_object({"own": own, "every": every, "replica": replica(model), "moved": moved})
+    distance = float((twin.full_tensor() - policy.full_tensor()).abs().max())
+    results = all_gather_object({"own": num_local, "every": num_total, "replica": replica(model), "moved": distance})
     if trainer.is_global_zero:
-        (out / "found.json").write_text(json.dumps(found))
+        (out / "found.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Run by test_preference_distributed.py: stages of a recipe, their own trainer block, on tiny stand-ins.
+"""Run by test_preference_distributed.py: stages of a recipe, with their trainer block, on tiny data.
 
-Arguments: a JSON list of trainer blocks, the number of processes, a folder. Writes what each process holds and the
-whole weights. Precision is float32 and the rate of learning high, so that a lost or doubled gradient shows.
+Arguments: a JSON list of trainer blocks, the number of processes, a folder. Saves the size of each shard and the full
+weights. Precision is float32 and the learning rate high, so that a lost or doubled gradient shows.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from lightning_idc.utils.names import with_full_names
 
 
 def callbacks_of(block: dict[str, Any], out: Path) -> list[Callback]:
-    """Those of preference optimisation; a retriever's encoder is the one that the test has put into the folder."""
+    """Callbacks of preference optimisation, with the retriever's encoder from ``out``."""
     parser = ArgumentParser()
     parser.add_argument("--callbacks", type=list[Callback])
-    given = with_full_names(block["callbacks"])
-    for one in given:
-        if "encoder" in one.get("init_args", {}):
-            one["init_args"]["encoder"] = str(out / "retriever.ckpt")
-    found = parser.instantiate(parser.parse_object({"callbacks": given}))["callbacks"]
-    return [one for one in found if isinstance(one, (PreferenceOptimization, AdversarialRetriever))]
+    configs = with_full_names(block["callbacks"])
+    for config in configs:
+        if "encoder" in config.get("init_args", {}):
+            config["init_args"]["encoder"] = str(out / "retriever.ckpt")
+    callbacks = parser.instantiate(parser.parse_object({"callbacks": configs}))["callbacks"]
+    return [callback for callback in callbacks if isinstance(callback, (PreferenceOptimization, AdversarialRetriever))]
 
 
 def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
     torch.set_num_threads(1)
-    for place, block in enumerate(blocks):
+    for index, block in enumerate(blocks):
         seed_everything(3, workers=True, verbose=False)
         callbacks = callbacks_of(block, out)
         trainer = Trainer(
@@ -58,10 +58,12 @@ def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
         rates = {"language": 3.0}
         model = TinyCaptioner(dropout=0.0, captions_per_pair=1, learning_rates=rates)
         trainer.fit(model, TwoColorPairs(batch_size=4 // processes, seed=1))
-        own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
-        every = sum(p.numel() for p in model.parameters())
-        found = all_gather_object({"own": own, "every": every, "replica": replica(model), "callbacks": len(callbacks)})
-        whole = {
+        num_local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+        num_total = sum(p.numel() for p in model.parameters())
+        held = all_gather_object(
+            {"own": num_local, "every": num_total, "replica": replica(model), "callbacks": len(callbacks)}
+        )
+        weights = {
             name: p.detach().full_tensor() if isinstance(p, DTensor) else p.detach()
             for name, p in model.net.named_parameters()
         }
@@ -70,7 +72,7 @@ def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
             for name, p in model.aux_addons["preference"].reference.twin.net.named_parameters()
         }
         if trainer.is_global_zero:
-            torch.save({"held": found, "weights": whole, "start": start}, out / f"{place}_{processes}.pt")
+            torch.save({"held": held, "weights": weights, "start": start}, out / f"{index}_{processes}.pt")
 
 
 if __name__ == "__main__":

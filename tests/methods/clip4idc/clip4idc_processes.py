@@ -1,4 +1,4 @@
-"""Run by test_clip4idc.py: adapt a tiny CLIP on one or two gloo processes, write its weights and what was measured."""
+"""Run by test_clip4idc.py: adapts a tiny CLIP on one or two gloo processes; saves its weights and metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
 
 class Start(Callback):
-    """Keep the weights that training begins with."""
+    """Copies the initial weights."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.weights = {name: value.clone() for name, value in pl_module.state_dict().items()}
@@ -29,7 +29,7 @@ def main(processes: int, out: Path) -> None:
         TINY, intra_layers=2, vocabulary=None, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05)
     )
     strategy = "auto" if processes == 1 else DDPStrategy(process_group_backend="gloo")
-    # in double precision, where batches of three and of six round alike whatever the processor's kernels
+    # in double precision, so that batches of three and of six round in the same way
     options: dict[str, Any] = {**QUIET, "devices": processes, "precision": "64-true"}
     start = Start()
     trainer = Trainer(strategy=strategy, callbacks=start, max_epochs=2, default_root_dir=out.parent, **options)

@@ -1,4 +1,4 @@
-"""CLIP4IDC against its official implementation (shared/parity/clip4idc), and what both stages must do."""
+"""CLIP4IDC. Oracles: the official implementation (shared/parity/clip4idc), open_clip, and the paper's settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COLORS = ("red", "green", "blue")
 
 
 class Painted(PairSource):
-    """Grey pairs of which the second is painted red, green or blue, left or right."""
+    """Grey pairs; the left or right half of the second image is red, green or blue."""
 
     def __init__(self, count: int, first: int) -> None:
         self.first, self.ids = first, [f"{first + index:03d}" for index in range(count)]
@@ -85,7 +85,7 @@ def tiny_net(seed: int = 0) -> Clip4IdcNet:
     torch.manual_seed(seed)
     vocabulary = Vocabulary([*SPECIALS, *map(str, range(20))])
     net = Clip4IdcNet(PairClip(build_clip(TINY, vocabulary), vocabulary, 2), layers=2, heads=2).eval()
-    # weights large enough that captions depend on the pair and differ in length without any training
+    # large weights, so that the captions of an untrained network depend on the pair and differ in length
     for name, parameter in net.named_parameters():
         if parameter.ndim > 1 and not name.startswith("encoder.clip.transformer"):
             torch.nn.init.normal_(parameter, std=0.3)
@@ -110,8 +110,10 @@ def official(shared: Path) -> tuple[dict[str, Tensor], dict[str, Tensor], int]:
 
 def imported(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: str) -> Any:
     weights, _, words = official
-    own = {key.removeprefix(f"{stage}."): value for key, value in weights.items() if key.startswith(f"{stage}.")}
-    return from_official(own, 3, heads=2, vocabulary=[*SPECIALS, *map(str, range(4, words))])
+    stage_weights = {
+        key.removeprefix(f"{stage}."): value for key, value in weights.items() if key.startswith(f"{stage}.")
+    }
+    return from_official(stage_weights, 3, heads=2, vocabulary=[*SPECIALS, *map(str, range(4, words))])
 
 
 @pytest.mark.slow
@@ -122,7 +124,7 @@ def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], 
     torch.testing.assert_close(tokens, io["visual"], atol=1e-4, rtol=0)
     torch.testing.assert_close(net.encoder.pooled(tokens), io["pair_embedding"][:, 0], atol=1e-4, rtol=0)
     logits = net.logits(PairFeatures(tokens), io["batch.6"])
-    # the mean over all tokens of a batch, pairs' means of ours would weigh short captions more
+    # the official loss is the mean over all tokens of a batch, ours the mean over pairs of means over tokens
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), io["batch.8"].flatten(), ignore_index=0)
     assert loss.item() == pytest.approx(io["caption_loss"].item(), abs=1e-4)
     begin = int(io["batch.6"][0, 0, 0])
@@ -136,8 +138,8 @@ def test_retrieval_equals_the_official_code(official: tuple[dict[str, Tensor], d
     net, io, words = imported(official, "retrieval").net, official[1], official[2]
     net.vocabulary.special = SpecialIds(pad=0, bos=words - 2, eos=words - 1)
     pairs = net.pooled(net.encode_pair(torch.cat([io["batch.3"], io["batch.4"]], 1)))
-    # the recorded run read the decoder's input, which has no end token: its highest id, at which the official code
-    # reads the text, is the begin token, and without an end token ours reads there, too
+    # the recorded run embedded the decoder's input, which has no end token; both implementations then read the text
+    # tower at the begin token
     texts = net.embed_tokens(io["batch.6"][:, 0])
     logits = net.scale * texts @ torch.nn.functional.normalize(pairs, dim=-1).T
     torch.testing.assert_close(logits, io["retrieval_logits"], atol=1e-4, rtol=0)
@@ -145,7 +147,7 @@ def test_retrieval_equals_the_official_code(official: tuple[dict[str, Tensor], d
 
 
 @torch.no_grad()
-def test_captions_are_embedded_as_open_clip_does() -> None:
+def test_caption_embeddings_equal_open_clip() -> None:
     import open_clip
 
     torch.manual_seed(0)
@@ -156,20 +158,22 @@ def test_captions_are_embedded_as_open_clip_does() -> None:
     torch.testing.assert_close(PairClip(clip, vocabulary, 2).embed_captions(captions), expected)
 
 
-def test_a_weight_without_a_place_is_named(official: tuple[dict[str, Tensor], dict[str, Tensor], int]) -> None:
+def test_convert_names_unknown_missing_and_untied_weights(
+    official: tuple[dict[str, Tensor], dict[str, Tensor], int],
+) -> None:
     weights = {k.removeprefix("caption."): v for k, v in official[0].items() if k.startswith("caption.")}
     words = [*SPECIALS, *map(str, range(4, official[2]))]
     with pytest.raises(CheckpointError, match=r"decoder\.pooler\.weight"):
         from_official({**weights, "decoder.pooler.weight": torch.zeros(2)}, 3, 2, words)
     untied = {**weights, "decoder.embeddings.position_embeddings.weight": torch.zeros(77, 64)}
-    with pytest.raises(CheckpointError, match="should be shared"):
+    with pytest.raises(CheckpointError, match="expected tied weights"):
         from_official(untied, 3, 2, words)
     del weights["clip.ln_final.bias"]
     with pytest.raises(CheckpointError, match=r"ln_final\.bias"):
         from_official(weights, 3, 2, words)
 
 
-def test_full_size_counts_as_in_table_5_of_namc() -> None:
+def test_number_of_parameters_equals_table_5_of_namc() -> None:
     with torch.device("meta"):
         model = Clip4Idc()
         model.build()
@@ -191,19 +195,19 @@ def test_cached_decoding_equals_uncached() -> None:
 
 
 @torch.no_grad()
-def test_masked_tokens_of_a_pair_are_never_read() -> None:
+def test_masked_tokens_are_ignored() -> None:
     net = tiny_net()
     features = net.encode(images(2))
     mask = torch.ones(features.memory.shape[:2], dtype=torch.bool)
     mask[:, 3:6] = False
     tokens = torch.tensor([[[1, 5, 6]], [[1, 7, 8]]])
-    kept = PairFeatures(features.memory[:, mask[0]])
-    torch.testing.assert_close(net.logits(PairFeatures(features.memory, mask), tokens), net.logits(kept, tokens))
-    greedy_kept, greedy_masked = greedy(net, kept, 8), greedy(net, PairFeatures(features.memory, mask), 8)
-    assert greedy_kept.ids == greedy_masked.ids
+    unmasked = PairFeatures(features.memory[:, mask[0]])
+    torch.testing.assert_close(net.logits(PairFeatures(features.memory, mask), tokens), net.logits(unmasked, tokens))
+    greedy_unmasked, greedy_masked = greedy(net, unmasked, 8), greedy(net, PairFeatures(features.memory, mask), 8)
+    assert greedy_unmasked.ids == greedy_masked.ids
 
 
-def test_which_image_came_first_matters_and_each_image_is_seen_with_the_other() -> None:
+def test_encoder_depends_on_the_order_and_attends_to_both_images() -> None:
     net = tiny_net().encoder
     pairs = images(1)
     tokens = net.encode_pair(net.normalized(pairs))
@@ -215,7 +219,7 @@ def test_which_image_came_first_matters_and_each_image_is_seen_with_the_other() 
     assert not torch.allclose(net.encode_pair(net.normalized(changed))[:, :count], tokens[:, :count], atol=1e-4)
 
 
-def test_every_parameter_that_trains_gets_a_gradient() -> None:
+def test_every_trained_parameter_gets_a_gradient() -> None:
     net = tiny_net().train()
     net.logits(net.encode(images(2)), torch.tensor([[[1, 5, 6], [1, 7, 2]]] * 2)).square().mean().backward()
     without = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
@@ -224,7 +228,7 @@ def test_every_parameter_that_trains_gets_a_gradient() -> None:
     assert frozen == {"transformer", "ln_final", "text_projection", "logit_scale"}
 
 
-def test_embeddings_have_unit_length_and_long_captions_are_cut_at_their_end() -> None:
+def test_embeddings_are_unit_vectors_and_long_captions_are_truncated() -> None:
     encoder = tiny_net().encoder
     assert isinstance(encoder, PairTextEncoder)
     long = " ".join(["5"] * 40)
@@ -232,11 +236,11 @@ def test_embeddings_have_unit_length_and_long_captions_are_cut_at_their_end() ->
     torch.testing.assert_close(texts.norm(dim=1), torch.ones(3))
     torch.testing.assert_close(texts[1], texts[2])
     torch.testing.assert_close(encoder.embed_pairs(images(2)).norm(dim=1), torch.ones(2))
-    # a caption's embedding does not depend on what it is padded to
+    # padding does not change the embedding of a caption
     torch.testing.assert_close(encoder.embed_captions(["5 6"])[0], texts[0])
 
 
-def test_wrong_sizes_and_settings_are_refused() -> None:
+def test_rejects_wrong_sizes_and_settings() -> None:
     net = tiny_net()
     with pytest.raises(DataError, match="images are 8x8; expected 16x16"):
         net.encode(images()[..., :8, :8])
@@ -246,11 +250,11 @@ def test_wrong_sizes_and_settings_are_refused() -> None:
         build_clip("ViT-Q", net.encoder.vocabulary)
     with pytest.raises(ConfigError, match="vocabulary: clip"):
         build_clip("ViT-B-32", net.encoder.vocabulary, "openai")
-    with pytest.raises(DataError, match="does not fit"):
+    with pytest.raises(DataError, match="more than the 24"):
         net.logits(net.encode(images(1)), torch.ones(1, 1, 25, dtype=torch.long))
 
 
-def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> None:
+def test_rejects_long_training_captions_whatever_max_length() -> None:
     class Long(Painted):
         def captions(self, index: int) -> list[str]:
             return [" ".join(["red"] * 30)]
@@ -260,7 +264,7 @@ def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> No
             return Long(6, 0)
 
     model = Clip4Idc(TINY, vocabulary=None, max_length=5, intra_layers=2, decoder_layers=1, heads=2)
-    expected = r"a caption of 31 tokens does not fit CLIP's 24 .*max_length.*; shorten the captions"
+    expected = r"a caption has 31 tokens, more than the 24 .*max_length.*; shorten the captions"
     with pytest.raises(DataError, match=expected):
         Trainer(max_steps=1, **QUIET).fit(model, LongPairs(batch_size=6))
 
@@ -268,8 +272,8 @@ def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> No
 # ---- the authors' optimisation ---------------------------------------------------------------------------
 
 
-def of_the_paper(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: str, weights: str) -> Any:
-    """The module of a stage of the paper's recipe, of the size of the recorded run, and its optimizer."""
+def paper_stage(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: str, weights: str) -> Any:
+    """Module and optimizer of a stage of the paper's recipe, with the sizes of the recorded run."""
     recipe = load(PAPER, {"dataset": "clevr_change", "clip_weights": weights})
     config = next(part.config["model"]["init_args"] for part in recipe.stages if part.name == stage)
     sizes = dict(imported(official, {"adapt": "retrieval"}.get(stage, stage)).hparams)
@@ -288,29 +292,29 @@ def of_the_paper(official: tuple[dict[str, Tensor], dict[str, Tensor], int], sta
 
 @pytest.mark.parametrize("weights", ["float32", "float16"])
 @pytest.mark.parametrize("stage", ["adapt", "caption"])
-def test_every_parameter_has_the_rate_and_decay_that_the_authors_give_it(
+def test_learning_rates_and_decay_equal_the_official_optimizer(
     stage: str, weights: str, official: tuple[dict[str, Tensor], dict[str, Tensor], int]
 ) -> None:
     new = ("ln_mid", "joint_positional_embedding", "bef_embedding", "aft_embedding")
 
     def rule(name: str) -> tuple[float, float]:
-        """Rate and decay by name, as in their ``prep_optimizer``."""
-        spared = any(part in name for part in ("bias", "LayerNorm.bias", "LayerNorm.weight"))
-        decay = 0.0 if spared else {"adapt": 0.2, "caption": 0.01}[stage]
-        slow = "clip." in name and not (stage == "adapt" and any(f"clip.visual.{part}" in name for part in new))
-        return (1e-7 if slow else 1e-4), decay
+        """Learning rate and weight decay by name, as in the official ``prep_optimizer``."""
+        has_no_decay = any(part in name for part in ("bias", "LayerNorm.bias", "LayerNorm.weight"))
+        decay = 0.0 if has_no_decay else {"adapt": 0.2, "caption": 0.01}[stage]
+        is_slow = "clip." in name and not (stage == "adapt" and any(f"clip.visual.{part}" in name for part in new))
+        return (1e-7 if is_slow else 1e-4), decay
 
     prefix = {"adapt": "retrieval.", "caption": "caption."}[stage]
     names = [name.removeprefix(prefix) for name in official[0] if name.startswith(prefix)]
-    # numbers in the place of weights take their way through the importer, which knows the names of both
-    numbers = {name: torch.tensor([rule(name)], dtype=torch.float64) for name in names}
-    expected = {f"net.{name}": value for name, value in _encoder(numbers).items()}
+    # learning rate and decay in place of each weight; the converter maps them to our names
+    rates_and_decay = {name: torch.tensor([rule(name)], dtype=torch.float64) for name in names}
+    expected = {f"net.{name}": value for name, value in _encoder(rates_and_decay).items()}
     if stage == "caption":
         expected = {name.replace("net.", "net.encoder."): value for name, value in expected.items()}
-        expected |= {f"net.{name}": value for name, value in _decoder(_shared_as_clip(numbers), "").items()}
-    model, optimizer = of_the_paper(official, stage, weights)
-    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
-    trained = {name: found[id(p)] for name, p in model.named_parameters() if p.requires_grad}
+        expected |= {f"net.{name}": value for name, value in _decoder(_shared_as_clip(rates_and_decay), "").items()}
+    model, optimizer = paper_stage(official, stage, weights)
+    rate_of = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: rate_of[id(p)] for name, p in model.named_parameters() if p.requires_grad}
     assert len(trained) > 40 and trained.keys() <= expected.keys()
     for name, value in trained.items():
         assert value == pytest.approx(expected[name].flatten(0, -2).unique(dim=0).squeeze(0).tolist()), name
@@ -319,12 +323,14 @@ def test_every_parameter_has_the_rate_and_decay_that_the_authors_give_it(
     assert {group["eps"] for group in optimizer.param_groups} == {1e-6}
 
 
-def _shared_as_clip(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tables that the decoder shares with CLIP are one parameter, which their code knows by CLIP's name."""
-    return {name: numbers[_SHARED[name]] if name in _SHARED else value for name, value in numbers.items()}
+def _shared_as_clip(rates_and_decay: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights are one parameter, under CLIP's name, in the official optimizer."""
+    return {
+        name: rates_and_decay[_SHARED[name]] if name in _SHARED else value for name, value in rates_and_decay.items()
+    }
 
 
-def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
+def test_new_parameters_form_the_group_joint() -> None:
     model = Clip4IdcRetrieval(TINY, intra_layers=2, vocabulary=[*SPECIALS, "moved"], learning_rates={"joint": 10.0})
     model.build()
     groups = {group["name"]: len(group["params"]) for group in model.parameter_groups()}
@@ -338,19 +344,21 @@ def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
 
 
 @pytest.mark.dist
-def test_two_processes_adapt_and_measure_as_one(tmp_path: Path) -> None:
-    found = []
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    results = []
     for processes in (1, 2):
         script = Path(__file__).with_name("clip4idc_processes.py")
         launch(script, str(processes), tmp_path / f"{processes}.pt", processes=processes)
-        found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
-    one, two = found
-    assert one["metrics"].keys() == two["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}
-    for name, value in one["metrics"].items():
-        assert name.startswith("train/") or two["metrics"][name] == pytest.approx(value, abs=1e-4), name
-    assert max(float((value - one["start"][name]).abs().max()) for name, value in one["weights"].items()) > 1e-2
-    for name, value in one["weights"].items():
-        torch.testing.assert_close(two["weights"][name], value, rtol=0, atol=1e-12, msg=name)
+        results.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
+    single, distributed = results
+    assert (
+        single["metrics"].keys() == distributed["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}
+    )
+    for name, value in single["metrics"].items():
+        assert name.startswith("train/") or distributed["metrics"][name] == pytest.approx(value, abs=1e-4), name
+    assert max(float((value - single["start"][name]).abs().max()) for name, value in single["weights"].items()) > 1e-2
+    for name, value in single["weights"].items():
+        torch.testing.assert_close(distributed["weights"][name], value, rtol=0, atol=1e-12, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -364,7 +372,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Clip4IdcRet
     return path, model
 
 
-def test_recall_is_measured_over_the_whole_split(adapted: tuple[Path, Clip4IdcRetrieval]) -> None:
+def test_recall_over_the_whole_split(adapted: tuple[Path, Clip4IdcRetrieval]) -> None:
     path, _ = adapted
     loaded = Clip4IdcRetrieval.load_from_checkpoint(path, weights_only=True).eval()
     metrics = Trainer(**QUIET).test(loaded, PaintedPairs(batch_size=3), verbose=False)[0]
@@ -383,45 +391,49 @@ def test_recall_is_measured_over_the_whole_split(adapted: tuple[Path, Clip4IdcRe
             assert metrics[f"test/{direction}/{name}"] == pytest.approx(value, abs=1e-4)
 
 
-def test_a_caption_that_two_pairs_share_is_no_mistake_for_either() -> None:
+def test_mask_equal_leaves_out_shared_captions() -> None:
     model = Clip4IdcRetrieval(TINY, intra_layers=1, vocabulary=[*SPECIALS, "same", "moved"], mask_equal=True)
     model.build()
     model.trainer = Trainer(**QUIET)
     batch = {"ids": ["a", "b", "c"], "captions": [["same"], ["Same "], ["moved"]], "images": images(3)}
     features = model.encode(batch)
     logits = model.built_net.scale * features["pairs"] @ features["captions"].T
-    apart = logits.clone()
-    apart[0, 1] = apart[1, 0] = float("-inf")
-    torch.testing.assert_close(model.training_loss(features, batch), symmetric_cross_entropy(apart))
+    masked = logits.clone()
+    masked[0, 1] = masked[1, 0] = float("-inf")
+    torch.testing.assert_close(model.training_loss(features, batch), symmetric_cross_entropy(masked))
     model.hparams["mask_equal"] = False
     torch.testing.assert_close(model.training_loss(features, batch), symmetric_cross_entropy(logits))
 
 
-def test_references_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_take_turns_by_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Clip4IdcRetrieval(TINY, vocabulary=None)
-    drawn = []
+    captions_by_epoch = []
     for epoch in range(3):
         monkeypatch.setattr(Clip4IdcRetrieval, "current_epoch", epoch)
-        drawn.append(model._captions_of_epoch(["x", "y"], [["a", "b", "c"], ["d"]]))
-    assert sorted(first for first, _ in drawn) == ["a", "b", "c"] and {second for _, second in drawn} == {"d"}
+        captions_by_epoch.append(model._captions_of_epoch(["x", "y"], [["a", "b", "c"], ["d"]]))
+    assert sorted(first_id for first_id, _ in captions_by_epoch) == ["a", "b", "c"] and {
+        second for _, second in captions_by_epoch
+    } == {"d"}
     with pytest.raises(DataError, match="no caption to train on for y"):
         model._captions_of_epoch(["x", "y"], [["a"], []])
 
 
-def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip4IdcRetrieval], tmp_path: Path) -> None:
+def test_captioner_loads_the_adapted_encoder(adapted: tuple[Path, Clip4IdcRetrieval], tmp_path: Path) -> None:
     path, retrieval = adapted
     options: dict[str, Any] = {"intra_layers": 2, "decoder_layers": 1, "heads": 2, "dropout": 0.0}
     model = Clip4Idc(TINY, encoder_weights=str(path), vocabulary=None, learning_rates={"vision": 0.0}, **options)
     trainer = Trainer(max_epochs=1, **QUIET)
     trainer.fit(model, PaintedPairs(batch_size=6))
     assert model.hparams["vocabulary"] == retrieval.hparams["vocabulary"]
-    assert 0 < model.hparams["max_length"] <= 24, "no longer than the text tower can write"
+    assert 0 < model.hparams["max_length"] <= 24, "at most the context length of the text tower"
     assert model.hparams["no_change_captions"] == PaintedPairs().no_change_captions(), (
-        "the data tells, whoever has the words"
+        "no-change captions come from the data, whatever the source of the vocabulary"
     )
     assert model.net is not None and retrieval.net is not None
-    found, expected = model.net.encoder.state_dict(), retrieval.net.state_dict()
-    assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+    loaded_weights, expected = model.net.encoder.state_dict(), retrieval.net.state_dict()
+    assert loaded_weights.keys() == expected.keys() and all(
+        torch.equal(loaded_weights[key], expected[key]) for key in loaded_weights
+    )
     trainer.save_checkpoint(tmp_path / "captioner.ckpt")
     path.rename(path.with_suffix(".away"))  # the captioner's checkpoint must not need it
     try:
@@ -435,14 +447,14 @@ def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip
 
 
 @pytest.mark.slow
-def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path: Path) -> None:
-    """Each token names its cell in its own and in the other image; half of it cannot be told without comparing."""
+def test_pair_naming_trains_the_tower_of_retrieval(tmp_path: Path) -> None:
+    """Each token classifies its cell in both images; the other image's class requires the joint blocks."""
     generator = torch.Generator().manual_seed(0)
     cells = torch.randint(0, 3, (128, 2, 1, 2, 2), generator=generator)
     images = torch.full((128, 2, 3, 16, 16), 90, dtype=torch.uint8)
-    big = cells[:, :, 0].repeat_interleave(8, 2).repeat_interleave(8, 3)
-    images[:, :, 0] += (100 * (big == 1)).to(torch.uint8)
-    images[:, :, 2] += (100 * (big == 2)).to(torch.uint8)
+    pixel_classes = cells[:, :, 0].repeat_interleave(8, 2).repeat_interleave(8, 3)
+    images[:, :, 0] += (100 * (pixel_classes == 1)).to(torch.uint8)
+    images[:, :, 2] += (100 * (pixel_classes == 2)).to(torch.uint8)
     torch.manual_seed(0)
     naming = PairNaming(TINY, 1, stem=True, classes=[3], optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3))
     trainer = Trainer(max_epochs=16, **QUIET)
@@ -450,18 +462,18 @@ def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path
         naming.training_step((images[:2], torch.zeros(2, 2, 1, 4, 4, dtype=torch.long)), 0)
     loaders = [DataLoader(TensorDataset(images[part], cells[part]), 16) for part in (slice(96), slice(96, 128))]
     trainer.fit(naming, *loaders)
-    assert trainer.callback_metrics["val/cells_named"] > 80, "without comparing, a third"
+    assert trainer.callback_metrics["val/cells_named"] > 80, "a third without joint attention"
     trainer.save_checkpoint(tmp_path / "tower.ckpt")
 
     options: dict[str, Any] = {"intra_layers": 1, "vocabulary": None}
     model = Clip4IdcRetrieval(TINY, stem=True, tower_weights=str(tmp_path / "tower.ckpt"), **options)
     trainer = Trainer(max_steps=0, **QUIET)
     trainer.fit(model, PaintedPairs(batch_size=6))
-    learned, taken = naming.tower.state_dict(), model.net.state_dict()  # type: ignore[union-attr]
-    seen = [key for key in learned if key.startswith("clip.visual.") or not key.startswith("clip.")]
-    assert len(seen) > 30 and all(torch.equal(learned[key], taken[key]) for key in seen)
+    learned, loaded_state = naming.tower.state_dict(), model.net.state_dict()  # type: ignore[union-attr]
+    vision_keys = [key for key in learned if key.startswith("clip.visual.") or not key.startswith("clip.")]
+    assert len(vision_keys) > 30 and all(torch.equal(learned[key], loaded_state[key]) for key in vision_keys)
     trainer.save_checkpoint(tmp_path / "adapted.ckpt")
-    (tmp_path / "tower.ckpt").unlink()  # the checkpoint brings all weights
+    (tmp_path / "tower.ckpt").unlink()  # the checkpoint holds all weights
     again = Clip4IdcRetrieval.load_from_checkpoint(tmp_path / "adapted.ckpt", weights_only=True)
     assert torch.equal(again.net.side, model.net.side)  # type: ignore[union-attr]
     plain = Clip4IdcRetrieval(TINY, tower_weights=str(tmp_path / "adapted.ckpt"), **options)
@@ -469,27 +481,27 @@ def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path
         Trainer(max_steps=0, **QUIET).fit(plain, PaintedPairs(batch_size=6))
 
 
-def test_a_stem_sees_what_object_naming_taught_its_cnn(tmp_path: Path) -> None:
-    """It gets images normalised for CLIP; its CNN must see them as it was trained to."""
+def test_stem_normalises_images_for_its_pretrained_cnn(tmp_path: Path) -> None:
+    """Images are normalised for CLIP, but the CNN must get them normalised as in its training."""
     torch.manual_seed(0)
     named = ObjectNaming(classes=[3]).eval()
     for norm in (module for module in named.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)):
         torch.nn.init.normal_(norm.running_mean)
     trainer = Trainer(max_epochs=0, **QUIET)
     trainer.strategy.connect(named)
-    trainer.save_checkpoint(tmp_path / "look.ckpt")
-    stem = PairNaming(TINY, 1, stem=True, stem_weights=str(tmp_path / "look.ckpt")).eval().tower
+    trainer.save_checkpoint(tmp_path / "cnn.ckpt")
+    stem = PairNaming(TINY, 1, stem=True, stem_weights=str(tmp_path / "cnn.ckpt")).eval().tower
     pairs = images()
-    found = stem.clip.visual.conv1.cnn.grid(
+    features = stem.clip.visual.conv1.cnn.grid(
         stem.normalized(pairs).flatten(0, 1) * stem.clip.visual.conv1.scale + stem.clip.visual.conv1.shift
     )
-    torch.testing.assert_close(found, named.backbone(pairs.flatten(0, 1)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features, named.backbone(pairs.flatten(0, 1)), rtol=1e-4, atol=1e-5)
     assert stem.clip.visual.conv1(stem.normalized(pairs).flatten(0, 1)).shape == (6, 32, 2, 2)
     with pytest.raises(ConfigError, match="stem: true"):
-        PairNaming(TINY, 1, stem_weights=str(tmp_path / "look.ckpt"))
+        PairNaming(TINY, 1, stem_weights=str(tmp_path / "cnn.ckpt"))
 
 
-def test_a_stem_needs_patches_of_its_size() -> None:
+def test_stem_rejects_other_patch_sizes() -> None:
     vocabulary = Vocabulary(SPECIALS)
     large = {**TINY, "vision_cfg": {**TINY["vision_cfg"], "patch_size": 16}}
     with pytest.raises(ConfigError, match="patches of 8 pixels"):
@@ -497,10 +509,10 @@ def test_a_stem_needs_patches_of_its_size() -> None:
 
 
 @pytest.mark.slow
-def test_import_writes_what_describe_and_init_from_take(
+def test_convert_command_writes_a_loadable_captioner(
     official: tuple[dict[str, Tensor], dict[str, Tensor], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # official names at 49,408 words: the fixture's own text tower has only 300
+    # extended to CLIP's 49,408 words; the text tower of the fixture has only 300
     weights = {k.removeprefix("caption."): v for k, v in official[0].items() if k.startswith("caption.")}
     words = torch.randn(49408, 64)
     for key in list(weights):

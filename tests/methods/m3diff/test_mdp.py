@@ -22,20 +22,20 @@ from lightning_idc.nn.vocabulary import SPECIALS
 from lightning_idc.utils.errors import ConfigError
 
 
-def features(scales: int = 3, width: int = 12, places: int = 5) -> list[Tensor]:
+def features(scales: int = 3, width: int = 12, num_patches: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 2, places, width, generator=generator) for _ in range(scales)]
+    return [torch.randn(2, 2, num_patches, width, generator=generator) for _ in range(scales)]
 
 
-def test_difference_is_equations_1_to_3() -> None:
-    part = DifferentialPerception(12, 3, 24, 1).double()
+def test_difference_equals_eq_1_to_3() -> None:
+    perception = DifferentialPerception(12, 3, 24, 1).double()
     images = features()[0].double()
     first, second = images[:, 0], images[:, 1]
-    w_m, w_p = part.gate.weight, part.combine.weight
+    w_m, w_p = perception.gate.weight, perception.combine.weight
     gates = [torch.sigmoid(torch.cat(order, -1) @ w_m.T) for order in ([first, second], [second, first])]
     one, two = first * gates[0], second * gates[1]
     expected = torch.cat([one, two, one - two], -1) @ w_p.T
-    torch.testing.assert_close(part.difference(images), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(perception.difference(images), expected, rtol=1e-12, atol=1e-12)
 
 
 def _attend(attention: nn.Module, query: Tensor, source: Tensor) -> Tensor:
@@ -48,99 +48,102 @@ def _attend(attention: nn.Module, query: Tensor, source: Tensor) -> Tensor:
     return attention.out(torch.cat(parts, -1))
 
 
-def test_the_whole_is_equations_4_to_8() -> None:
+def test_forward_equals_eq_4_to_8_with_residuals_and_norms() -> None:
     torch.manual_seed(1)
     mdp = MultiScaleDifferentialPerception(12, 3, heads=3, shared=False, stacked=2).double()
     nn.init.normal_(mdp.out.weight)
-    given = [x.double() for x in features()]
-    total = [torch.zeros_like(given[0][:, 0])] * 2
-    for norm, part, images in zip(mdp.norms, mdp.scales, given, strict=True):
+    inputs = [x.double() for x in features()]
+    total = [torch.zeros_like(inputs[0][:, 0])] * 2
+    for norm, perception, images in zip(mdp.norms, mdp.scales, inputs, strict=True):
         images = norm(images)
-        delta = start = part.difference(images)
+        delta = start = perception.difference(images)
         one, two = images[:, 0], images[:, 1]
-        for layer in part.layers:
+        for layer in perception.layers:
             n = layer.norm_delta(delta)
             delta = delta + _attend(layer.self_attn, n, n)
             a, b, q = layer.norm_images(one), layer.norm_images(two), layer.norm_query(delta)
             delta = delta + _attend(layer.cross_attn, q, torch.cat([a, b, q], 1))
             delta = delta + layer.mlp(layer.norm_feed(delta))
-            told = layer.norm_refined(delta)
-            one = one + _attend(layer.image_cross_attn, a, torch.cat([a, told], 1))
-            two = two + _attend(layer.image_cross_attn, b, torch.cat([b, told], 1))
-        score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
+            refined = layer.norm_refined(delta)
+            one = one + _attend(layer.image_cross_attn, a, torch.cat([a, refined], 1))
+            two = two + _attend(layer.image_cross_attn, b, torch.cat([b, refined], 1))
+        score = torch.sigmoid(perception.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
         total = [total[0] + score * one, total[1] + score * two]
-    torch.testing.assert_close(mdp.fuse(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
-    expected = given[-1] + mdp.out(torch.stack(total, 1))
-    torch.testing.assert_close(mdp(given), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(mdp.fuse(inputs), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
+    expected = inputs[-1] + mdp.out(torch.stack(total, 1))
+    torch.testing.assert_close(mdp(inputs), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_as_printed_it_is_equations_4_to_8_alone() -> None:
+def test_as_printed_equals_eq_4_to_8() -> None:
     torch.manual_seed(1)
     mdp = MultiScaleDifferentialPerception(12, 3, heads=3, stacked=2, as_printed=True).double()
-    given = [x.double() for x in features()]
-    part = mdp.scales[0]
-    total = [torch.zeros_like(given[0][:, 0])] * 2
-    for images in given:
-        delta = start = part.difference(images)
+    inputs = [x.double() for x in features()]
+    perception = mdp.scales[0]
+    total = [torch.zeros_like(inputs[0][:, 0])] * 2
+    for images in inputs:
+        delta = start = perception.difference(images)
         one, two = images[:, 0], images[:, 1]
-        for layer in part.layers:
-            own = _attend(layer.self_attn, delta, delta)
-            delta = layer.mlp(_attend(layer.cross_attn, own, torch.cat([one, two, own], 1)))
+        for layer in perception.layers:
+            attended = _attend(layer.self_attn, delta, delta)
+            delta = layer.mlp(_attend(layer.cross_attn, attended, torch.cat([one, two, attended], 1)))
             one, two = (_attend(layer.image_cross_attn, x, torch.cat([x, delta], 1)) for x in (one, two))
-        score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
+        score = torch.sigmoid(perception.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
         total = [total[0] + score * one, total[1] + score * two]
-    torch.testing.assert_close(mdp(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
-    mdp(given).square().sum().backward()
+    torch.testing.assert_close(mdp(inputs), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
+    mdp(inputs).square().sum().backward()
     assert [name for name, p in mdp.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
 @pytest.mark.parametrize("options", [{}, {"shared": False}, {"as_printed": True}])
-def test_recomputing_the_depths_changes_no_gradient(options: dict[str, bool]) -> None:
+def test_activation_checkpointing_has_equal_gradients(options: dict[str, bool]) -> None:
     def run(recomputes: bool) -> tuple[list[Tensor], int, int]:
+        """Gradients, number of calls of a depth, and number of saved values."""
         torch.manual_seed(2)
         mdp = MultiScaleDifferentialPerception(12, 3, **options)
         for parameter in mdp.parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape)
         mdp.recomputes = recomputes
-        calls, kept = [], []
-        for part in mdp.scales:
-            part.register_forward_pre_hook(lambda *_: calls.append(1))
-        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        calls, saved = [], []
+        for perception in mdp.scales:
+            perception.register_forward_pre_hook(lambda *_: calls.append(1))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.numel()) or x, lambda x: x):
             loss = mdp(features()).square().sum()
         loss.backward()
-        return [p.grad for p in mdp.parameters() if p.grad is not None], len(calls), sum(kept)
+        return [p.grad for p in mdp.parameters() if p.grad is not None], len(calls), sum(saved)
 
-    (plain, once, more), (recomputed, twice, less) = run(False), run(True)
-    assert twice == 2 * once == 6 and less < more / 5
-    assert len(plain) == len(recomputed) and all(map(torch.equal, plain, recomputed))
+    gradients, num_calls, num_saved = run(False)
+    recomputed_gradients, recomputed_calls, recomputed_saved = run(True)
+    assert recomputed_calls == 2 * num_calls == 6 and recomputed_saved < num_saved / 5
+    assert len(gradients) == len(recomputed_gradients)
+    assert all(map(torch.equal, gradients, recomputed_gradients))
 
 
-def test_swapping_the_images_swaps_the_gates() -> None:
-    part = DifferentialPerception(12, 3, 24, 1)
+def test_gates_are_symmetric_in_the_images() -> None:
+    perception = DifferentialPerception(12, 3, 24, 1)
     images = features()[0]
-    part.combine.weight.data = torch.cat([torch.eye(12), torch.eye(12), torch.zeros(12, 12)], 1)
-    torch.testing.assert_close(part.difference(images), part.difference(images.flip(1)))
+    perception.combine.weight.data = torch.cat([torch.eye(12), torch.eye(12), torch.zeros(12, 12)], 1)
+    torch.testing.assert_close(perception.difference(images), perception.difference(images.flip(1)))
 
 
 @pytest.mark.parametrize("options", [{}, {"shared": False}, {"softmax": True}])
-def test_fresh_it_changes_nothing_and_trained_all_of_it_learns(options: dict[str, bool]) -> None:
+def test_untrained_mdp_is_the_identity_and_all_parameters_learn(options: dict[str, bool]) -> None:
     mdp = MultiScaleDifferentialPerception(12, 3, **options)
-    given = features()
-    assert torch.equal(mdp(given), given[-1])
+    inputs = features()
+    assert torch.equal(mdp(inputs), inputs[-1])
     nn.init.normal_(mdp.out.weight)
-    mdp(given).square().sum().backward()
+    mdp(inputs).square().sum().backward()
     assert [name for name, p in mdp.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
 def test_softmax_scores_sum_to_one() -> None:
     mdp = MultiScaleDifferentialPerception(12, 3, softmax=True, stacked=0)
-    given = [features(1)[0]] * 3
+    inputs = [features(1)[0]] * 3
     for norm in mdp.norms:
         norm.requires_grad_(False)
-    torch.testing.assert_close(mdp.fuse(given), mdp.norms[0](given[0]))
+    torch.testing.assert_close(mdp.fuse(inputs), mdp.norms[0](inputs[0]))
 
 
-def test_layers_match_the_paper_s_depths() -> None:
+def test_matching_layers() -> None:
     assert matching_layers(26) == [17, 20, 23, 26]
     assert matching_layers(32) == [21, 25, 28, 32]
     assert matching_layers(2) == [1, 2]
@@ -151,14 +154,14 @@ def test_heads_must_divide_the_width() -> None:
         MultiScaleDifferentialPerception(12, 1, heads=5)
 
 
-def test_there_are_depths_and_layers_and_a_choice_among_depths() -> None:
-    for odd, said in (
+def test_rejects_invalid_arguments() -> None:
+    for arguments, message in (
         (dict(scales=0), "scales is 0"),
         (dict(scales=2, stacked=-1), "stacked is -1"),
         (dict(scales=1, softmax=True), "softmax is true with one depth"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            MultiScaleDifferentialPerception(12, **odd)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=message):
+            MultiScaleDifferentialPerception(12, **arguments)  # type: ignore[arg-type]
 
 
 # ---- on a grid captioner ---------------------------------------------------------------------------------
@@ -177,7 +180,7 @@ def pair() -> PairSample:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_grid_captioner_takes_it(frozen: bool) -> None:
+def test_mdp_on_a_grid_captioner(frozen: bool) -> None:
     model = grid_captioner(freeze_backbone=frozen).eval()
     batch = model.collate([pair(), pair()])
     before = model.encode(batch).memory
@@ -194,7 +197,7 @@ def test_a_grid_captioner_takes_it(frozen: bool) -> None:
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_it_learns_where_dropout_is_off_as_in_preference_optimisation(frozen: bool) -> None:
+def test_mdp_learns_in_preference_optimisation(frozen: bool) -> None:
     model = grid_captioner(freeze_backbone=frozen)
     model.add_adapter("mdp", MDP)
     nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
@@ -237,7 +240,7 @@ def test_a_grid_backbone_is_read_at_several_depths(
 
 @pytest.mark.parametrize("layers", [["nonsense"], [1, 2], [2, 1, 4], [0, 4], [4, 5]])
 def test_layers_that_a_grid_backbone_does_not_have_are_refused(layers: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
+    with pytest.raises(ConfigError, match="increasing numbers from 1 to 4 that end with 4"):
         grid_captioner().add_adapter("mdp", MDP, layers=layers)
 
 
@@ -258,7 +261,7 @@ def test_a_timm_backbone_is_read_at_several_depths() -> None:
         assert not torch.allclose(model.encode(batch).memory, changed)
 
 
-def test_a_place_that_is_not_there_is_named() -> None:
+def test_rejects_unknown_modules() -> None:
     with pytest.raises(ConfigError, match="set `at` to one of backbone"):
         grid_captioner().add_adapter("mdp", MDP, at="tower")
     with pytest.raises(ConfigError, match="number of channels"):

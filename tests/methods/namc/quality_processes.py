@@ -26,7 +26,7 @@ def main(processes: int, out: Path) -> None:
     sizes: dict[str, Any] = dict(train_pairs=8, val_pairs=3, test_pairs=1, render_size=16, image_size=64, batch_size=1)
     data = SyntheticDescriptions(**sizes, cache_dir=out / "cache", progress=False)
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=2)
-    # every cell is masked, so that what is measured does not depend on what each process draws
+    # all cells are masked, so that the scores do not depend on random masks
     callbacks = [MaskedReconstruction(tokens, mask_ratio=1.0, encoder="net.encoder"), ReconstructionQuality()]
     strategy = gloo("one" if processes == 1 else "ddp")
     trainer = Trainer(strategy=strategy, devices=processes, callbacks=callbacks, **QUIET)

@@ -1,4 +1,4 @@
-"""Implicit-change descriptions: the template, its rejection rules, and noise that is where it is said to be."""
+"""Implicit-change descriptions: the template, its rejection rules, and synthetic noise against the scene."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIGURE_8 = (
 )
 
 
-def test_the_components_of_the_papers_own_example() -> None:
+def test_components_of_the_paper_example() -> None:
     assert components(FIGURE_8) == (
         "a person jumping , with each frame capturing the person in mid-air",
         "a bald eagle standing on the edge of a body of water , looking downwards",
@@ -39,13 +39,13 @@ def test_the_components_of_the_papers_own_example() -> None:
     assert not isinstance(object_descriptions(FIGURE_8), Refusal)
 
 
-def test_every_verb_is_found_again() -> None:
+def test_components_with_every_verb() -> None:
     for verb in VERBS:
         text = compose("a red cube", "two green spheres", (verb, verb))
         assert components(text) == ("a red cube", "two green spheres"), verb
 
 
-def test_spans_point_at_the_words() -> None:
+def test_component_spans() -> None:
     words = words_of(compose("while the first image shows", "what the second image has"))
     spans = component_spans(words)
     assert spans is not None
@@ -66,9 +66,9 @@ def test_spans_point_at_the_words() -> None:
         (compose("", "a dog"), "nothing about the first"),
     ],
 )
-def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: str) -> None:
-    found = object_descriptions(text)
-    assert isinstance(found, Refusal) and reason in found.reason
+def test_rejects_useless_descriptions(text: str, reason: str) -> None:
+    refusal = object_descriptions(text)
+    assert isinstance(refusal, Refusal) and reason in refusal.reason
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: st
         f"{HEAD} gnaws a dog, while the first image shows a cat, while the second image shows a dog.",
     ],
 )
-def test_masking_swapping_and_the_filter_of_answers_know_one_template(text: str) -> None:
-    found = object_descriptions(text)
-    assert isinstance(found, Refusal) and found.reason == "not in the template"
+def test_all_parsers_use_one_template(text: str) -> None:
+    refusal = object_descriptions(text)
+    assert isinstance(refusal, Refusal) and refusal.reason == "not in the template"
     assert component_spans(words_of(text)) is None and components(text) is None
     with pytest.raises(DataError, match="does not follow the template"):
         swap_descriptions(text)
 
 
-def test_repetition_counts_as_table_14_does() -> None:
+def test_repetitions_equal_table_14() -> None:
     counted = repetitions(["a", "b", "a", "a"])
     assert counted == {"total": 4, "unique": 2, "repetition": 2, "repetition_ratio": 0.5}
     assert repetitions([])["repetition_ratio"] == 0.0
@@ -113,30 +113,30 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDescriptions:
 
 
 def _phrases(text: str) -> list[Attributes]:
-    """All things that a text names."""
-    words, found = words_of(text), []
+    """All objects that a text names."""
+    words, things = words_of(text), []
     for i in range(len(words) - 3):
         four = words[i : i + 4]
         if all(word in options for word, options in zip(four, ATTRIBUTE_WORDS.values(), strict=True)):
-            found.append(Attributes(*four))
-    return found
+            things.append(Attributes(*four))
+    return things
 
 
-def test_without_noise_every_word_is_true(noisy: SyntheticDescriptions) -> None:
+def test_descriptions_without_noise_are_true(noisy: SyntheticDescriptions) -> None:
     source = noisy.source("test")
     for index in range(len(source)):
         described, truth = source.described[index], source.source.truth(index)
         assert not any(described.wrong)
-        found = components(described.text)
-        assert found is not None
-        for text, side in zip(found, ("before", "after"), strict=True):
+        texts = components(described.text)
+        assert texts is not None
+        for text, side in zip(texts, ("before", "after"), strict=True):
             things = [Attributes(*(thing[kind] for kind in ATTRIBUTE_WORDS)) for thing in truth[side]["things"]]
             assert _phrases(text) and all(phrase in things for phrase in _phrases(text))
         assert noisy.facts("test", source.ids[index], described.text) == {"before": True, "after": True}
         assert noisy.facts("test", source.ids[index], "nothing changed") == {"before": False, "after": False}
 
 
-def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: SyntheticDescriptions) -> None:
+def test_synthetic_noise_has_the_right_labels_and_rates(noisy: SyntheticDescriptions) -> None:
     source = noisy.source("train")
     replaced = wrong = right = 0
     for index in range(len(source)):
@@ -149,9 +149,9 @@ def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: Syn
         assert not any(flag for i, flag in enumerate(described.wrong) if i not in inside)
         for side, span in zip(("before", "after"), spans, strict=True):
             things = [Attributes(*(thing[kind] for kind in ATTRIBUTE_WORDS)) for thing in truth[side]["things"]]
-            whole = all(described.wrong[i] for i in span)
-            replaced += whole
-            if whole:
+            is_replaced = all(described.wrong[i] for i in span)
+            replaced += is_replaced
+            if is_replaced:
                 continue
             attributes = [i for i in span if described.attribute[i]]
             assert all(words[i] in {w for group in ATTRIBUTE_WORDS.values() for w in group} for i in attributes)
@@ -159,7 +159,7 @@ def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: Syn
             right += sum(not described.wrong[i] for i in attributes)
             for phrase in range(0, len(attributes), 4):
                 four = attributes[phrase : phrase + 4]
-                # a phrase is true of a thing in the image exactly where no word of it was planted
+                # a phrase describes an object of the image exactly if none of its words is noise
                 planted = any(described.wrong[i] for i in four)
                 assert (Attributes(*(words[i] for i in four)) in things) is not planted
     assert replaced / (2 * len(source)) == pytest.approx(0.2, abs=0.06)
@@ -168,7 +168,7 @@ def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: Syn
     assert repeated.source("train").described == source.described
 
 
-def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDescriptions) -> None:
+def test_vocabulary_covers_pre_training_and_fine_tuning(noisy: SyntheticDescriptions) -> None:
     captions = noisy.train_captions()
     assert sum("difference between" in text for text in captions) == 120
     assert set(noisy.no_change_captions()) <= set(captions)
@@ -176,7 +176,7 @@ def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDesc
     assert sample.captions == [captions[3]]
 
 
-def test_impossible_noise_is_refused() -> None:
+def test_rejects_invalid_noise() -> None:
     with pytest.raises(ConfigError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
     with pytest.raises(ConfigError, match="give the positions of objects"):
@@ -194,8 +194,8 @@ def test_swapped_images_swap_their_descriptions() -> None:
     assert swapped.captions == [compose("two green spheres", "a red cube, left", ("shows", "has"))]
     assert swapped.boxes is not None and swapped.boxes[0, 0].tolist() == [2, 2, 3, 3]
     assert SwapImages(0.0)(sample, torch.Generator()) is sample
-    drawn = [SwapImages()(sample, torch.Generator().manual_seed(seed)) is sample for seed in range(200)]
-    assert 70 < sum(drawn) < 130
+    is_unchanged = [SwapImages()(sample, torch.Generator().manual_seed(seed)) is sample for seed in range(200)]
+    assert 70 < sum(is_unchanged) < 130
     with pytest.raises(DataError, match="does not follow the template"):
         SwapImages(1.0)(PairSample("a", image, image, ["it moved"]), torch.Generator())
 
@@ -212,22 +212,22 @@ def test_swapped_images_swap_their_descriptions() -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["{}", " {}\n", '"{}"'])
-def test_each_description_moves_as_a_whole_and_nothing_else_does(first: str, second: str, form: str) -> None:
+def test_swap_descriptions_moves_whole_descriptions(first: str, second: str, form: str) -> None:
     swapped = swap_descriptions(form.format(compose(first, second, ("shows", "has"))))
-    one, other = " ".join(first.split()), " ".join(second.split())
-    assert swapped == compose(other, one, ("shows", "has"))
-    assert swap_descriptions(swapped) == compose(one, other, ("shows", "has"))
+    first_text, second_text = " ".join(first.split()), " ".join(second.split())
+    assert swapped == compose(second_text, first_text, ("shows", "has"))
+    assert swap_descriptions(swapped) == compose(first_text, second_text, ("shows", "has"))
 
 
-def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same_thing() -> None:
+def test_hallucinated_objects_are_in_no_image_and_consistent() -> None:
     sizes: dict = dict(train_pairs=40, val_pairs=1, test_pairs=3, render_size=16, progress=False)
     data = SyntheticDescriptions(0.0, 0.0, hallucinations=1.0, **sizes)
     plain = SyntheticDescriptions(0.0, 0.0, **sizes).source("train")
     source = data.source("train")
-    beside: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
-    said = 0
-    for place in range(40):
-        described, truth = source.described[place], source.source.truth(place)
+    hallucinations_of: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    num_hallucinations = 0
+    for index in range(40):
+        described, truth = source.described[index], source.source.truth(index)
         words = words_of(described.text)
         spans = component_spans(words)
         assert spans is not None
@@ -235,16 +235,16 @@ def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same
             wrong = [i for i in span if described.wrong[i]]
             if not wrong:
                 continue
-            said += 1
+            num_hallucinations += 1
             assert wrong == list(range(span.stop - 6, span.stop)) and words[wrong[0] : wrong[2]] == ["and", "a"]
             thing = tuple(words[i] for i in wrong[2:])
             assert all(described.attribute[i] for i in wrong[2:]) and not any(described.attribute[i] for i in wrong[:2])
             assert all(tuple(there[kind] for kind in ATTRIBUTE_WORDS) != thing for there in truth[name]["things"])
             first = [words[i] for i in span if described.attribute[i]][:4]
-            beside.setdefault(tuple(first), set()).add(thing)
+            hallucinations_of.setdefault(tuple(first), set()).add(thing)
         without = [word for word, wrong in zip(words, described.wrong, strict=True) if not wrong]
-        assert without == words_of(plain.described[place].text)
-    assert said > 70 and all(len(things) == 1 for things in beside.values())
+        assert without == words_of(plain.described[index].text)
+    assert num_hallucinations > 70 and all(len(things) == 1 for things in hallucinations_of.values())
     assert not any(any(described.wrong) for described in data.source("test").described)
     with pytest.raises(ConfigError, match="hallucinations"):
         SyntheticDescriptions(hallucinations=1.5, **sizes)

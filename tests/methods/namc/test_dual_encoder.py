@@ -1,4 +1,4 @@
-"""Dual encoders: CLIP's own output where nothing is masked, words and sub-words, checkpoints, the AUC."""
+"""Dual encoders and their pre-training. Oracles: open_clip without masks, and the AUC by counting."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def clip() -> ClipDualEncoder:
     return ClipDualEncoder(tiny, pretrained=None).eval()
 
 
-def test_unmasked_clip_is_clip(clip: ClipDualEncoder) -> None:
+def test_clip_dual_encoder_equals_open_clip(clip: ClipDualEncoder) -> None:
     import open_clip
 
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     normal = (images.float() - clip.mean) / clip.std
-    seen = clip.encode_image(images)
-    assert clip.grid == (4, 4) and seen.patches.shape == (3, 16, 24)
-    torch.testing.assert_close(seen.pooled, clip.model.encode_image(normal), rtol=1e-4, atol=1e-5)
+    image_embeddings = clip.encode_image(images)
+    assert clip.grid == (4, 4) and image_embeddings.patches.shape == (3, 16, 24)
+    torch.testing.assert_close(image_embeddings.pooled, clip.model.encode_image(normal), rtol=1e-4, atol=1e-5)
     texts = ["a red cube, left of it", "bald eagle"]
-    read = clip.encode_text([text.replace(",", " ,").split() for text in texts])
+    text_embeddings = clip.encode_text([text.replace(",", " ,").split() for text in texts])
     ids = open_clip.tokenizer.SimpleTokenizer()(texts, context_length=20)
-    torch.testing.assert_close(read.pooled, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(text_embeddings.pooled, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
 
 
-def test_clips_sub_words_belong_to_their_words(clip: ClipDualEncoder) -> None:
+def test_word_of_maps_clip_subwords_to_words(clip: ClipDualEncoder) -> None:
     from open_clip.tokenizer import SimpleTokenizer
 
     words = ["an", "unquestionableword", MASK_WORD, "eagle"]
     counts = [len(SimpleTokenizer().encode(word)) for word in words]
     assert counts[1] > 1 and counts[2] == 3, "the test needs words of several pieces"
     expected = [-1, *(i for i, count in enumerate(counts) for _ in range(count)), -1]
-    found = clip.encode_text([words]).word_of[0].tolist()
-    assert found == expected
+    word_of = clip.encode_text([words]).word_of[0].tolist()
+    assert word_of == expected
     long = clip.encode_text([["eagle"] * 40]).word_of[0].tolist()
-    assert long == [-1, *range(18), -1], "what does not fit belongs to no token"
+    assert long == [-1, *range(18), -1], "words beyond the context length have no token"
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def small() -> SmallDualEncoder:
     return SmallDualEncoder(words, (8, 8), width=32).eval()
 
 
-def test_padding_and_other_texts_change_nothing(small: SmallDualEncoder) -> None:
+def test_text_embeddings_do_not_depend_on_the_batch(small: SmallDualEncoder) -> None:
     alone = small.encode_text([["a", "red", "cube"]])
     among = small.encode_text([["a", "red", "cube"], ["a", "small", "red", "cube", "and", "a", "large", "sphere"]])
     torch.testing.assert_close(among.tokens[0, :5], alone.tokens[0])
@@ -83,20 +83,22 @@ def test_padding_and_other_texts_change_nothing(small: SmallDualEncoder) -> None
 
 
 @pytest.mark.parametrize("which", ["small", "clip"])
-def test_a_masked_patch_is_not_seen(which: str, request: pytest.FixtureRequest) -> None:
+def test_masked_patches_are_ignored(which: str, request: pytest.FixtureRequest) -> None:
     encoder = request.getfixturevalue(which)
     torch.manual_seed(1)
     size = 64 if which == "small" else 32
-    one, cells = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8), encoder.grid[0] * encoder.grid[1]
+    images, cells = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8), encoder.grid[0] * encoder.grid[1]
     masked = torch.ones(1, cells, dtype=torch.bool)
-    other = 255 - one
-    torch.testing.assert_close(encoder.encode_image(one, masked).patches, encoder.encode_image(other, masked).patches)
-    none = torch.zeros(1, cells, dtype=torch.bool)
-    torch.testing.assert_close(encoder.encode_image(one, none).patches, encoder.encode_image(one).patches)
-    assert not torch.equal(encoder.encode_image(one).patches, encoder.encode_image(other).patches)
+    inverted = 255 - images
+    torch.testing.assert_close(
+        encoder.encode_image(images, masked).patches, encoder.encode_image(inverted, masked).patches
+    )
+    no_mask = torch.zeros(1, cells, dtype=torch.bool)
+    torch.testing.assert_close(encoder.encode_image(images, no_mask).patches, encoder.encode_image(images).patches)
+    assert not torch.equal(encoder.encode_image(images).patches, encoder.encode_image(inverted).patches)
 
 
-def test_auc_counts_the_pairs_in_the_right_order() -> None:
+def test_noise_auc() -> None:
     torch.manual_seed(2)
     scores = torch.randint(0, 6, (40,)).float() / 5
     wrong = torch.rand(40) < 0.4
@@ -105,8 +107,8 @@ def test_auc_counts_the_pairs_in_the_right_order() -> None:
     assert noise_auc(scores.tolist(), wrong.tolist()) == pytest.approx(expected, abs=1e-6)
 
 
-class _Idle(Callback):
-    """Names of the parameters that some step gave no gradient."""
+class WithoutGradient(Callback):
+    """Records the names of parameters without a gradient."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -115,7 +117,7 @@ class _Idle(Callback):
         self.names |= {name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None}
 
 
-def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
+def test_relevance_pretraining_saves_a_loadable_encoder(tmp_path: Path) -> None:
     data = SyntheticDescriptions(
         train_pairs=24,
         val_pairs=8,
@@ -127,11 +129,11 @@ def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
         progress=False,
     )
     model = RelevancePretraining(width=16, heads=2)
-    idle = _Idle()
-    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[idle], **QUIET)
+    recorder = WithoutGradient()
+    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, callbacks=[recorder], **QUIET)
     trainer.fit(model, data)
     assert 0 <= trainer.callback_metrics["val/noise_auc"] <= 100
-    assert idle.names == set()
+    assert recorder.names == set()
     trainer.save_checkpoint(tmp_path / "relevance.ckpt")
     loaded = load_dual_encoder(tmp_path / "relevance.ckpt")
     assert loaded.grid == (4, 4)
@@ -144,8 +146,8 @@ def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
     assert again.encoder is not None and again.encoder.grid == (4, 4)
 
 
-def test_captions_of_any_form_are_matched_with_both_images() -> None:
-    """Oracle: the loss of the pair as one image of twice as many patches, for captions outside the template."""
+def test_captions_without_template_are_matched_with_both_images() -> None:
+    """Oracle: the loss with the patches of both images as one image."""
     captions = ["the red square is blue now", "a dog is gone", "nothing changed"]
     data = TinyPairs(batch_size=4, image_size=32)
     model = RelevancePretraining(width=16, heads=2, backbone="cnn")
@@ -158,42 +160,40 @@ def test_captions_of_any_form_are_matched_with_both_images() -> None:
     pair = image.patches.unflatten(0, (3, 2)).flatten(1, 2)
     words = info_nce_of_similarity(late_interaction(pair, text.tokens, text.word_of >= 0), scale=20.0)
     pooled = image.pooled.unflatten(0, (3, 2))
-    of_sides = (cosines(pooled[:, 0], text.pooled) + cosines(pooled[:, 1], text.pooled)) / 2
-    expected = 2 * (words + info_nce_of_similarity(of_sides, scale=20.0))
+    mean_cosines = (cosines(pooled[:, 0], text.pooled) + cosines(pooled[:, 1], text.pooled)) / 2
+    expected = 2 * (words + info_nce_of_similarity(mean_cosines, scale=20.0))
     torch.testing.assert_close(model.training_loss(None, batch), expected)
 
 
-def test_pairs_without_a_description_are_named() -> None:
+def test_rejects_pairs_without_a_description() -> None:
     model = RelevancePretraining(width=16, heads=2)
     with pytest.raises(DataError, match="pair 'second' has no caption"):
         model._object_descriptions([[]], ["second"])
 
 
-def test_noise_is_measured_over_all_processes_and_each_pair_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_auc_over_all_processes_counts_each_pair_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = dict(train_pairs=8, val_pairs=12, test_pairs=4, render_size=16, image_size=32)
     data = SyntheticDescriptions(**options, batch_size=4, cache_dir=tmp_path, progress=False)
     model = RelevancePretraining(width=16, heads=2)
     Trainer(max_steps=1, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(model, data)
     gathered: list[Any] = []
 
-    def measured(batches: int, others: list[Any]) -> float:
-        def gather(own: Any) -> list[Any]:
-            gathered.append(own)
-            return [own, *others]
+    def validate_auc(batches: int, others: list[Any]) -> float:
+        def gather(local: Any) -> list[Any]:
+            gathered.append(local)
+            return [local, *others]
 
         monkeypatch.setattr("lightning_idc.models.distributed.all_gather_object", gather)
         trainer = Trainer(limit_val_batches=batches, enable_checkpointing=False, **QUIET)
         return trainer.validate(model, data, verbose=False)[0]["val/noise_auc_all"]
 
-    whole, part = measured(3, []), measured(1, [])
-    assert whole != part
-    # a process that saw a third of the pairs, beside one that was dealt all of them
-    assert measured(1, gathered[:1]) == pytest.approx(whole, abs=1e-4)
+    complete, partial = validate_auc(3, []), validate_auc(1, [])
+    assert complete != partial
+    # one process with a third of the pairs and one with all of them
+    assert validate_auc(1, gathered[:1]) == pytest.approx(complete, abs=1e-4)
 
 
-def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_rejects_other_checkpoints(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(CheckpointError, match="holds no dual encoder"):
         load_dual_encoder(tmp_path / "other.ckpt")

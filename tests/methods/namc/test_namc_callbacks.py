@@ -1,4 +1,4 @@
-"""NAMC and its two callbacks: what is masked, what is rebuilt, on which hosts, and that nothing of it stays behind."""
+"""NAMC and its two callbacks, on NAMC and on other captioners. Oracles: the losses of the paper written out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from lightning_idc.nn.vocabulary import (
 )
 from lightning_idc.utils.errors import CheckpointError, ConfigError, IDCError
 
-HOSTS: dict[str, Any] = {
+CAPTIONERS: dict[str, Any] = {
     "namc": lambda **options: NAMC(width=32, heads=2, freeze_backbone=False, **options),
     "pair_transformer": lambda **options: PairTransformer(width=32, heads=2, encoder_layers=1, **options),
 }
@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def described(folder: Path, **options: Any) -> SyntheticDescriptions:
+def descriptions_data(folder: Path, **options: Any) -> SyntheticDescriptions:
     sizes = dict(train_pairs=16, val_pairs=4, test_pairs=4, render_size=16, image_size=64, batch_size=4)
     return SyntheticDescriptions(**{**sizes, **options}, cache_dir=folder, progress=False)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ def collated(model: PairCaptioner, data: SyntheticDescriptions, count: int) -> P
 
 
 def addon_losses(model: PairCaptioner, batch: PairBatch) -> dict[str, Tensor]:
-    """Losses of all add-ons in one training step, which draws the same in every call."""
+    """Losses of all add-ons in one training step; the random numbers are the same in every call."""
     steps = AddonSteps(model, batch, 0)
     steps.change_features(model.encode(steps.change_batch()))
     return {
@@ -103,41 +103,45 @@ def addon_losses(model: PairCaptioner, batch: PairBatch) -> dict[str, Tensor]:
     }
 
 
-class Watch(Callback):
-    """Batches that the host encoded, and parameters that some step gave no gradient."""
+class Recorder(Callback):
+    """Records the batches that the captioner encodes, and parameters without a gradient."""
 
     def __init__(self) -> None:
         self.batches: list[PairBatch] = []
-        self.idle: set[str] = set()
+        self.without_gradient: set[str] = set()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, PairCaptioner)
         encode = pl_module.encode
 
-        def seen(batch: PairBatch) -> PairFeatures:
+        def recorded_encode(batch: PairBatch) -> PairFeatures:
             self.batches.append(batch)
             return encode(batch)
 
-        pl_module.encode = seen  # type: ignore[method-assign]
+        pl_module.encode = recorded_encode  # type: ignore[method-assign]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
-        self.idle |= {name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None}
+        self.without_gradient |= {
+            name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None
+        }
 
 
-def both(data: SyntheticDescriptions, host: str, **noise: Any) -> list[Callback]:
+def both_callbacks(data: SyntheticDescriptions, kind: str, **noise: Any) -> list[Callback]:
     return [
         NoiseMasking(encoder_for(data), **noise),
-        MaskedReconstruction(tokenizer(), **ENCODERS[host]),
+        MaskedReconstruction(tokenizer(), **ENCODERS[kind]),
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", HOSTS)
-def test_both_callbacks_train_every_parameter_and_leave_no_trace(host: str, folder: Path, tmp_path: Path) -> None:
-    data, watch = described(folder), Watch()
-    model = HOSTS[host]()
-    trainer = fit(model, [*both(data, host), watch], data, tmp_path)
-    assert watch.idle == set()
+@pytest.mark.parametrize("kind", CAPTIONERS)
+def test_both_callbacks_train_every_parameter_and_are_not_in_the_captioner(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    data, recorder = descriptions_data(folder), Recorder()
+    model = CAPTIONERS[kind]()
+    trainer = fit(model, [*both_callbacks(data, kind), recorder], data, tmp_path)
+    assert recorder.without_gradient == set()
     assert {"noise_masking", "masked_reconstruction"} == set(addons_of(model))
     for name in ("train/noise_masking/match", "train/masked_reconstruction/rebuild"):
         assert torch.isfinite(trainer.callback_metrics[name])
@@ -146,8 +150,8 @@ def test_both_callbacks_train_every_parameter_and_leave_no_trace(host: str, fold
     assert not any(key.startswith("aux_addons") for key in alone.state_dict())
     for key, value in alone.state_dict().items():
         assert torch.equal(value, model.state_dict()[key]), key
-    # fine-tuning on plain captions starts from these weights, with words for them
-    tuned = HOSTS[host](init_from=str(tmp_path / "with.ckpt"))
+    # fine-tuning on ordinary captions starts from these weights and its vocabulary has their words
+    tuned = CAPTIONERS[kind](init_from=str(tmp_path / "with.ckpt"))
     plain = SyntheticPairs(
         train_pairs=16, val_pairs=4, test_pairs=4, render_size=16, image_size=64, cache_dir=folder, progress=False
     )
@@ -157,12 +161,12 @@ def test_both_callbacks_train_every_parameter_and_leave_no_trace(host: str, fold
     assert tuned.hparams["no_change_captions"] == plain.no_change_captions()
 
 
-@pytest.mark.parametrize("host", HOSTS)
-def test_weight_zero_equals_absent_bit_for_bit(host: str, folder: Path, tmp_path: Path) -> None:
-    data = described(folder)
-    absent, off = HOSTS[host](), HOSTS[host]()
+@pytest.mark.parametrize("kind", CAPTIONERS)
+def test_weight_zero_equals_absent_bit_for_bit(kind: str, folder: Path, tmp_path: Path) -> None:
+    data = descriptions_data(folder)
+    absent, off = CAPTIONERS[kind](), CAPTIONERS[kind]()
     fit(absent, [], data, tmp_path)
-    callbacks = both(data, host)
+    callbacks = both_callbacks(data, kind)
     for callback in callbacks:
         callback.weight = 0.0  # type: ignore[attr-defined]
     fit(off, callbacks, data, tmp_path)
@@ -171,52 +175,54 @@ def test_weight_zero_equals_absent_bit_for_bit(host: str, folder: Path, tmp_path
 
 
 @pytest.mark.parametrize("target", ["tokenizer", "distance"])
-def test_noise_masking_of_weight_zero_leaves_reconstruction_alone(target: str, folder: Path, tmp_path: Path) -> None:
-    data = described(folder)
-    absent, off = (HOSTS["pair_transformer"]() for _ in range(2))
-    given = {"tokenizer": tokenizer()} if target == "tokenizer" else {"distance": nn.functional.l1_loss}
-    fit(absent, [MaskedReconstruction(**given)], data, tmp_path, max_steps=2)
-    fit(off, [NoiseMasking(encoder_for(data), weight=0.0), MaskedReconstruction(**given)], data, tmp_path, max_steps=2)
+def test_noise_masking_of_weight_zero_does_not_affect_reconstruction(target: str, folder: Path, tmp_path: Path) -> None:
+    data = descriptions_data(folder)
+    absent, off = (CAPTIONERS["pair_transformer"]() for _ in range(2))
+    options = {"tokenizer": tokenizer()} if target == "tokenizer" else {"distance": nn.functional.l1_loss}
+    fit(absent, [MaskedReconstruction(**options)], data, tmp_path, max_steps=2)
+    fit(
+        off, [NoiseMasking(encoder_for(data), weight=0.0), MaskedReconstruction(**options)], data, tmp_path, max_steps=2
+    )
     for key, value in absent.state_dict().items():
         assert torch.equal(off.state_dict()[key], value), key
 
 
-def test_masked_words_are_hidden_and_not_predicted(folder: Path, tmp_path: Path) -> None:
-    data, watch = described(folder), Watch()
-    model = HOSTS["pair_transformer"]()
-    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.5), watch], data, tmp_path)
+def test_masked_words_are_replaced_and_not_predicted(folder: Path, tmp_path: Path) -> None:
+    data, recorder = descriptions_data(folder), Recorder()
+    model = CAPTIONERS["pair_transformer"]()
+    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.5), recorder], data, tmp_path)
     assert model.vocabulary is not None
     hidden = 0
-    for batch in watch.batches:
+    for batch in recorder.batches:
         for name, references, tokens, mask in zip(
             batch.ids, batch.references, batch.tokens[:, 0], batch.caption_mask[:, 0], strict=True
         ):
             true = torch.tensor(model.vocabulary.encode(references[0]))
             masked = tokens[: len(true)] == UNK
             assert torch.equal(tokens[: len(true)][~masked], true[~masked])
-            assert torch.equal(mask[1 : len(true)], ~masked[1:]), "predicted is exactly what is not masked"
-            assert not mask[len(true) :].any() and mask[len(true) - 1], "the end is predicted, padding is not"
+            assert torch.equal(mask[1 : len(true)], ~masked[1:]), "exactly the words that are not masked are predicted"
+            assert not mask[len(true) :].any() and mask[len(true) - 1], "the end token is predicted, padding is not"
             inside = [False, *(described_attribute(data, name, i) for i in range(len(true) - 2)), False]
             assert not (masked & ~torch.tensor(inside)).any(), "the template is never masked"
             hidden += int(masked.sum())
     assert hidden > 50
 
 
-def described_attribute(data: SyntheticDescriptions, name: str, place: int) -> bool:
+def described_attribute(data: SyntheticDescriptions, name: str, index: int) -> bool:
     from lightning_idc.data.benchmarks.implicit_change import component_spans
 
     spans = component_spans(words_of(data.planted("train", name).text))
     assert spans is not None
-    return any(place in span for span in spans)
+    return any(index in span for span in spans)
 
 
-@pytest.mark.parametrize("painted", [True, False])
-def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Path) -> None:
-    data, watch = described(folder), Watch()
-    masking = NoiseMasking(encoder_for(data), fill_masked=painted, probabilities=random_probabilities)
-    fit(HOSTS["namc"](), [masking, watch], data, tmp_path)
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_captioner_gets_masked_patches(is_filled: bool, folder: Path, tmp_path: Path) -> None:
+    data, recorder = descriptions_data(folder), Recorder()
+    masking = NoiseMasking(encoder_for(data), fill_masked=is_filled, probabilities=random_probabilities)
+    fit(CAPTIONERS["namc"](), [masking, recorder], data, tmp_path)
     shares = []
-    for batch in watch.batches:
+    for batch in recorder.batches:
         grid = batch.noise.patches
         assert grid.shape == (4, 2, 8, 8) and batch.noise.descriptions.shape[:2] == (4, 2)
         shares.append(grid.float().mean())
@@ -225,29 +231,29 @@ def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Pa
             data.loader("train").dataset.transforms[0](data.source("train").load(i), torch.Generator()) for i in index
         ]
         true = torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
-        assert torch.equal(batch.images, fill_masked_patches(true, grid) if painted else true)
+        assert torch.equal(batch.images, fill_masked_patches(true, grid) if is_filled else true)
     assert torch.stack(shares).mean().item() == pytest.approx(0.2, abs=0.04)
 
 
 @pytest.mark.slow
-def test_ordinary_captions_are_judged_against_both_images(folder: Path, tmp_path: Path) -> None:
-    data = described(folder)
+def test_ordinary_captions_are_compared_with_both_images(folder: Path, tmp_path: Path) -> None:
+    data = descriptions_data(folder)
     plain = SyntheticPairs(
         train_pairs=16, val_pairs=4, render_size=16, image_size=64, batch_size=4, cache_dir=folder, progress=False
     )
-    watch = Watch()
-    model = HOSTS["pair_transformer"](captions_per_pair=3)
-    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), watch], plain, tmp_path)
-    masked = torch.cat([(batch.tokens == UNK).flatten() for batch in watch.batches])
-    words = torch.cat([batch.caption_mask.flatten() for batch in watch.batches]).sum() + masked.sum() - 16 * 3
+    recorder = Recorder()
+    model = CAPTIONERS["pair_transformer"](captions_per_pair=3)
+    fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), recorder], plain, tmp_path)
+    masked = torch.cat([(batch.tokens == UNK).flatten() for batch in recorder.batches])
+    words = torch.cat([batch.caption_mask.flatten() for batch in recorder.batches]).sum() + masked.sum() - 16 * 3
     assert masked.sum().item() / words.item() == pytest.approx(0.4, abs=0.08)
 
 
-def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> None:
-    """L_NIM (Eq. 16), restated from what the add-on was given, under both matching losses."""
-    data = described(folder)
+def test_nim_loss_equals_its_formula(folder: Path, tmp_path: Path) -> None:
+    """L_NIM (Eq. 16) written out, for both alignment losses."""
+    data = descriptions_data(folder)
     for matching in (sdm, info_nce):
-        model = HOSTS["pair_transformer"]()
+        model = CAPTIONERS["pair_transformer"]()
         fit(model, [NoiseMasking(encoder_for(data), alignment_loss=matching)], data, tmp_path, max_steps=0)
         addon = addons_of(model)["noise_masking"]
         assert isinstance(addon, NoiseMaskingAddon)
@@ -260,37 +266,37 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
         images = torch.stack([torch.stack([s.before, s.after]) for s in samples])
         total = torch.zeros(())
         for side in range(2):
-            seen = addon.encoder.encode_image(images[:, side], grid[:, side].flatten(1))
+            image_embeddings = addon.encoder.encode_image(images[:, side], grid[:, side].flatten(1))
             words = []
             for b, row in enumerate(step.batch.tokens[:, 0].tolist()):
-                kept = [model.vocabulary.words[i] for i in row[1 : step.batch.tokens.shape[-1]]]
+                words_of_caption = [model.vocabulary.words[i] for i in row[1 : step.batch.tokens.shape[-1]]]
                 spans = _spans(data, samples[b].id)
-                words.append(["[MASK]" if kept[i] == "<unk>" else kept[i] for i in spans[side]])
-            total = total + matching(seen.pooled, addon.encoder.encode_text(words).pooled)
+                words.append(["[MASK]" if words_of_caption[i] == "<unk>" else words_of_caption[i] for i in spans[side]])
+            total = total + matching(image_embeddings.pooled, addon.encoder.encode_text(words).pooled)
         torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
-        assert addon.losses(step) == {}, "what a step kept is forgotten after it"
+        assert addon.losses(step) == {}, "the state of a step is used once"
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", CAPTIONERS)
 def test_losses_and_gradients_are_finite_under_autocast(
-    host: str, kind: torch.dtype, folder: Path, tmp_path: Path
+    kind: str, dtype: torch.dtype, folder: Path, tmp_path: Path
 ) -> None:
-    """16-mixed and bf16-mixed, which the paper's recipe sets; the true distribution of L_NIM has zeros."""
-    data = described(folder)
+    """16-mixed and bf16-mixed (the paper's recipe): the true distribution of L_NIM has zeros."""
+    data = descriptions_data(folder)
     for options in ({}, {"tokenizer": None, "distance": nn.functional.l1_loss}):
-        model = HOSTS[host](dropout=0.0)
-        rebuild = MaskedReconstruction(**{"tokenizer": tokenizer(), **ENCODERS[host], **options})
+        model = CAPTIONERS[kind](dropout=0.0)
+        rebuild = MaskedReconstruction(**{"tokenizer": tokenizer(), **ENCODERS[kind], **options})
         fit(model, [NoiseMasking(encoder_for(data)), rebuild], data, tmp_path, max_steps=0)
         batch = collated(model, data, 4)
         expected = addon_losses(model, batch)
-        with torch.autocast("cpu", kind):
-            found = addon_losses(model, batch)
-            target = _rebuilding(model).target
+        with torch.autocast("cpu", dtype):
+            actual = addon_losses(model, batch)
+            target = reconstruction_addon(model).target
             ids = target.true_ids(batch.images.flatten(0, 1)) if isinstance(target, ImageTokens) else None
         assert ids is None or torch.equal(ids, tokenizer().encode(batch.images.flatten(0, 1))), "ids of float32"
-        torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
-        sum(found.values(), torch.zeros(())).backward()
+        torch.testing.assert_close(actual, expected, rtol=0.1, atol=0.1)
+        sum(actual.values(), torch.zeros(())).backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
@@ -302,22 +308,22 @@ def _spans(data: SyntheticDescriptions, name: str) -> tuple[range, range]:
     return spans
 
 
-def _rebuilding(model: PairCaptioner) -> MaskedReconstructionAddon:
+def reconstruction_addon(model: PairCaptioner) -> MaskedReconstructionAddon:
     addon = addons_of(model)["masked_reconstruction"]
     assert isinstance(addon, MaskedReconstructionAddon)
     return addon
 
 
-@pytest.mark.parametrize("fold", [2, 4])
-def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder: Path, tmp_path: Path) -> None:
-    """L_MIR (Eq. 17, 18), restated cell by cell; at stride 4 each cell of features stands over four tokens."""
-    data = described(folder)
+@pytest.mark.parametrize("patch_size", [2, 4])
+def test_mir_loss_equals_its_formula(patch_size: int, folder: Path, tmp_path: Path) -> None:
+    """L_MIR (Eq. 17 and 18) cell by cell; with patches of 2 each cell of features has several tokens."""
+    data = descriptions_data(folder)
     torch.manual_seed(0)
-    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=fold)
-    model = HOSTS["namc"](dropout=0.0)
+    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=patch_size)
+    model = CAPTIONERS["namc"](dropout=0.0)
     callback = MaskedReconstruction(tokens, encoder="net.encoder")
     fit(model, [callback], data, tmp_path, max_steps=0)
-    addon = _rebuilding(model)
+    addon = reconstruction_addon(model)
     batch = next(iter(data.train_dataloader()))
     batch = model.collate(
         [data.loader("train").dataset.transforms[0](data.source("train").load(i), None) for i in range(2)]
@@ -326,7 +332,7 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     torch.manual_seed(6)
     step.batch = addon.batch(step)
     step.features = model.encode(step.batch)
-    found = addon.losses(step)["rebuild"]
+    loss = addon.losses(step)["rebuild"]
     grid = step.batch.noise.patches
     encoder: MaskedImageEncoder = model.net.encoder
     means = []
@@ -341,66 +347,69 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
             out = addon.target.head(encoder(sides[side], sides[1 - side]))[0].view(8, 8, -1, 16).log_softmax(-1)
             per = ids.shape[-1] // 8
             for y, x in grid[b, side].nonzero().tolist():
-                truth = [ids[side, y * per + i, x * per + j] for i in range(per) for j in range(per)]
-                total = total - torch.stack([out[y, x, t, v] for t, v in enumerate(truth)]).mean()
+                true_ids = [ids[side, y * per + i, x * per + j] for i in range(per) for j in range(per)]
+                total = total - torch.stack([out[y, x, t, v] for t, v in enumerate(true_ids)]).mean()
                 count += 1
         means.append(total / count)
-    assert grid.flatten(1).sum(1).unique().numel() == 2, "a mean over pairs is not one over cells here"
-    torch.testing.assert_close(found, torch.stack(means).mean(), rtol=1e-4, atol=1e-5)
+    assert grid.flatten(1).sum(1).unique().numel() == 2, "the mean over pairs differs from the mean over cells here"
+    torch.testing.assert_close(loss, torch.stack(means).mean(), rtol=1e-4, atol=1e-5)
     assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
 
 
 @pytest.mark.parametrize("noise_first", [True, False])
-@pytest.mark.parametrize("painted", [True, False])
-def test_what_is_rebuilt_is_the_image_and_not_the_paint(
-    painted: bool, noise_first: bool, folder: Path, tmp_path: Path
-) -> None:
-    """z_i of the paper is of I_i; ids of a patch in its mean colour are nothing to learn."""
-    data = described(folder)
+@pytest.mark.parametrize("is_filled", [True, False])
+def test_mir_target_is_the_original_image(is_filled: bool, noise_first: bool, folder: Path, tmp_path: Path) -> None:
+    """z_i of the paper are the ids of the original image I_i, not of the filled one."""
+    data = descriptions_data(folder)
     kinds = {"ids": {"tokenizer": tokenizer()}, "raw": {"distance": nn.functional.l1_loss}}
-    rebuilding = [MaskedReconstruction(**given, name=name) for name, given in kinds.items()]
-    masking = NoiseMasking(encoder_for(data), image_mask_ratio=0.5, fill_masked=painted)
-    model = HOSTS["pair_transformer"]()
-    fit(model, [masking, *rebuilding] if noise_first else [*rebuilding, masking], data, tmp_path, max_steps=0)
-    given: dict[str, tuple[Tensor, ...]] = {}
+    reconstruction = [MaskedReconstruction(**options, name=name) for name, options in kinds.items()]
+    masking = NoiseMasking(encoder_for(data), image_mask_ratio=0.5, fill_masked=is_filled)
+    model = CAPTIONERS["pair_transformer"]()
+    fit(model, [masking, *reconstruction] if noise_first else [*reconstruction, masking], data, tmp_path, max_steps=0)
+    target_inputs: dict[str, tuple[Tensor, ...]] = {}
     for name in kinds:
         addon = addons_of(model)[name]
         assert isinstance(addon, MaskedReconstructionAddon)
-        addon.target.register_forward_pre_hook(lambda _, inputs, name=name: given.update({name: inputs}))
+        addon.target.register_forward_pre_hook(lambda _, inputs, name=name: target_inputs.update({name: inputs}))
     batch = collated(model, data, 4)
     model.train()
     losses = addon_losses(model, batch)
     assert losses["ids"] > 0 and losses["raw"] > 0
-    assert torch.equal(given["ids"][1], batch.images.flatten(0, 1))
-    assert model.training, "the mode stays what it was"
-    # a second look at the images, which moves no running statistics; unpainted, what the host has seen
-    extras = model.train(not painted).encode(batch).extras
-    whole = torch.stack([extras["before"], extras["after"]], 1).flatten(0, 1)
-    torch.testing.assert_close(given["raw"][2], whole)
+    assert torch.equal(target_inputs["ids"][1], batch.images.flatten(0, 1))
+    assert model.training, "the mode is unchanged"
+    # filled images are encoded a second time in eval mode; without filling, the features of the step are used
+    extras = model.train(not is_filled).encode(batch).extras
+    features = torch.stack([extras["before"], extras["after"]], 1).flatten(0, 1)
+    torch.testing.assert_close(target_inputs["raw"][2], features)
 
 
 class Norms(Callback):
-    """Norm of the gradients of the captioner and of the noise masking after clipping."""
+    """Gradient norms of the captioner and of the noise masking after clipping."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
         parts: dict[bool, list[Tensor]] = {True: [], False: []}
         for name, parameter in pl_module.named_parameters():
             if parameter.grad is not None:
                 parts["noise_masking" in name].append(parameter.grad.flatten())
-        self.norms = [float(torch.cat(parts[own]).norm()) for own in (False, True)]
+        self.norms = [float(torch.cat(parts[is_noise_masking]).norm()) for is_noise_masking in (False, True)]
 
 
-def test_the_bound_of_gradients_holds_for_the_captioner_and_for_the_noise_masking_apart(
-    folder: Path, tmp_path: Path
-) -> None:
-    data, norms = described(folder), Norms()
-    fit(HOSTS["namc"](), [NoiseMasking(encoder_for(data)), norms], data, tmp_path, max_steps=1, gradient_clip_val=1e-3)
+def test_gradients_of_captioner_and_noise_masking_are_clipped_separately(folder: Path, tmp_path: Path) -> None:
+    data, norms = descriptions_data(folder), Norms()
+    fit(
+        CAPTIONERS["namc"](),
+        [NoiseMasking(encoder_for(data)), norms],
+        data,
+        tmp_path,
+        max_steps=1,
+        gradient_clip_val=1e-3,
+    )
     assert norms.norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
 
 
-def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder: Path, tmp_path: Path) -> None:
-    """Table 9; with the true ids as predictions the rebuilt patches are the tokenizer's own."""
-    data, model = described(folder), HOSTS["namc"](dropout=0.0)
+def test_reconstruction_quality(folder: Path, tmp_path: Path) -> None:
+    """Table 9; with the true ids as predictions, MIR's patches are the tokenizer's."""
+    data, model = descriptions_data(folder), CAPTIONERS["namc"](dropout=0.0)
     torch.manual_seed(0)
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, patch_size=2)
     callbacks = [MaskedReconstruction(tokens, encoder="net.encoder"), ReconstructionQuality()]
@@ -410,24 +419,24 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
     names = {f"val/{row}/{score}" for row in ("mir_vqgan", "vqgan_raw", "mir_raw") for score in ("psnr", "ssim")}
     assert names <= set(scores)
     assert all(math.isfinite(scores[name]) for name in names) and scores["val/mir_vqgan/psnr"] < 60
-    target = _rebuilding(model).target
+    target = reconstruction_addon(model).target
     images = next(iter(data.val_dataloader())).images.flatten(0, 1)
     true = target.true_ids(images)
     side = target.per_side
     cells = true.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
     logits = nn.functional.one_hot(cells, 16).float().flatten(2)
-    target.head = nn.Identity()  # says what it is given
+    target.head = nn.Identity()  # returns its input
     assert torch.equal(target.predicted_ids(logits, (8, 8)), true)
     everything = torch.ones(len(images), *images.shape[-2:], dtype=torch.bool)
     raw = images / 255
     assert torch.allclose(masked_quality(raw, raw, everything), torch.tensor([100.0, 1.0]).expand(len(raw), 2))
     gray = masked_quality(raw * 0 + 0.5, raw * 0 + 0.6, everything)
-    assert torch.allclose(gray[:, 0], torch.tensor(20.0), atol=1e-3), "ten times the logarithm of 1 / 0.01"
+    assert torch.allclose(gray[:, 0], torch.tensor(20.0), atol=1e-3), "10 log10(1 / 0.01)"
 
 
 @pytest.mark.dist
-def test_rebuilt_patches_are_measured_alike_in_two_processes(tmp_path: Path) -> None:
-    """Of three pairs, one of which is dealt to both; what the tokenizer gives back does not depend on fresh weights."""
+def test_reconstruction_quality_in_two_processes(tmp_path: Path) -> None:
+    """Three pairs, one of which is on both processes. The tokenizer's scores do not depend on random weights."""
     for processes in (1, 2):
         launch(Path(__file__).with_name("quality_processes.py"), str(processes), tmp_path, processes=processes)
     alone, joined = (json.loads((tmp_path / f"{processes}.json").read_text()) for processes in (1, 2))
@@ -435,42 +444,46 @@ def test_rebuilt_patches_are_measured_alike_in_two_processes(tmp_path: Path) -> 
         assert joined[f"val/vqgan_raw/{score}"] == pytest.approx(alone[f"val/vqgan_raw/{score}"], rel=1e-5)
 
 
-def test_another_fit_goes_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:
-    """The same object is fitted again with a NoiseMasking of another weight; 0 equals absent."""
-    data, model = described(folder), HOSTS["namc"]()
+def test_fitting_again_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:
+    """The same captioner is fitted again with another weight of NoiseMasking; 0 equals absent."""
+    data, model = descriptions_data(folder), CAPTIONERS["namc"]()
     for weight in (1.0, 0.0, 1.0):
         noise = NoiseMasking(encoder_for(data), weight=weight)
         rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
         trainer = fit(model, [noise, rebuild], data, tmp_path, max_steps=1)
         assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
-        assert (_rebuilding(model).text is not None) == bool(weight)
+        assert (reconstruction_addon(model).text is not None) == bool(weight)
 
 
-def test_an_untrained_reconstruction_is_not_measured(folder: Path, tmp_path: Path) -> None:
-    """An add-on that a checkpoint has never seen keeps its fresh weights."""
-    data = described(folder)
-    fit(HOSTS["namc"](), [], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "without.ckpt")
+def test_reconstruction_quality_rejects_untrained_weights(folder: Path, tmp_path: Path) -> None:
+    """A checkpoint without the add-on would leave it with random weights."""
+    data = descriptions_data(folder)
+    fit(CAPTIONERS["namc"](), [], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "without.ckpt")
     rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
-    fit(HOSTS["namc"](), [rebuild], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "with.ckpt")
+    fit(CAPTIONERS["namc"](), [rebuild], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "with.ckpt")
     rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
     trainer = Trainer(callbacks=[rebuild, ReconstructionQuality()], default_root_dir=tmp_path, **QUIET)
     with pytest.raises(CheckpointError, match=r"without\.ckpt holds no weights of 'masked_reconstruction'"):
-        trainer.validate(HOSTS["namc"](), data, ckpt_path=tmp_path / "without.ckpt", verbose=False, weights_only=True)
-    found = trainer.validate(HOSTS["namc"](), data, ckpt_path=tmp_path / "with.ckpt", verbose=False, weights_only=True)
-    assert "val/mir_raw/psnr" in found[0]
+        trainer.validate(
+            CAPTIONERS["namc"](), data, ckpt_path=tmp_path / "without.ckpt", verbose=False, weights_only=True
+        )
+    metrics = trainer.validate(
+        CAPTIONERS["namc"](), data, ckpt_path=tmp_path / "with.ckpt", verbose=False, weights_only=True
+    )
+    assert "val/mir_raw/psnr" in metrics[0]
 
 
 @pytest.mark.parametrize("distance", [nn.functional.l1_loss, nn.functional.mse_loss])
-def test_raw_features_are_the_ablations_target(distance: Any, folder: Path, tmp_path: Path) -> None:
-    model = HOSTS["namc"]()
-    data = described(folder)
+def test_raw_feature_targets(distance: Any, folder: Path, tmp_path: Path) -> None:
+    model = CAPTIONERS["namc"]()
+    data = descriptions_data(folder)
     trainer = fit(model, [MaskedReconstruction(distance=distance, encoder="net.encoder")], data, tmp_path)
     assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
-    assert _rebuilding(model).target.head.out_features == model.net.backbone.width
+    assert reconstruction_addon(model).target.head.out_features == model.net.backbone.width
 
 
 def test_rejects_incompatible_options(folder: Path, tmp_path: Path) -> None:
-    data = described(folder)
+    data = descriptions_data(folder)
     with pytest.raises(ConfigError, match="either tokens or features"):
         MaskedReconstruction()
     for ratio in (3.0, 1.01, 0.0, -1.0, math.nan):
@@ -480,18 +493,18 @@ def test_rejects_incompatible_options(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(IDCError, match="word_mask_ratio is 2"):
         NoiseMasking("x.ckpt", word_mask_ratio=2)
     with pytest.raises(ConfigError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
-        fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
-    with pytest.raises(ConfigError, match="would train nothing of its captioner"):
+        fit(CAPTIONERS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
+    with pytest.raises(ConfigError, match="would train no weight of the captioner"):
         fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)
     odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, patch_size=4)
     with pytest.raises(ConfigError, match="do not line up"):
-        fit(HOSTS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
+        fit(CAPTIONERS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
 
 
 # ---- the network --------------------------------------------------------------------------------------------
 
 
-def test_noise_is_attended_to_by_nothing() -> None:
+def test_masked_cells_are_not_attended_to() -> None:
     torch.manual_seed(0)
     net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64, dropout=0.0).eval()
     images = torch.randint(0, 256, (2, 2, 3, 64, 64), dtype=torch.uint8)
@@ -499,27 +512,29 @@ def test_noise_is_attended_to_by_nothing() -> None:
     noise[:, 0, 2:4, 2:4] = True
     changed = net.encoder.embed(net.grids(images)[:, 0], noise[:, 0].flatten(1))
     other = net.encoder.embed(net.grids(images)[:, 1], None)
-    there = noise[:, 0].flatten(1)
-    valid = ~there
+    is_masked = noise[:, 0].flatten(1)
+    valid = ~is_masked
     base = net.encoder.encode_pair(changed, other, valid, None)
-    shifted = net.encoder.encode_pair(changed + 9 * there[..., None], other, valid, None)
+    shifted = net.encoder.encode_pair(changed + 9 * is_masked[..., None], other, valid, None)
     torch.testing.assert_close(base[0][valid], shifted[0][valid])
     torch.testing.assert_close(base[1], shifted[1])
-    # and what stood at a masked patch is replaced before anything reads it
-    masked = net.encoder.embed(torch.full((2, 64, net.backbone.width), 7.0), there)
-    again = net.encoder.embed(torch.where(there[..., None], -3.0, torch.full((2, 64, net.backbone.width), 7.0)), there)
+    # masked features are replaced before they are encoded
+    masked = net.encoder.embed(torch.full((2, 64, net.backbone.width), 7.0), is_masked)
+    again = net.encoder.embed(
+        torch.where(is_masked[..., None], -3.0, torch.full((2, 64, net.backbone.width), 7.0)), is_masked
+    )
     torch.testing.assert_close(masked, again)
 
 
-def test_an_image_of_noise_alone_still_gives_numbers() -> None:
+def test_fully_masked_images_are_finite() -> None:
     torch.manual_seed(0)
     net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64).eval()
     images = torch.randint(0, 256, (1, 2, 3, 64, 64), dtype=torch.uint8)
     assert torch.isfinite(net.encode(images, torch.ones(1, 2, 8, 8, dtype=torch.bool)).memory).all()
 
 
-def test_both_streams_use_the_same_weights() -> None:
-    """Swapping the images swaps the streams; only the fusion tells first from second."""
+def test_both_streams_share_weights() -> None:
+    """Swapping the images swaps the streams; only the fusion depends on the order."""
     torch.manual_seed(0)
     net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64).eval()
     a, b = torch.randn(1, 64, 32), torch.randn(1, 64, 32)
@@ -528,7 +543,7 @@ def test_both_streams_use_the_same_weights() -> None:
     torch.testing.assert_close((one, two), (one_again, two_again))
 
 
-def test_cached_decoding_says_what_uncached_says() -> None:
+def test_cached_decoding_equals_uncached() -> None:
     torch.manual_seed(0)
     net = NamcNet(SmallCNN(), (8, 8), 30, width=32, heads=2, hidden=64).eval()
     nn.init.normal_(net.decoder.position)
@@ -537,7 +552,7 @@ def test_cached_decoding_says_what_uncached_says() -> None:
     assert greedy(net, features, 12).ids == greedy_uncached(net, features, 12).ids
 
 
-class Stored(GridBackbone):
+class StoredFeatures(GridBackbone):
     """Grid features of ResNet-101's third stage, without its layers."""
 
     def __init__(self) -> None:
@@ -547,28 +562,30 @@ class Stored(GridBackbone):
         return images.new_zeros(len(images), 1024, 14, 14)
 
 
-def test_full_size_has_the_papers_number_of_parameters() -> None:
+def test_number_of_parameters_equals_table_5() -> None:
     """64.2 M (Table 5): a BERT vocabulary and the codebook's head, grid features stored; research/peers.md 1.2."""
     with torch.device("meta"):
-        net = NamcNet(Stored(), (14, 14), 30522)
+        net = NamcNet(StoredFeatures(), (14, 14), 30522)
         head = nn.Linear(768, 1024)
     count = sum(p.numel() for module in (net, head) for p in module.parameters())
     assert count / 1e6 == pytest.approx(64.2, abs=0.25)
 
 
 @pytest.mark.slow
-def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_path: Path) -> None:
-    """`vocabulary` takes BERT's file: 30,522 pieces give the 64.2 M, [MASK] stands for all pieces of a masked word."""
-    data, watch = described(folder), Watch()
-    known = sorted({word for caption in data.train_captions() for word in words_of(caption)} - {"sphere", "cylinder"})
-    pieces = [*BERT_SPECIALS, "sph", "##ere", "cyl", "##ind", "##er", *known]
+def test_bert_vocabulary(folder: Path, tmp_path: Path) -> None:
+    """With BERT's file as `vocabulary`: 30,522 pieces, 64.2 M parameters, [MASK] for all pieces of a masked word."""
+    data, recorder = descriptions_data(folder), Recorder()
+    training_words = sorted(
+        {word for caption in data.train_captions() for word in words_of(caption)} - {"sphere", "cylinder"}
+    )
+    pieces = [*BERT_SPECIALS, "sph", "##ere", "cyl", "##ind", "##er", *training_words]
     pieces += [f"[unused{number}]" for number in range(30522 - len(pieces))]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     model = NAMC(width=16, heads=2, vocabulary=str(tmp_path), captions_per_pair=1)
-    trainer = fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), watch], data, tmp_path, max_steps=3)
+    trainer = fit(model, [NoiseMasking(encoder_for(data), word_mask_ratio=0.4), recorder], data, tmp_path, max_steps=3)
     assert model.hparams["max_length"] is not None and model.hparams["no_change_captions"]
     mask, cut = BERT_SPECIALS.index("[MASK]"), 0
-    for batch in watch.batches:
+    for batch in recorder.batches:
         for references, tokens in zip(batch.references, batch.tokens[:, 0].tolist(), strict=True):
             true = model.vocabulary.encode(references[0])
             assert all(now in (was, mask) for now, was in zip(tokens, true, strict=False))
@@ -578,7 +595,7 @@ def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_pa
                     cut += tokens[at] == mask
     assert cut > 0
     trainer.save_checkpoint(tmp_path / "with.ckpt")
-    (tmp_path / "vocab.txt").unlink()  # the checkpoint brings the words
+    (tmp_path / "vocab.txt").unlink()  # the checkpoint holds the words
     alone = NAMC.load_from_checkpoint(tmp_path / "with.ckpt", weights_only=True)
     assert isinstance(alone.vocabulary, BertVocabulary) and len(alone.vocabulary) == 30522
 
@@ -590,7 +607,7 @@ def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_papers_backbone_gives_the_papers_grid() -> None:
+def test_resnet101_grid_equals_the_paper() -> None:
     pytest.importorskip("timm")
     model = NAMC(
         backbone="resnet101", image_size=(224, 224), width=24, heads=2, vocabulary=[*Vocabulary.build(["a b"]).words]
@@ -600,10 +617,10 @@ def test_the_papers_backbone_gives_the_papers_grid() -> None:
     assert not any(p.requires_grad for p in model.net.backbone.parameters())
 
 
-# ---- other methods as hosts -----------------------------------------------------------------------------------
+# ---- on other captioners --------------------------------------------------------------------------------------
 
 
-def test_sub_words_of_a_host_are_masked_together() -> None:
+def test_clip_vocabulary_groups_subwords() -> None:
     pytest.importorskip("open_clip")
     vocabulary = ClipVocabulary()
     ids = vocabulary.encode("the first image shows an unquestionableword, eagle")[1:-1]
@@ -613,13 +630,13 @@ def test_sub_words_of_a_host_are_masked_together() -> None:
 
 
 def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
-    data, watch = described(folder), Watch()
+    data, recorder = descriptions_data(folder), Recorder()
     state = {f"net.tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer().config}, tmp_path / "tokens.ckpt")
     sizes: dict[str, Any] = dict(width=16, layers=2, heads=2, decoder_width=16, decoder_layers=1, decoder_heads=2)
     model = ProCap(tokenizer=str(tmp_path / "tokens.ckpt"), image_size=(64, 64), **sizes)
-    trainer = fit(model, [NoiseMasking(encoder_for(data)), watch], data, tmp_path)
-    assert watch.idle == set() and any((batch.tokens == UNK).any() for batch in watch.batches)
+    trainer = fit(model, [NoiseMasking(encoder_for(data)), recorder], data, tmp_path)
+    assert recorder.without_gradient == set() and any((batch.tokens == UNK).any() for batch in recorder.batches)
     trainer.save_checkpoint(tmp_path / "with.ckpt")
     alone = ProCap.load_from_checkpoint(tmp_path / "with.ckpt")
     assert not any(key.startswith("aux_addons") for key in alone.state_dict())
@@ -633,15 +650,15 @@ def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
         "vision_cfg": {"image_size": 64, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
         "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
     }
-    data, watch = described(folder), Watch()
+    data, recorder = descriptions_data(folder), Recorder()
     model = Clip4Idc(clip=tiny, intra_layers=1, decoder_layers=1, heads=2, max_length=None, captions_per_pair=1)
-    # the tokenizer's grid is 8 x 8 and CLIP's 4 x 4: each patch stands over four tokens
-    trainer = fit(model, [*both(data, "pair_transformer"), watch], data, tmp_path)
-    assert watch.idle == set()
+    # the tokenizer's grid is 8 x 8 and CLIP's 4 x 4: four ids per patch
+    trainer = fit(model, [*both_callbacks(data, "pair_transformer"), recorder], data, tmp_path)
+    assert recorder.without_gradient == set()
     assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
     assert isinstance(model.vocabulary, ClipVocabulary)
     masked = 0
-    for batch in watch.batches:
+    for batch in recorder.batches:
         for references, tokens in zip(batch.references, batch.tokens[:, 0].tolist(), strict=True):
             true = model.vocabulary.encode(references[0])
             assert all(now in (was, model.vocabulary.special.bos) for now, was in zip(tokens, true, strict=False))
@@ -653,8 +670,8 @@ def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_with_thirty_thousand_words_is_tested_at_once(tmp_path: Path) -> None:
-    """The word list once went through jsonargparse, which copied all of it once per word: 810 s for BERT's."""
+def test_testing_a_checkpoint_with_30000_words_is_fast(tmp_path: Path) -> None:
+    """Regression: jsonargparse copied the whole word list once per word, which took 810 s for BERT's vocabulary."""
     words = [*SPECIALS, "the", "cube", *(f"w{i}" for i in range(30_500))]
     model = PairTransformer(
         width=8,

@@ -1,4 +1,4 @@
-"""Losses and masks of NAMC against the reference's numbers, the paper's equations in float64, and loops."""
+"""Losses and masks of NAMC. Oracles: numbers of the reference code, the paper's equations in float64, and loops."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from lightning_idc.methods.namc.noise import (
 )
 
 
-def test_sdm_equals_the_reference(shared: Path) -> None:
+def test_sdm_equals_the_reference_code(shared: Path) -> None:
     file = shared / "parity/sdm/io.safetensors"
     if not file.is_file():
         pytest.skip("the shared folder holds no parity/sdm")
     from safetensors.torch import load_file
 
-    known = load_file(file)
-    image, text = known["image"].requires_grad_(), known["text"].requires_grad_()
-    loss = sdm(image, text, known["pid"])
+    stored = load_file(file)
+    image, text = stored["image"].requires_grad_(), stored["text"].requires_grad_()
+    loss = sdm(image, text, stored["pid"])
     loss.backward()
-    torch.testing.assert_close(loss, known["loss"], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(image.grad, known["grad_image"], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(text.grad, known["grad_text"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(loss, stored["loss"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(image.grad, stored["grad_image"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(text.grad, stored["grad_text"], rtol=1e-4, atol=1e-6)
 
 
-def test_sdm_is_the_papers_divergence() -> None:
+def test_sdm_equals_eq_13_to_15() -> None:
     """Eq. 13 to 15, term by term in float64."""
     torch.manual_seed(0)
     images, texts = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
@@ -51,9 +51,9 @@ def test_sdm_is_the_papers_divergence() -> None:
             total += float((p * (p.log() - (q + 1e-8).log())).sum()) / 5
     assert sdm(images, texts).item() == pytest.approx(total, rel=1e-9)
     assert sdm(images, images).item() == pytest.approx(0.0, abs=1e-6)
-    # every image beside a wrong text only: minus twice the logarithm of the bound
-    crossed = sdm(images, images.roll(1, 0), scale=1e4)
-    assert crossed.item() == pytest.approx(2 * 8 * torch.log(torch.tensor(10.0)).item(), rel=1e-4)
+    # every image matches a wrong text: -2 log 1e-8
+    mismatched = sdm(images, images.roll(1, 0), scale=1e4)
+    assert mismatched.item() == pytest.approx(2 * 8 * torch.log(torch.tensor(10.0)).item(), rel=1e-4)
 
 
 def test_sdm_is_finite_in_half_precision() -> None:
@@ -66,51 +66,51 @@ def test_sdm_is_finite_in_half_precision() -> None:
 PRECISIONS = [torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("kind", PRECISIONS)
+@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("matching", [sdm, info_nce])
 @pytest.mark.parametrize("labels", [None, torch.tensor([0, 0, 1, 2])])
-def test_matching_is_that_of_float32_under_autocast(
-    matching: Callable[..., Tensor], labels: Tensor | None, kind: torch.dtype
+def test_alignment_losses_are_in_float32_under_autocast(
+    matching: Callable[..., Tensor], labels: Tensor | None, dtype: torch.dtype
 ) -> None:
-    """16-mixed and bf16-mixed; autocast once took the product of :func:`cosines` back to half precision."""
+    """Regression: autocast rounded the product of :func:`cosines` to half precision."""
     torch.manual_seed(0)
     plain = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
     mixed = [side.detach().clone().requires_grad_() for side in plain]
     expected = matching(*plain, labels)
-    with torch.autocast("cpu", kind):
-        found = matching(*mixed, labels)
-    assert torch.equal(found, expected)
+    with torch.autocast("cpu", dtype):
+        actual = matching(*mixed, labels)
+    assert torch.equal(actual, expected)
     expected.backward()
-    found.backward()
+    actual.backward()
     for a, b in zip(mixed, plain, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
 
 
-@pytest.mark.parametrize("kind", PRECISIONS)
-def test_other_similarities_are_near_those_of_float32_under_autocast(kind: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", PRECISIONS)
+def test_similarities_under_autocast(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     patches, words, valid = torch.randn(3, 4, 8), torch.randn(3, 5, 8), torch.ones(3, 5).bool()
-    with torch.autocast("cpu", kind):
-        judged = token_similarity(patches, words)
-        read = info_nce_of_similarity(late_interaction(patches, words, valid))
-    assert torch.equal(judged, token_similarity(patches, words)), "what is masked does not follow the precision"
+    with torch.autocast("cpu", dtype):
+        similarity = token_similarity(patches, words)
+        loss = info_nce_of_similarity(late_interaction(patches, words, valid))
+    assert torch.equal(similarity, token_similarity(patches, words)), "masks do not depend on the precision"
     torch.testing.assert_close(
-        read, info_nce_of_similarity(late_interaction(patches, words, valid)), rtol=2e-2, atol=2e-2, check_dtype=False
+        loss, info_nce_of_similarity(late_interaction(patches, words, valid)), rtol=2e-2, atol=2e-2, check_dtype=False
     )
 
 
-def test_texts_of_one_label_are_partners() -> None:
+def test_equal_labels_match() -> None:
     torch.manual_seed(1)
     images, texts = torch.randn(4, 6), torch.randn(4, 6)
     texts[1] = texts[0]
     labels = torch.tensor([0, 0, 1, 2])
     assert sdm(images, texts, labels) < sdm(images, texts)
-    one = -(50 * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T)
-    expected = F.cross_entropy(-one, torch.arange(4)) + F.cross_entropy(-one.T, torch.arange(4))
+    negative_logits = -(50 * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T)
+    expected = F.cross_entropy(-negative_logits, torch.arange(4)) + F.cross_entropy(-negative_logits.T, torch.arange(4))
     torch.testing.assert_close(info_nce(images, texts), expected)
 
 
-def test_late_interaction_is_the_mean_of_the_best_patches() -> None:
+def test_late_interaction_equals_its_formula() -> None:
     torch.manual_seed(2)
     patches, words = torch.randn(3, 4, 5), torch.randn(2, 6, 5)
     valid = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0]]).bool()
@@ -136,40 +136,40 @@ def test_relevance_ignores_special_tokens() -> None:
     assert nothing.tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_sub_words_count_as_one_word() -> None:
+def test_pool_subwords() -> None:
     values = torch.tensor([[9.0, 0.2, 0.4, 0.6, 9.0, 9.0]])
     word_of = torch.tensor([[-1, 0, 1, 1, -1, -1]])
     torch.testing.assert_close(pool_subwords(values, word_of, 3), torch.tensor([[0.2, 0.5, 0.0]]))
 
 
-def test_probability_of_masking_follows_the_paper() -> None:
+def test_noise_probabilities_equal_the_formula() -> None:
     relevances = torch.tensor([[0.3, 0.1, 0.5, 0.9], [0.3, 0.1, 0.5, 0.9]], dtype=torch.float64)
     valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
-    found = noise_probabilities(relevances, valid, 0.2)
+    actual = noise_probabilities(relevances, valid, 0.2)
     expected = [min(max(0.2 + (1 - r) - (1 - 0.45), 0), 1) for r in (0.3, 0.1, 0.5, 0.9)]
-    torch.testing.assert_close(found[0], torch.tensor(expected, dtype=torch.float64))
-    assert found[1].tolist() == pytest.approx([0.2, 0.4, 0.0, 0.0], abs=1e-12)
+    torch.testing.assert_close(actual[0], torch.tensor(expected, dtype=torch.float64))
+    assert actual[1].tolist() == pytest.approx([0.2, 0.4, 0.0, 0.0], abs=1e-12)
     assert random_probabilities(relevances, valid, 0.2)[1].tolist() == pytest.approx([0.2, 0.2, 0.2, 0.0])
-    # where nothing is cut, the mean is the share that was asked for
+    # without clamping, the mean is the mask ratio
     mild = 0.45 + 0.05 * torch.rand(8, 40, dtype=torch.float64)
     assert noise_probabilities(mild, torch.ones(8, 40).bool(), 0.15).mean().item() == pytest.approx(0.15, abs=1e-12)
 
 
 @pytest.mark.parametrize("probabilities", [noise_probabilities, random_probabilities])
-def test_a_share_of_zero_masks_nothing(probabilities: MaskProbabilities) -> None:
-    """Figure 3 masks images alone or words alone, and the formula without a share would still mask some."""
+def test_mask_ratio_zero_masks_nothing(probabilities: MaskProbabilities) -> None:
+    """Figure 3 masks only images or only words; the formula would still mask some elements."""
     relevances, valid = torch.tensor([[0.3, 0.1, 0.5, 0.9]]), torch.ones(1, 4).bool()
     assert not probabilities(relevances, valid, 0.0).any()
     assert probabilities(relevances, valid, 0.01).any()
 
 
-def test_masks_line_up_on_other_grids() -> None:
+def test_resize_mask_and_fill_masked_patches() -> None:
     mask = torch.zeros(1, 2, 2, dtype=torch.bool)
     mask[0, 0, 1] = True
     assert resize_mask(mask, (4, 4))[0].int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
     assert torch.equal(resize_mask(resize_mask(mask, (6, 6)), (2, 2)), mask)
     images = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
-    painted = fill_masked_patches(images, mask)
-    hidden = resize_mask(mask, (4, 4))[:, None].expand(1, 3, 4, 4)
-    assert torch.equal(painted[~hidden], images[~hidden])
-    assert painted[0, 1, 0, 2:].tolist() == [round(sum(range(16, 32)) / 16)] * 2
+    filled = fill_masked_patches(images, mask)
+    pixel_mask = resize_mask(mask, (4, 4))[:, None].expand(1, 3, 4, 4)
+    assert torch.equal(filled[~pixel_mask], images[~pixel_mask])
+    assert filled[0, 1, 0, 2:].tolist() == [round(sum(range(16, 32)) / 16)] * 2

@@ -1,4 +1,4 @@
-"""Relevance maps: what they say is what the encoder found, and they are drawn and logged."""
+"""Relevance maps. Oracle: cosines of the encoder's embeddings, computed one by one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def images() -> torch.Tensor:
     return torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
 
 
-def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch.Tensor) -> None:
+def test_relevance_equals_the_best_cosine(encoder: SmallDualEncoder, images: torch.Tensor) -> None:
     relevance = compute_relevance(encoder, images, CAPTION)
     for side, words in enumerate((["a", "small", "red", "cube"], ["a", "large", "sphere", "left", "of", "it"])):
         assert relevance[side].words == words
@@ -55,22 +55,22 @@ def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch
     assert normalised(torch.tensor([2.0, 2.0])).tolist() == [0.5, 0.5]
 
 
-def test_the_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
+def test_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
     relevance = torch.zeros(8, 8)
     relevance[1, 6] = 1.0
     side = ImageRelevance(["red", "\x1b[31mcube"], [0.1, 0.9], relevance, wrong=[True, False])
     gray = torch.full_like(images, 128)
     sheet = np.asarray(draw_relevance_maps([(gray, [side, side])], height=160)).astype(int)
-    picture = sheet[20:180, 20:180]
-    blueness = picture[..., 2] - picture[..., 0]
+    image_area = sheet[20:180, 20:180]
+    blueness = image_area[..., 2] - image_area[..., 0]
     y, x = np.unravel_index(blueness.argmax(), blueness.shape)
     assert (y // 20, x // 20) == (1, 6)
     below = sheet[180:]
-    assert (np.abs(below - np.array([190, 40, 30])).sum(-1) == 0).any(), "planted noise is underlined"
+    assert (np.abs(below - np.array([190, 40, 30])).sum(-1) == 0).any(), "noise is underlined"
 
 
 @pytest.mark.slow
-def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
+def test_log_relevance_writes_maps_after_each_validation(tmp_path: Path) -> None:
     from PIL import Image
 
     data = SyntheticDescriptions(

@@ -1,4 +1,4 @@
-"""A trained captioner that the tests of policies start from."""
+"""Fixtures of the policy tests: a supervised captioner to start from."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def by_counting(
     return 2 * hits / (rows + columns), sum(best) / columns
 
 
-def test_scores_equal_those_by_counting_pixels() -> None:
+def test_scores_equal_pixel_counts() -> None:
     generator = np.random.default_rng(0)
 
     def box() -> list[float]:
@@ -77,7 +77,7 @@ def test_scores_equal_those_by_counting_pixels() -> None:
         assert found == pytest.approx(by_counting(predicted, changes, 0.3), abs=1e-6)
 
 
-def test_boxes_are_read_from_any_answer() -> None:
+def test_boxes_of_answers() -> None:
     reward = BoxReward()
     for answer, boxes in {
         '[{"bbox_2d": [1, 2, 3, 4], "label": "cube"}, {"bbox_2d": [5, 6, 7.5, 8]}]': [[1, 2, 3, 4], [5, 6, 7.5, 8]],
@@ -97,7 +97,7 @@ def pair(boxes: torch.Tensor | None) -> PairSample:
 NAN = float("nan")
 
 
-def test_sides_units_and_answers_without_boxes() -> None:
+def test_images_scales_and_answers_without_boxes() -> None:
     # one change in both images, and one that is in the after image alone
     changes = torch.tensor([[[0.0, 0, 10, 10], [20.0, 0, 30, 10]], [[NAN] * 4, [0.0, 10, 10, 20]]])
     batch = batch_of([pair(changes)])
@@ -122,14 +122,14 @@ def test_rejects_pairs_without_boxes_and_weights_of_zero() -> None:
         BoxReward(image="both")  # type: ignore[arg-type]
 
 
-def test_boxes_follow_the_transforms_of_a_pair() -> None:
+def test_boxes_are_transformed_with_the_pair() -> None:
     sample = pair(torch.tensor([[[2.0, 0, 12, 10], [2.0, 0, 12, 10]]]))
     batch = batch_of([sample, Flip(1.0)(sample, torch.Generator())])
     answers = [["[2, 0, 12, 10]", "[28, 0, 38, 10]"]] * 2
     assert compute_rewards(BoxReward(), batch, answers).tolist() == [[1, 0], [0, 1]]
 
 
-def test_the_batch_of_a_captioner_has_the_boxes() -> None:
+def test_collate_adds_boxes() -> None:
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>"])
     model.build()
     sample = pair(torch.tensor([[[2.0, 0, 12, 10]] * 2]))

@@ -26,16 +26,18 @@ from lightning_idc.methods.policy.losses import average, clipped_surrogate, impo
 PAIRS, SAMPLES, LENGTH = 3, 4, 6
 
 
-def drawn() -> dict[str, Tensor]:
-    """Log-probabilities of samples of different lengths, far enough apart that ratios are clipped at both ends."""
+def random_samples() -> dict[str, Tensor]:
+    """Log-probabilities of samples of different lengths, with ratios that are clipped at both ends."""
     generator = torch.Generator().manual_seed(7)
     shape = (PAIRS, SAMPLES, LENGTH)
     lengths = torch.randint(1, LENGTH + 1, shape[:2], generator=generator)
-    policy, old, reference = (-2 * torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    log_probs, old_log_probs, reference = (
+        -2 * torch.rand(shape, generator=generator, dtype=torch.float64) for _ in range(3)
+    )
     rewards = torch.randn(shape[:2], generator=generator, dtype=torch.float64)
     return {
-        "policy": policy,
-        "old": old,
+        "policy": log_probs,
+        "old": old_log_probs,
         "reference": reference,
         "mask": torch.arange(LENGTH)[None, None] < lengths[..., None],
         "advantages": group_relative(rewards),
@@ -46,15 +48,15 @@ def drawn() -> dict[str, Tensor]:
 # ---- TRL's code --------------------------------------------------------------------------------------------
 
 
-def trl_loss(kind: str, level: str, beta: float, high: float) -> float:
-    """Loss of TRL's GRPOTrainer for the drawn samples, by its own method on stand-ins for trainer and model."""
+def trl_loss(averaging: str, level: str, beta: float, clip_high: float) -> float:
+    """Loss of TRL's GRPOTrainer for the random samples, with stand-ins for trainer and model."""
     trainer_class = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is the oracle").GRPOTrainer
-    found = {name: value.flatten(0, 1) for name, value in drawn().items()}
-    mask = found["mask"].double()
+    samples = {name: value.flatten(0, 1) for name, value in random_samples().items()}
+    mask = samples["mask"].double()
     blank = torch.zeros_like(mask)
     trainer = SimpleNamespace(
         model=SimpleNamespace(training=True),
-        _get_per_token_logps_and_entropies=lambda *unused, **ignored: (found["policy"], blank, None),
+        _get_per_token_logps_and_entropies=lambda *unused, **ignored: (samples["policy"], blank, None),
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=True
         ),
@@ -64,9 +66,9 @@ def trl_loss(kind: str, level: str, beta: float, high: float) -> float:
         off_policy_mask_threshold=None,
         importance_sampling_level=level,
         beta=beta,
-        loss_type=kind,
+        loss_type=averaging,
         epsilon_low=0.2,
-        epsilon_high=high,
+        epsilon_high=clip_high,
         use_vllm=False,
         current_gradient_accumulation_steps=1,
         max_completion_length=LENGTH,
@@ -79,9 +81,9 @@ def trl_loss(kind: str, level: str, beta: float, high: float) -> float:
         "prompt_mask": ids[:, :1],
         "completion_ids": ids,
         "completion_mask": mask,
-        "advantages": found["advantages"],
-        "old_per_token_logps": found["old"],
-        "ref_per_token_logps": found["reference"],
+        "advantages": samples["advantages"],
+        "old_per_token_logps": samples["old"],
+        "ref_per_token_logps": samples["reference"],
         "num_items_in_batch": mask.sum(),
     }
     return float(trainer_class._compute_loss(trainer, None, inputs))
@@ -90,26 +92,26 @@ def trl_loss(kind: str, level: str, beta: float, high: float) -> float:
 AVERAGING: dict[str, Any] = {"grpo": "sample", "dapo": "token", "dr_grpo": "constant"}
 
 
-@pytest.mark.parametrize("kind", AVERAGING)
+@pytest.mark.parametrize("averaging", AVERAGING)
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize(("beta", "high"), [(0.0, 0.2), (0.04, 0.28)])
-def test_losses_equal_those_of_trl(kind: str, level: Any, beta: float, high: float) -> None:
-    found = drawn()
-    mask = found["mask"]
-    ratio = importance_ratio(found["policy"], found["old"], mask, level)
-    losses = clipped_surrogate(ratio, found["advantages"], 0.2, high) + beta * kl_k3(
-        found["policy"], found["reference"]
+@pytest.mark.parametrize(("beta", "clip_high"), [(0.0, 0.2), (0.04, 0.28)])
+def test_losses_equal_trl(averaging: str, level: Any, beta: float, clip_high: float) -> None:
+    samples = random_samples()
+    mask = samples["mask"]
+    ratio = importance_ratio(samples["policy"], samples["old"], mask, level)
+    losses = clipped_surrogate(ratio, samples["advantages"], 0.2, clip_high) + beta * kl_k3(
+        samples["policy"], samples["reference"]
     )
-    loss = float(average(losses, mask, AVERAGING[kind], length=LENGTH))
-    assert loss == pytest.approx(trl_loss(kind, level, beta, high), abs=1e-6)
-    assert 0.05 < float((is_clipped(ratio, found["advantages"], 0.2, high) & mask).double().mean()) < 0.9
+    loss = float(average(losses, mask, AVERAGING[averaging], max_length=LENGTH))
+    assert loss == pytest.approx(trl_loss(averaging, level, beta, clip_high), abs=1e-6)
+    assert 0.05 < float((is_clipped(ratio, samples["advantages"], 0.2, clip_high) & mask).double().mean()) < 0.9
 
 
 # ---- equations ---------------------------------------------------------------------------------------------
 
 
-def test_advantages_are_their_formulas() -> None:
-    rewards = drawn()["rewards"]
+def test_advantages_equal_their_formulas() -> None:
+    rewards = random_samples()["rewards"]
     for b, row in enumerate(rewards.tolist()):
         mean = sum(row) / SAMPLES
         deviation = math.sqrt(sum((r - mean) ** 2 for r in row) / (SAMPLES - 1))
@@ -119,64 +121,69 @@ def test_advantages_are_their_formulas() -> None:
             assert float(dr_grpo(rewards)[b, k]) == pytest.approx(reward - mean)
             assert float(leave_one_out(rewards)[b, k]) == pytest.approx(reward - others)
             assert float(self_critical(rewards, rewards[:, :1])[b, k]) == pytest.approx(reward - row[0])
-    every = rewards.flatten().tolist()
-    mean = sum(every) / len(every)
-    deviation = math.sqrt(sum((r - mean) ** 2 for r in every) / (len(every) - 1))
+    all_rewards = rewards.flatten().tolist()
+    mean = sum(all_rewards) / len(all_rewards)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in all_rewards) / (len(all_rewards) - 1))
     assert float(batch_std(rewards)) == pytest.approx(deviation)
     expected = (rewards - rewards.mean(1, keepdim=True)) / (deviation + EPSILON)
     torch.testing.assert_close(group_relative(rewards, "batch"), expected)
     assert has_spread(torch.tensor([[1.0, 1.0], [1.0, 2.0]])).tolist() == [False, True]
 
 
-def test_losses_are_their_formulas() -> None:
-    found = drawn()
-    policy, old, mask, advantages = (found[name] for name in ("policy", "old", "mask", "advantages"))
-    token, caption = (importance_ratio(policy, old, mask, level) for level in ("token", "sequence"))  # type: ignore[arg-type]
+def test_losses_equal_their_formulas() -> None:
+    samples = random_samples()
+    log_probs, old_log_probs, mask, advantages = (samples[name] for name in ("policy", "old", "mask", "advantages"))
+    token, caption = (importance_ratio(log_probs, old_log_probs, mask, level) for level in ("token", "sequence"))  # type: ignore[arg-type]
     losses = clipped_surrogate(token, advantages, 0.2, 0.28)
     per_sample, per_token = [], []
     for b in range(PAIRS):
         for k in range(SAMPLES):
             length = int(mask[b, k].sum())
-            change = [float(policy[b, k, t] - old[b, k, t]) for t in range(length)]
+            change = [float(log_probs[b, k, t] - old_log_probs[b, k, t]) for t in range(length)]
             assert float(caption[b, k, 0]) == pytest.approx(math.exp(sum(change) / length))
-            own = []
+            token_losses = []
             for t in range(length):
                 ratio, advantage = math.exp(change[t]), float(advantages[b, k])
                 clipped = min(max(ratio, 0.8), 1.28)
-                own.append(-min(ratio * advantage, clipped * advantage))
-                assert float(losses[b, k, t]) == pytest.approx(own[-1])
-            per_sample.append(sum(own) / length)
-            per_token += own
+                token_losses.append(-min(ratio * advantage, clipped * advantage))
+                assert float(losses[b, k, t]) == pytest.approx(token_losses[-1])
+            per_sample.append(sum(token_losses) / length)
+            per_token += token_losses
     assert float(average(losses, mask, "sample")) == pytest.approx(sum(per_sample) / len(per_sample))
     assert float(average(losses, mask, "token")) == pytest.approx(sum(per_token) / len(per_token))
     expected = sum(per_token) / (PAIRS * SAMPLES * 10)
-    assert float(average(losses, mask, "constant", length=10)) == pytest.approx(expected)
-    kept = torch.tensor([True, False, True])
+    assert float(average(losses, mask, "constant", max_length=10)) == pytest.approx(expected)
+    pair_mask = torch.tensor([True, False, True])
     both = torch.cat([losses[:1], losses[2:]]), torch.cat([mask[:1], mask[2:]])
-    for kind in AVERAGING.values():
-        assert float(average(losses, mask, kind, kept, 10)) == pytest.approx(float(average(*both, kind, length=10)))
-        assert float(average(losses, mask, kind, torch.zeros(3, dtype=torch.bool), 10)) == 0.0
+    for averaging in AVERAGING.values():
+        assert float(average(losses, mask, averaging, pair_mask=pair_mask, max_length=10)) == pytest.approx(
+            float(average(*both, averaging, max_length=10))
+        )
+        assert float(average(losses, mask, averaging, pair_mask=torch.zeros(3, dtype=torch.bool), max_length=10)) == 0.0
 
 
-@pytest.mark.parametrize("kind", ["sample", "token", "constant"])
-def test_one_pair_kept_among_many_processes_counts_as_in_one(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("averaging", ["sample", "token", "constant"])
+def test_average_over_processes_equals_one_process(averaging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mask, ranks = torch.ones(1, 2, 1, dtype=torch.bool), 8
     monkeypatch.setattr(losses_of_policies, "mean_over_processes", lambda mine: torch.tensor(2.0 / ranks))
-    parts = [average(mask.double(), mask, kind, torch.tensor([rank == 3]), 1) for rank in range(ranks)]
+    parts = [
+        average(mask.double(), mask, averaging, pair_mask=torch.tensor([rank == 3]), max_length=1)
+        for rank in range(ranks)
+    ]
     assert float(torch.stack(parts).mean()) == pytest.approx(1.0), "gradients are averaged over processes"
     monkeypatch.setattr(losses_of_policies, "mean_over_processes", lambda mine: torch.zeros(()))
-    assert float(average(mask.double(), mask, kind, torch.tensor([False]), 1)) == 0.0
+    assert float(average(mask.double(), mask, averaging, pair_mask=torch.tensor([False]), max_length=1)) == 0.0
 
 
-def test_the_clipped_gradient_is_zero_where_it_says_so_and_the_divergence_is_unbiased() -> None:
-    found = drawn()
-    policy = found["policy"].requires_grad_()
-    ratio = importance_ratio(policy, found["old"], found["mask"])
-    clipped_surrogate(ratio, found["advantages"], 0.2, 0.28).sum().backward()
-    clipped = is_clipped(ratio.detach(), found["advantages"], 0.2, 0.28)
-    assert policy.grad is not None
-    assert torch.equal(policy.grad == 0, clipped) and bool(clipped.any()) and not bool(clipped.all())
-    # over all outcomes of a small distribution the estimate is the divergence itself
+def test_clipped_gradients_are_zero_and_k3_is_unbiased() -> None:
+    samples = random_samples()
+    log_probs = samples["policy"].requires_grad_()
+    ratio = importance_ratio(log_probs, samples["old"], samples["mask"])
+    clipped_surrogate(ratio, samples["advantages"], 0.2, 0.28).sum().backward()
+    clipped = is_clipped(ratio.detach(), samples["advantages"], 0.2, 0.28)
+    assert log_probs.grad is not None
+    assert torch.equal(log_probs.grad == 0, clipped) and bool(clipped.any()) and not bool(clipped.all())
+    # the expectation of the estimate over all outcomes of a small distribution
     p, q = (torch.randn(5, generator=torch.Generator().manual_seed(s)).double().log_softmax(0) for s in (1, 2))
     estimate, exact = (p.exp() * kl_k3(p, q)).sum(), (p.exp() * (p - q)).sum()
     assert float(estimate) == pytest.approx(float(exact)) and bool((kl_k3(p, q) >= 0).all())

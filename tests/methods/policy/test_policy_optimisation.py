@@ -1,4 +1,4 @@
-"""Policy optimisation of a tiny captioner by a reward that knows the right colour."""
+"""Policy optimisation of a tiny captioner. Oracles: a reward for the right colour; single steps written out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ColourReward(Reward):
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         colours = ("red", "green", "blue")
-        self.seen = texts
+        self.texts = texts
         return torch.tensor(
             [
                 [float([c for c in colours if c in text.split()] == [kind]) for text in row]
@@ -45,12 +45,12 @@ FAST = {"vision": 3.0, "language": 3.0}
 
 
 @pytest.mark.slow
-def test_rewards_rise_with_either_method(sft: str, tmp_path: Path) -> None:
+def test_training_raises_the_reward(sft: str, tmp_path: Path) -> None:
     def reward_of(model: Any) -> float:
         source = TinySource(16, 0)
         batch = model.eval().collate([source.load(i) for i in range(16)])
-        said = model.generate(model.encode(batch), samples=32, generator=torch.Generator().manual_seed(0))
-        texts = [[caption.text for caption in said[b * 32 : (b + 1) * 32]] for b in range(16)]
+        generated = model.generate(model.encode(batch), samples=32, generator=torch.Generator().manual_seed(0))
+        texts = [[caption.text for caption in generated[b * 32 : (b + 1) * 32]] for b in range(16)]
         return float(ColourReward()(batch, texts).mean())
 
     before = reward_of(fit([], tmp_path, TinyCaptioner(init_from=sft, learning_rates={"vision": 0, "language": 0})))
@@ -68,7 +68,7 @@ def test_rewards_rise_with_either_method(sft: str, tmp_path: Path) -> None:
         assert {"train/reward_std", "train/frac_reward_zero_std", "train/clip_ratio/region_mean"} <= metrics.keys()
 
 
-def test_the_first_step_is_reinforce_with_the_baseline(sft: str, tmp_path: Path) -> None:
+def test_first_step_equals_reinforce_with_baseline(sft: str, tmp_path: Path) -> None:
     reward = ColourReward()
     callback = GroupRelative(reward, samples=6, scale="leave_one_out", averaging="constant")
     model = fit([callback], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
@@ -79,35 +79,35 @@ def test_the_first_step_is_reinforce_with_the_baseline(sft: str, tmp_path: Path)
     step = TrainingStep(model, batch, 0, model.encode(batch))
     model.zero_grad()
     addon.objective(step).backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    # written out: the same draws, each caption scored by itself
-    rewards = reward(batch, reward.seen)
+    actual = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    # the same samples, with each caption scored separately
+    rewards = reward(batch, reward.texts)
     advantages = leave_one_out(rewards)
     key = f"{addon._seed}/{model.trainer.current_epoch}"
     uniforms = uniform_numbers(batch, 6, model.hparams["max_length"], key)
     drawn = model.decoder.sample(model.encode(batch), 6, uniforms=uniforms)
-    assert [model.vocabulary.decode(ids) for ids in drawn.ids] == [text for row in reward.seen for text in row]
+    assert [model.vocabulary.decode(ids) for ids in drawn.ids] == [text for row in reward.texts for text in row]
     model.zero_grad()
     total = torch.zeros(())
-    for place, ids in enumerate(drawn.ids):
-        b, k = divmod(place, 6)
+    for index, ids in enumerate(drawn.ids):
+        b, k = divmod(index, 6)
         alone = model.collate([source.load(b)])
         log_probs = model.log_probs(model.encode(alone), torch.tensor([[[1, *ids]]]))
         total = total - advantages[b, k] * log_probs.sum() / (24 * model.hparams["max_length"])
     total.backward()
     assert float(advantages.abs().sum()) > 0
-    for name, gradient in found.items():
+    for name, gradient in actual.items():
         torch.testing.assert_close(gradient, dict(model.named_parameters())[name].grad, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_self_critical_compares_with_the_greedy_caption(sft: str, tmp_path: Path) -> None:
+def test_self_critical_baseline_is_the_greedy_caption(sft: str, tmp_path: Path) -> None:
     reward = ColourReward()
     model = fit([SelfCritical(reward, samples=3)], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
     addon: Any = addons_of(model)["policy"]
     batch = model.eval().collate([TinySource(16, 0).load(i) for i in range(16)])
     rollout = addon._sample(TrainingStep(model, batch, 0, model.encode(batch)))
     greedy = [[caption.text] for caption in model.generate(model.encode(batch))]
-    assert [row[-1:] for row in reward.seen] == greedy
+    assert [row[-1:] for row in reward.texts] == greedy
     assert torch.equal(rollout.advantages, rollout.rewards - reward(batch, greedy))
 
 
@@ -118,20 +118,20 @@ def test_weight_zero_equals_absent(sft: str, tmp_path: Path) -> None:
         assert_same(host_state(fit([off], tmp_path, TinyCaptioner(init_from=sft))), host_state(absent))
 
 
-def test_what_a_pair_is_given_does_not_depend_on_its_batch(sft: str, tmp_path: Path) -> None:
+def test_samples_of_a_pair_do_not_depend_on_its_batch(sft: str, tmp_path: Path) -> None:
     model = fit([], tmp_path, TinyCaptioner(init_from=sft), max_steps=1).eval()
     samples = [TinySource(16, 0).load(i) for i in range(6)]
-    for number, sample in enumerate(samples):
-        sample.meta["seed"] = number
+    for seed, sample in enumerate(samples):
+        sample.meta["seed"] = seed
 
-    def said(places: list[int], key: str) -> list[list[int]]:
-        batch = model.collate([samples[place] for place in places])
+    def sample_ids(indices: list[int], key: str) -> list[list[int]]:
+        batch = model.collate([samples[index] for index in indices])
         uniforms = uniform_numbers(batch, 2, model.hparams["max_length"], key)
         return model.decoder.sample(model.encode(batch), 2, uniforms=uniforms).ids
 
-    whole = said([0, 1, 2, 3, 4, 5], "0")
-    assert said([4, 1], "0") == [*whole[8:10], *whole[2:4]]
-    assert said([0, 1, 2, 3, 4, 5], "1") != whole
+    whole_batch = sample_ids([0, 1, 2, 3, 4, 5], "0")
+    assert sample_ids([4, 1], "0") == [*whole_batch[8:10], *whole_batch[2:4]]
+    assert sample_ids([0, 1, 2, 3, 4, 5], "1") != whole_batch
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -140,19 +140,19 @@ def test_resume_equals_uninterrupted_bit_for_bit(iterations: int, sft: str, tmp_
         return GroupRelative(ColourReward(), samples=4, beta=0.1, iterations=iterations)
 
     losses, resumed_losses = Losses(), Losses()
-    whole = fit([callback(), losses], tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
-    # in the middle of an epoch, and of what is drawn once for three steps
+    uninterrupted = fit([callback(), losses], tmp_path, TinyCaptioner(init_from=sft), max_epochs=3)
+    # in the middle of an epoch and of the steps on one set of samples
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=5, save_top_k=-1)
     fit([callback(), saver], tmp_path, TinyCaptioner(init_from=sft), max_steps=5, enable_checkpointing=True)
     torch.manual_seed(12345)
     resumed = fit(
         [callback(), resumed_losses], tmp_path, TinyCaptioner(), max_epochs=3, ckpt_path=tmp_path / "half.ckpt"
     )
-    assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
+    assert_same(dict(resumed.state_dict()), dict(uninterrupted.state_dict()))
     assert resumed_losses.values == losses.values[5:]
 
 
-def test_captions_are_used_for_as_many_steps_as_was_asked(sft: str, tmp_path: Path) -> None:
+def test_samples_are_used_for_the_number_of_iterations(sft: str, tmp_path: Path) -> None:
     calls: list[list[str]] = []
 
     class Counting(ColourReward):
@@ -163,7 +163,7 @@ def test_captions_are_used_for_as_many_steps_as_was_asked(sft: str, tmp_path: Pa
     model = TinyCaptioner(init_from=sft, learning_rates=FAST)
     fit([GroupRelative(Counting(), samples=8, iterations=2)], tmp_path, model, max_epochs=6)
     assert len(calls) == 12
-    # once the policy has moved, what is drawn is off-policy, and clipped somewhere
+    # after its first step the policy differs from the one that sampled, and some ratios are clipped
     assert {"train/clip_ratio/region_mean"} <= model.trainer.callback_metrics.keys()
     with pytest.raises(ConfigError, match="accumulate_grad_batches would merge"):
         callback = GroupRelative(Counting(), samples=8, iterations=2)
@@ -171,33 +171,34 @@ def test_captions_are_used_for_as_many_steps_as_was_asked(sft: str, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_divergence_holds_the_policy_to_any_reference_that_scores_tokens(sft: str, tmp_path: Path) -> None:
-    def moved(beta: float, reference: Any = None) -> tuple[float, Any]:
+def test_kl_divergence_keeps_the_policy_near_the_reference(sft: str, tmp_path: Path) -> None:
+    def train_with(beta: float, reference: Any = None) -> tuple[float, Any]:
         model = TinyCaptioner(init_from=sft, learning_rates=FAST)
         fit([GroupRelative(ColourReward(), samples=4, beta=beta, reference=reference)], tmp_path, model, max_epochs=6)
         start = torch.load(sft, weights_only=True)["state_dict"]
-        far = sum(float((value - start[name]).abs().sum()) for name, value in host_state(model).items())
-        return far, model.trainer.callback_metrics
+        distance = sum(float((value - start[name]).abs().sum()) for name, value in host_state(model).items())
+        return distance, model.trainer.callback_metrics
 
-    (free, metrics), (held, held_metrics), (followed, _) = (
-        moved(0.0),
-        moved(5.0, FrozenCopy()),
-        moved(5.0, MovingAverage(0.0)),
+    (free, metrics), (kl_distance, kl_metrics), (average_distance, _) = (
+        train_with(0.0),
+        train_with(5.0, FrozenCopy()),
+        train_with(5.0, MovingAverage(0.0)),
     )
-    assert "train/kl" not in metrics and held_metrics["train/kl"] > 0
-    assert held < 0.9 * free and held < followed
-    with pytest.raises(ConfigError, match="NoReference gives no log-probability per token"):
-        moved(0.1, NoReference())
+    assert "train/kl" not in metrics and kl_metrics["train/kl"] > 0
+    assert kl_distance < 0.9 * free and kl_distance < average_distance
+    with pytest.raises(ConfigError, match="NoReference has no log-probabilities per token"):
+        train_with(0.1, NoReference())
 
 
-def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
+def test_add_to_loss_with_preference_and_adversarial_retriever(sft: str, tmp_path: Path) -> None:
     drawn: list[tuple[list[list[str]], list[list[str]], Tensor]] = []
 
     class Watched(RewardMined):
         def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
-            draw = super().draw(step, count, generator)
-            drawn.append((step.batch.references, draw.texts, ColourReward()(step.batch, draw.texts)))
-            return draw
+            negatives = super().draw(step, count, generator)
+            rewards = ColourReward()(step.batch, negatives.texts)
+            drawn.append((step.batch.references, negatives.texts, rewards))
+            return negatives
 
     callbacks = [
         GroupRelative(ColourReward(), samples=4, add_to_loss=True, weight=0.5),
@@ -214,10 +215,10 @@ def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
     } <= metrics.keys()
     pool = {text for i in range(16) for text in TinySource(16, 0).captions(i)}
     texts = [text for _, rows, _ in drawn for row in rows for text in row]
-    assert any(text not in pool for text in texts), "some are what nobody has written"
+    assert any(text not in pool for text in texts), "some negatives are not training captions"
     for references, rows, rewards in drawn:
-        for own, row in zip(references, rows, strict=True):
-            assert not set(own) & set(row)
+        for references_of_pair, row in zip(references, rows, strict=True):
+            assert not set(references_of_pair) & set(row)
         assert float(rewards.max()) < 1
     assert isinstance(addons_of(model)["policy"], PolicyGradient)
     twice = [GroupRelative(ColourReward()), PreferenceOptimization()]
@@ -225,7 +226,7 @@ def test_beside_preference_and_its_adversary(sft: str, tmp_path: Path) -> None:
         fit(twice, tmp_path, TinyCaptioner(init_from=sft))
 
 
-def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
+def test_rejects_invalid_arguments(sft: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FactsReward needs scene facts, which TinyPairs does not have"):
         fit([GroupRelative(FactsReward())], tmp_path, TinyCaptioner(init_from=sft))
     for options, match in (
@@ -249,9 +250,9 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
             return torch.full((len(texts), len(texts[0])), float("nan"))
 
-    with pytest.raises(DataError, match="Broken gave rewards of shape"):
+    with pytest.raises(DataError, match="Broken returned rewards of shape"):
         fit([GroupRelative(Broken())], tmp_path, TinyCaptioner(init_from=sft))
-    with pytest.raises(DataError, match="Broken gave rewards of shape"):
+    with pytest.raises(DataError, match="Broken returned rewards of shape"):
         mined = PreferenceOptimization(negatives=RewardMined(Broken()))
         fit([mined], tmp_path, TinyCaptioner(init_from=sft))
     with pytest.raises(ConfigError, match="samples is 0; expected at least 1"):
@@ -260,7 +261,7 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         WeightedRewards([ColourReward()], normalise="grup")  # type: ignore[arg-type]
 
 
-def test_an_anchor_is_the_caption_loss(sft: str, tmp_path: Path) -> None:
+def test_caption_weight_adds_the_caption_loss(sft: str, tmp_path: Path) -> None:
     model = fit([GroupRelative(ColourReward(), samples=4)], tmp_path, TinyCaptioner(init_from=sft), max_steps=1)
     addon: Any = addons_of(model)["policy"]
     addon._log = lambda *unused: None
@@ -271,37 +272,37 @@ def test_an_anchor_is_the_caption_loss(sft: str, tmp_path: Path) -> None:
     torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
 
 
-class Sparing(TinyCaptioner):
-    """Leaves out tokens that are not asked for, as VLMCaptioner does, and counts the others."""
+class CountsTokens(TinyCaptioner):
+    """Computes log-probabilities of unmasked tokens only, like VLMCaptioner, and counts them."""
 
-    read: ClassVar[list[int]] = []
+    num_tokens: ClassVar[list[int]] = []
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        found = super().log_probs(features, tokens, mask)
-        self.read.append(tokens.numel() if mask is None else int(mask.sum()))
-        return found if mask is None else found * mask
+        log_probs = super().log_probs(features, tokens, mask)
+        self.num_tokens.append(tokens.numel() if mask is None else int(mask.sum()))
+        return log_probs if mask is None else log_probs * mask
 
 
-def test_neither_policy_nor_reference_reads_padding(sft: str, tmp_path: Path) -> None:
-    model = Sparing(init_from=sft)
+def test_padding_is_not_scored(sft: str, tmp_path: Path) -> None:
+    model = CountsTokens(init_from=sft)
     callback = GroupRelative(ColourReward(), samples=4, beta=0.1, iterations=2)
-    Sparing.read.clear()
+    CountsTokens.num_tokens.clear()
     fit([callback], tmp_path, model, max_steps=1)
     rollout = addons_of(model)["policy"].rollout
     assert rollout is not None and not bool(rollout.mask[..., 1:].all())
-    assert Sparing.read == [int(rollout.mask.sum())] * 2
+    assert CountsTokens.num_tokens == [int(rollout.mask.sum())] * 2
 
 
-def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> None:
+def test_generate_returns_samples(sft: str, tmp_path: Path) -> None:
     model = fit([], tmp_path, TinyCaptioner(init_from=sft), max_steps=1).eval()
     batch = model.collate([TinySource(16, 0).load(i) for i in range(2)])
     features = model.encode(batch)
-    found = model.generate(features, samples=3, generator=torch.Generator().manual_seed(1), change_scores=True)
+    actual = model.generate(features, samples=3, generator=torch.Generator().manual_seed(1), change_scores=True)
     drawn = model.decoder.sample(features, 3, generator=torch.Generator().manual_seed(1))
-    assert [caption.text for caption in found] == [model.vocabulary.decode(ids) for ids in drawn.ids]
-    for caption, ids in zip(found[:3], drawn.ids, strict=False):
-        own = model.log_probs(features, torch.tensor([[[1, *ids]]] * 2))[0, 0]
-        assert caption.log_prob == pytest.approx(float(own.sum().detach()) / len(ids), abs=1e-5)
+    assert [caption.text for caption in actual] == [model.vocabulary.decode(ids) for ids in drawn.ids]
+    for caption, ids in zip(actual[:3], drawn.ids, strict=False):
+        token_log_probs = model.log_probs(features, torch.tensor([[[1, *ids]]] * 2))[0, 0]
+        assert caption.log_prob == pytest.approx(float(token_log_probs.sum().detach()) / len(ids), abs=1e-5)
     cold = model.generate(features, samples=2, temperature=1e-4)
     assert [caption.text for caption in cold[::2]] == [
         caption.text for caption in model.generate(features, num_beams=1)
@@ -311,12 +312,12 @@ def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", [GroupRelative, SelfCritical])
-def test_a_configuration_may_name_all_options(kind: type) -> None:
+def test_configuration_has_all_options(kind: type) -> None:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser()
     parser.add_class_arguments(kind, "callback")
-    known = {
+    expected = {
         "reward",
         "samples",
         "beta",
@@ -328,5 +329,5 @@ def test_a_configuration_may_name_all_options(kind: type) -> None:
         "dropout",
         "weight",
     }
-    found = set(vars(parser.get_defaults().callback))
-    assert known <= found and "surrogate" not in found
+    actual = set(vars(parser.get_defaults().callback))
+    assert expected <= actual and "surrogate" not in actual

@@ -1,4 +1,4 @@
-"""Reference policies: four ways to one number, and what each of them must notice."""
+"""Reference policies. Oracles: FrozenCopy, the SFT checkpoint, and the formula of the moving average."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def start(sft: str, **options: Any) -> TinyCaptioner:
     return TinyCaptioner(init_from=sft, **options)
 
 
-class FixedTwo(NegativeSource):
-    """The same two sentences for every pair, so that scores can be computed before."""
+class FixedNegatives(NegativeSource):
+    """Negatives that depend only on the pair, so that scores can be cached."""
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> RejectedCaptions:
         texts = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
@@ -46,7 +46,7 @@ class FixedTwo(NegativeSource):
 
 
 class Adapted(TinyCaptioner):
-    """A fake of the adapters' contract: a bias on what the network looks at, and a switch."""
+    """A captioner with a minimal adapter: a bias that can be switched off."""
 
     def __init__(self, leak: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -73,7 +73,7 @@ class Adapted(TinyCaptioner):
         return [f"net.{name}" for name, p in self.net.named_parameters() if p.requires_grad]  # type: ignore[union-attr]
 
 
-def test_the_copy_stays_while_the_policy_goes(sft: str, tmp_path: Path) -> None:
+def test_frozen_copy_does_not_change(sft: str, tmp_path: Path) -> None:
     model = fit([PreferenceOptimization()], tmp_path, start(sft))
     twin = addons_of(model)["preference"].reference.twin  # type: ignore[union-attr]
     before = torch.load(sft, weights_only=True)["state_dict"]
@@ -84,7 +84,7 @@ def test_the_copy_stays_while_the_policy_goes(sft: str, tmp_path: Path) -> None:
     assert groups == {"vision", "language"}
 
 
-def test_adapters_off_gives_the_policy_before_them(sft: str, tmp_path: Path) -> None:
+def test_adapters_off_equals_the_policy_without_adapters(sft: str, tmp_path: Path) -> None:
     losses, copied = Losses(), Losses()
     fit([PreferenceOptimization(reference=AdaptersOff()), losses], tmp_path, Adapted(init_from=sft))
     fit([PreferenceOptimization(reference=FrozenCopyOfSft(sft)), copied], tmp_path, Adapted(init_from=sft))
@@ -93,40 +93,42 @@ def test_adapters_off_gives_the_policy_before_them(sft: str, tmp_path: Path) -> 
 
 
 class FrozenCopyOfSft(FrozenCopy):
-    """A copy that never had an adapter: the second path to the same numbers."""
+    """The SFT checkpoint without an adapter as the reference."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
 
-    def setup(self, host: Any) -> None:
+    def setup(self, captioner: Any) -> None:
         self.twin = TinyCaptioner.load_from_checkpoint(self.path).requires_grad_(False).eval()
 
 
-def test_a_reference_that_leaks_is_refused(sft: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"13 parameters are trained that switching off .* net\.backbone\.weight"):
+def test_adapters_off_rejects_trained_base_weights(sft: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"13 parameters outside of the adapters are trained, such as net\.backbone\.weight"
+    ):
         fit([PreferenceOptimization(reference=AdaptersOff())], tmp_path, Adapted(leak=True, init_from=sft))
 
 
-def test_a_moving_average_follows_by_its_formula(sft: str, tmp_path: Path) -> None:
+def test_moving_average_equals_its_formula(sft: str, tmp_path: Path) -> None:
     average = MovingAverage(0.5)
-    seen: list[torch.Tensor] = []
+    weights: list[torch.Tensor] = []
 
     class Watch(Losses):
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-            seen.append(pl_module.net.head.weight.detach().clone())
+            weights.append(pl_module.net.head.weight.detach().clone())
 
     model = fit([PreferenceOptimization(reference=average), Watch()], tmp_path, start(sft), max_steps=3)
-    expected = seen[0]
-    for weight in [*seen[1:], model.net.head.weight.detach()]:
+    expected = weights[0]
+    for weight in [*weights[1:], model.net.head.weight.detach()]:
         expected = 0.5 * expected + 0.5 * weight
     torch.testing.assert_close(average.twin.net.head.weight, expected)
     with pytest.raises(ConfigError, match="decay is 2"):
         MovingAverage(2.0)
 
 
-class Counting(TinyCaptioner):
-    """A captioner whose network keeps a running statistic, as a batch norm does."""
+class WithRunningStatistic(TinyCaptioner):
+    """A captioner whose network has a running statistic, like a batch norm."""
 
     def build(self) -> None:
         fresh = self.net is None
@@ -138,46 +140,46 @@ class Counting(TinyCaptioner):
         self.net.running.add_(1)  # type: ignore[union-attr]
 
 
-def test_a_moving_average_has_the_running_statistics_of_the_policy(tmp_path: Path) -> None:
+def test_moving_average_copies_buffers(tmp_path: Path) -> None:
     average = MovingAverage(0.5)
-    model = fit([PreferenceOptimization(reference=average)], tmp_path, Counting(), max_steps=3)
+    model = fit([PreferenceOptimization(reference=average)], tmp_path, WithRunningStatistic(), max_steps=3)
     assert float(model.net.running) == 3 and torch.equal(average.twin.net.running, model.net.running)
 
 
-def test_cached_scores_train_as_a_copy_does_and_are_computed_once(sft: str, tmp_path: Path) -> None:
+def test_cached_scores_equal_frozen_copy_and_are_computed_once(sft: str, tmp_path: Path) -> None:
     plain, cached, read = Losses(), Losses(), Losses()
     path = str(tmp_path / "scores.pt")
-    fit([PreferenceOptimization(negatives=FixedTwo()), plain], tmp_path, start(sft))
+    fit([PreferenceOptimization(negatives=FixedNegatives()), plain], tmp_path, start(sft))
     first = CachedScores(FrozenCopy(), path)
-    fit([PreferenceOptimization(negatives=FixedTwo(), reference=first), cached], tmp_path, start(sft))
+    fit([PreferenceOptimization(negatives=FixedNegatives(), reference=first), cached], tmp_path, start(sft))
     again = CachedScores(None, path)
-    fit([PreferenceOptimization(negatives=FixedTwo(), reference=again), read], tmp_path, start(sft))
+    fit([PreferenceOptimization(negatives=FixedNegatives(), reference=again), read], tmp_path, start(sft))
     assert cached.values == pytest.approx(plain.values, abs=1e-6)
     assert read.values == pytest.approx(plain.values, abs=1e-6)
     assert again.computed == 0 and first.stale == 0
-    assert 32 < first.computed <= 16 * 4, "chosen captions change between epochs, most scores stay"
+    assert 32 < first.computed <= 16 * 4, "chosen captions change between epochs, most scores are reused"
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_run_resumes_with_the_very_scores_that_it_had(sft: str, tmp_path: Path, on_disk: bool) -> None:
+def test_resumed_run_uses_the_same_scores(sft: str, tmp_path: Path, on_disk: bool) -> None:
     def cached(run: str) -> CachedScores:
         return CachedScores(FrozenCopy(), str(tmp_path / f"{run}.pt") if on_disk else None)
 
-    whole, first, rest = Losses(), Losses(), Losses()
-    fit([PreferenceOptimization(reference=cached("whole")), whole], tmp_path, start(sft), max_epochs=3)
+    uninterrupted, first, rest = Losses(), Losses(), Losses()
+    fit([PreferenceOptimization(reference=cached("whole")), uninterrupted], tmp_path, start(sft), max_epochs=3)
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
     killed = [PreferenceOptimization(reference=cached("killed")), first, saver]
     fit(killed, tmp_path, start(sft), max_epochs=3, max_steps=6, enable_checkpointing=True)
     resumed = cached("killed")
     ckpt = tmp_path / "half.ckpt"
     fit([PreferenceOptimization(reference=resumed), rest], tmp_path, start(sft), max_epochs=3, ckpt_path=ckpt)
-    assert first.values + rest.values == whole.values
-    kept = torch.load(ckpt, weights_only=True)["callbacks"].get("PreferenceOptimization[preference]", {})
-    assert bool(kept.get("scores")) != on_disk
+    assert first.values + rest.values == uninterrupted.values
+    callback_state = torch.load(ckpt, weights_only=True)["callbacks"].get("PreferenceOptimization[preference]", {})
+    assert bool(callback_state.get("scores")) != on_disk
     assert 0 < resumed.computed < len(resumed._scores)
 
 
-def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
+def test_cached_scores_reject_other_weights(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     fit([PreferenceOptimization(reference=CachedScores(FrozenCopy(), path))], tmp_path, start(sft), max_steps=1)
     with pytest.raises(DataError, match="are stale: they come from weights"):
@@ -190,11 +192,11 @@ def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
         CachedScores(MovingAverage())
 
 
-def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> None:
+def test_cached_scores_of_other_pixels_are_recomputed(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     options: dict[str, Any] = dict(captions_per_pair=1)
     fit(
-        [PreferenceOptimization(negatives=FixedTwo(), reference=CachedScores(FrozenCopy(), path))],
+        [PreferenceOptimization(negatives=FixedNegatives(), reference=CachedScores(FrozenCopy(), path))],
         tmp_path,
         start(sft, **options),
         max_epochs=1,
@@ -202,7 +204,7 @@ def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> N
     brighter = CachedScores(FrozenCopy(), path)
     data = TinyPairs(batch_size=4, seed=1, transform=one_brighter)
     fit(
-        [PreferenceOptimization(negatives=FixedTwo(), reference=brighter)],
+        [PreferenceOptimization(negatives=FixedNegatives(), reference=brighter)],
         tmp_path,
         start(sft, **options),
         max_epochs=1,
@@ -212,7 +214,7 @@ def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> N
     refusing = CachedScores(None, path)
     with pytest.raises(DataError, match="no score in"):
         fit(
-            [PreferenceOptimization(negatives=FixedTwo(), reference=refusing)],
+            [PreferenceOptimization(negatives=FixedNegatives(), reference=refusing)],
             tmp_path,
             start(sft, **options),
             max_epochs=1,
@@ -226,12 +228,12 @@ def one_brighter(sample: PairSample, generator: torch.Generator) -> PairSample:
     return sample
 
 
-def test_scores_of_other_images_of_a_pair_stand_beside_its_own(sft: str, tmp_path: Path) -> None:
+def test_cached_scores_of_image_preference(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     plain, read = Losses(), Losses()
 
     def run(reference: ReferencePolicy, losses: Losses) -> None:
-        preference = PreferenceOptimization(negatives=FixedTwo(), reference=reference, image_weight=1.0)
+        preference = PreferenceOptimization(negatives=FixedNegatives(), reference=reference, image_weight=1.0)
         fit([preference, losses], tmp_path, start(sft))
 
     run(FrozenCopy(), plain)
@@ -241,12 +243,12 @@ def test_scores_of_other_images_of_a_pair_stand_beside_its_own(sft: str, tmp_pat
     assert first.stale == 0 and read.values == pytest.approx(plain.values, abs=1e-6)
 
 
-def test_scores_of_another_question_are_computed_anew() -> None:
+def test_cached_scores_of_another_prompt_are_recomputed() -> None:
     model = captioner("qwen2_5_vl").eval()
     cached = CachedScores(FrozenCopy())
     cached.setup(model)
 
-    def found(prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def scores_for(prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         model.hparams["prompt"] = prompt
         batch = model.collate(samples())
         step = TrainingStep(model, batch, 0, model.encode(batch))
@@ -254,12 +256,12 @@ def test_scores_of_another_question_are_computed_anew() -> None:
         return cached.score(step, tokens, mask), model.score(step.features, tokens, mask)
 
     for prompt in ("what changed?", "where is it red?", "where is it red?"):
-        torch.testing.assert_close(*found(prompt))
+        torch.testing.assert_close(*scores_for(prompt))
     assert cached.stale == cached.computed > 0
 
 
 @pytest.mark.parametrize("kind", [FrozenCopy, AdaptersOff])
-def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type[ReferencePolicy]) -> None:
+def test_packed_scoring_equals_the_reference_at_the_start(kind: type[ReferencePolicy]) -> None:
     model = captioner("qwen2_5_vl", scoring="packed").eval()
     model.requires_grad_(kind is FrozenCopy)
     reference = kind()
@@ -273,13 +275,13 @@ def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type
         assert torch.equal(reference.score(step, tokens, mask), model.score(step.features, tokens, mask))
 
 
-def test_checksums_notice_every_byte_and_the_shape() -> None:
+def test_checksums_depend_on_every_byte_and_the_shape() -> None:
     images = torch.stack([torch.stack([s.before, s.after]) for s in map(TinySource(4, 0).load, range(4))])
     base = checksums(images)
     assert len(set(base)) == 4
     flat = images[0].flatten()
-    for place in range(len(flat)):
+    for index in range(len(flat)):
         other = flat.clone()
-        other[place] = (int(other[place]) + 1) % 256
+        other[index] = (int(other[index]) + 1) % 256
         assert checksums(other.view(1, 2, 3, 8, 8)) != base[:1]
     assert checksums(images.view(4, 2, 3, 4, 16)) != base

@@ -1,4 +1,4 @@
-"""GRPO with captions that a server draws: a small HTTP server that holds the same tiny captioner."""
+"""GRPO with captions sampled by a server. Oracle: training without a server."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from lightning_idc.utils.errors import ConfigError, IDCError
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[PolicyServer]:
     monkeypatch.setattr(module.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
-    found = PolicyServer(lambda request: TinyCaptioner.from_pretrained(request["path"]))
-    with serving(found.http):
-        yield found
+    policy_server = PolicyServer(lambda request: TinyCaptioner.from_pretrained(request["path"]))
+    with serving(policy_server.http):
+        yield policy_server
 
 
-def rollouts(server: PolicyServer, folder: Path, every: int = 1, log_probs: Any = "server", **how: Any) -> Any:
+def rollouts(server: PolicyServer, folder: Path, every: int = 1, log_probs: Any = "server", **options: Any) -> Any:
     address = f"http://127.0.0.1:{server.http.server_address[1]}"
-    weights = ServerWeights(str(folder), f"{address}/load", {"path": "{folder}"}, every, "captioner")
-    endpoint = Endpoint(f"{address}/v1", "policy", **{"concurrency": 4, "retries": 1, **how})
+    weights = ServerWeights(str(folder), f"{address}/load", {"path": "{folder}"}, every=every, layout="captioner")
+    endpoint = Endpoint(f"{address}/v1", "policy", **{"concurrency": 4, "retries": 1, **options})
     return ServerRollouts(endpoint, weights, log_probs)
 
 
@@ -46,34 +46,36 @@ def start(sft: str) -> TinyCaptioner:
 
 
 @pytest.mark.parametrize("log_probs", ["server", "policy"])
-def test_training_equals_that_with_captions_of_the_policy_itself(
+def test_training_with_a_server_equals_training_without(
     log_probs: Any, sft: str, server: PolicyServer, tmp_path: Path
 ) -> None:
     def grpo() -> GroupRelative:
         return GroupRelative(ColourReward(), samples=4, averaging="token")
 
     def begin() -> TinyCaptioner:
-        # Adam would divide gradients that are next to nothing by themselves, roundings and all
+        # Adam would scale up the rounding errors of gradients near 0
         return TinyCaptioner(init_from=sft, optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0))
 
-    own_losses, losses = Losses(), Losses()
-    own = fit([grpo(), own_losses], tmp_path, begin())
+    expected_losses, losses = Losses(), Losses()
+    expected = fit([grpo(), expected_losses], tmp_path, begin())
     callbacks = [grpo(), rollouts(server, tmp_path / "w", log_probs=log_probs), losses]
-    found = fit(callbacks, tmp_path, begin())
+    actual = fit(callbacks, tmp_path, begin())
     assert len(losses.values) == 8 and max(map(abs, losses.values)) > 1e-3
     before = torch.load(sft, weights_only=True)["state_dict"]
-    assert max(float((value - before[name]).abs().max()) for name, value in host_state(own).items()) > 1e-2
-    torch.testing.assert_close(torch.tensor(losses.values), torch.tensor(own_losses.values), rtol=0, atol=1e-6)
-    for name, value in host_state(own).items():
-        torch.testing.assert_close(host_state(found)[name], value, rtol=0, atol=1e-6, msg=name)
-    assert len(server.requests) == 8 * 4 and len(server.loaded) == 9, "weights go there at the start and at each step"
+    assert max(float((value - before[name]).abs().max()) for name, value in host_state(expected).items()) > 1e-2
+    torch.testing.assert_close(torch.tensor(losses.values), torch.tensor(expected_losses.values), rtol=0, atol=1e-6)
+    for name, value in host_state(expected).items():
+        torch.testing.assert_close(host_state(actual)[name], value, rtol=0, atol=1e-6, msg=name)
+    assert len(server.requests) == 8 * 4 and len(server.loaded) == 9, (
+        "weights are transferred at the start and after each step"
+    )
     assert [path.name for path in (tmp_path / "w").iterdir()] == [Path(server.loaded[-1]).name]
-    assert found.trainer.callback_metrics["train/reward"] == own.trainer.callback_metrics["train/reward"]
+    assert actual.trainer.callback_metrics["train/reward"] == expected.trainer.callback_metrics["train/reward"]
     if log_probs == "server":
-        assert 0 <= found.trainer.callback_metrics["train/sampling/sampling_logp_difference/mean"] < 1e-5
+        assert 0 <= actual.trainer.callback_metrics["train/sampling/sampling_logp_difference/mean"] < 1e-5
 
 
-def test_a_server_that_lags_behind_is_accounted_for(sft: str, server: PolicyServer, tmp_path: Path) -> None:
+def test_stale_server_weights_are_corrected_by_the_ratio(sft: str, server: PolicyServer, tmp_path: Path) -> None:
     server.net = TinyCaptioner.load_from_checkpoint(sft).eval()
     reward = ColourReward()
     callbacks = [GroupRelative(reward, samples=6), rollouts(server, tmp_path / "w", every=10**6)]
@@ -86,28 +88,28 @@ def test_a_server_that_lags_behind_is_accounted_for(sft: str, server: PolicyServ
     source = TinySource(4, 0)
     batch = model.eval().collate([source.load(i) for i in range(4)])
     step = TrainingStep(model, batch, 0, model.encode(batch))
-    found = addon.objective(step)
-    # written out: what was drawn, scored by the weights of now and by those that drew it
+    actual = addon.objective(step)
+    # the same samples, scored by the current weights and by those that sampled
     rollout = addon._sample(step)
-    now = model.log_probs(step.features, rollout.tokens).detach()
-    then = server.net.log_probs(server.net.encode(batch), rollout.tokens)
-    ratio = importance_ratio(now, then, rollout.mask)
+    current_log_probs = model.log_probs(step.features, rollout.tokens).detach()
+    old_log_probs = server.net.log_probs(server.net.encode(batch), rollout.tokens)
+    ratio = importance_ratio(current_log_probs, old_log_probs, rollout.mask)
     assert float((ratio[rollout.mask] - 1).abs().max()) > 0.05
     losses = clipped_surrogate(ratio, rollout.advantages) * rollout.mask
     expected = (losses.sum(-1) / rollout.mask.sum(-1)).mean()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
     callbacks[1].log_probs = "policy"
-    assert abs(float(addon.objective(step).detach() - expected)) > 1e-4, "a ratio of 1 is another loss"
+    assert abs(float(addon.objective(step).detach() - expected)) > 1e-4, "with a ratio of 1 the loss differs"
 
 
 @pytest.mark.parametrize(("answers", "loads"), [(4 * 6, 10**9), (4 * 4, 10**9), (10**9, 3)])
-def test_a_run_whose_server_fails_goes_on_to_the_same_weights(
+def test_resume_after_a_server_failure_is_bit_equal(
     answers: int, loads: int, sft: str, server: PolicyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def callbacks(name: str) -> list[Any]:
         return [GroupRelative(ColourReward(), samples=4), rollouts(server, tmp_path / name, every=2)]
 
-    whole = fit(callbacks("whole"), tmp_path, start(sft), max_epochs=3)
+    uninterrupted = fit(callbacks("whole"), tmp_path, start(sft), max_epochs=3)
     server.answers_left, server.loads_left = answers, loads
     folder = tmp_path / "run"
     with pytest.raises(IDCError, match=r"did not answer 2 requests in a row .*status 503.*continue$"):
@@ -115,14 +117,12 @@ def test_a_run_whose_server_fails_goes_on_to_the_same_weights(
     saved = folder / "checkpoints" / "interrupted.ckpt"
     assert f"saved in {saved}" in capsys.readouterr().out
     server.answers_left = server.loads_left = 10**9
-    server.net = None  # started again, without weights
-    found = fit(callbacks("weights"), folder, TinyCaptioner(), max_epochs=3, ckpt_path=saved)
-    assert_same(host_state(found), host_state(whole))
+    server.net = None  # restarted without weights
+    actual = fit(callbacks("weights"), folder, TinyCaptioner(), max_epochs=3, ckpt_path=saved)
+    assert_same(host_state(actual), host_state(uninterrupted))
 
 
-def test_fewer_captions_are_asked_for_again_and_single_empty_ones_count(
-    sft: str, server: PolicyServer, tmp_path: Path
-) -> None:
+def test_missing_captions_are_requested_again(sft: str, server: PolicyServer, tmp_path: Path) -> None:
     server.most = 1
     fit([GroupRelative(ColourReward(), samples=3), rollouts(server, tmp_path)], tmp_path, start(sft), max_steps=1)
     assert sorted(request["n"] for request in server.requests) == [1] * 4 + [2] * 4 + [3] * 4
@@ -136,9 +136,9 @@ def test_fewer_captions_are_asked_for_again_and_single_empty_ones_count(
 
     server.change = empty
     reward = ColourReward()
-    how = rollouts(server, tmp_path, log_probs="policy", concurrency=1)
-    fit([GroupRelative(reward, samples=3), how], tmp_path, start(sft), max_steps=1)
-    assert [row[0] for row in reward.seen] == [""] * 4 and all(text for row in reward.seen for text in row[1:])
+    callback = rollouts(server, tmp_path, log_probs="policy", concurrency=1)
+    fit([GroupRelative(reward, samples=3), callback], tmp_path, start(sft), max_steps=1)
+    assert [row[0] for row in reward.texts] == [""] * 4 and all(text for row in reward.texts for text in row[1:])
 
 
 def without_ids(choice: dict[str, Any]) -> None:
@@ -165,19 +165,19 @@ def of_another_model(choice: dict[str, Any]) -> None:
         (of_another_model, "policy", "'an unheard of giraffe', which holds tokens"),
     ],
 )
-def test_answers_that_cannot_be_trained_on_are_one_sentence(
+def test_invalid_answers_raise_one_line_errors(
     change: Any, log_probs: Any, match: str, sft: str, server: PolicyServer, tmp_path: Path
 ) -> None:
     server.change = change
-    how = rollouts(server, tmp_path, log_probs=log_probs)
+    callback = rollouts(server, tmp_path, log_probs=log_probs)
     with pytest.raises(IDCError, match=match) as error:
-        fit([GroupRelative(ColourReward(), samples=2), how], tmp_path, start(sft), max_steps=1)
+        fit([GroupRelative(ColourReward(), samples=2), callback], tmp_path, start(sft), max_steps=1)
     assert "\n" not in str(error.value)
 
 
-def test_a_slow_server_and_what_cannot_be_are_one_sentence(sft: str, server: PolicyServer, tmp_path: Path) -> None:
-    def run(how: Any, *others: Any) -> None:
-        fit([*others, how], tmp_path, start(sft), max_steps=1)
+def test_timeouts_and_invalid_settings_raise_one_line_errors(sft: str, server: PolicyServer, tmp_path: Path) -> None:
+    def run(callback: Any, *others: Any) -> None:
+        fit([*others, callback], tmp_path, start(sft), max_steps=1)
 
     grpo = GroupRelative(LengthReward(1, 9), samples=2)
     server.delay = 0.3

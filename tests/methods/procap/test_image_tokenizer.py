@@ -20,7 +20,7 @@ def images(count: int = 3, height: int = 16, width: int = 24) -> torch.Tensor:
     return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1)).byte()
 
 
-def test_a_grid_of_ids_and_back() -> None:
+def test_encode_and_decode_shapes() -> None:
     tokenizer = ImageTokenizer(**SMALL)
     ids = tokenizer.encode(images())
     assert tokenizer.stride == 8 and tokenizer.codebook_size == 24
@@ -29,14 +29,14 @@ def test_a_grid_of_ids_and_back() -> None:
     assert decoded.shape == (3, 3, 16, 24) and 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
 
 
-def test_the_papers_sizes() -> None:
+def test_default_sizes_equal_the_paper() -> None:
     with torch.device("meta"):
         tokenizer = ImageTokenizer()
     assert tokenizer.stride == 16 and tokenizer.grid(224, 224) == (14, 14)
     assert tokenizer.codebook.weight.shape == (1024, 256)
 
 
-def test_the_nearest_entry_is_the_nearest_by_brute_force() -> None:
+def test_nearest_equals_brute_force() -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**SMALL)
     torch.nn.init.normal_(tokenizer.codebook.weight)
@@ -46,26 +46,26 @@ def test_the_nearest_entry_is_the_nearest_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_ids_are_those_of_float32_under_autocast(kind: torch.dtype) -> None:
+def test_ids_under_autocast_equal_float32(kind: torch.dtype) -> None:
     """Ids are targets: one in twelve was another one under bf16-mixed, of the encoder and of the search."""
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**{**SMALL, "codebook_size": 512})
     with torch.no_grad():
         cells = tokenizer.quant_conv(tokenizer.features(as_pixels(images(64)))).movedim(1, -1).flatten(0, 2)
         tokenizer.codebook.weight.copy_(cells[torch.randperm(len(cells))[:1]] + 0.05 * torch.randn(512, 8))
-    shown = images(64)
-    features = tokenizer.features(as_pixels(shown)).to(kind)
-    expected, of_features = tokenizer.encode(shown), tokenizer.ids_of(features.float())
+    images_shown = images(64)
+    features = tokenizer.features(as_pixels(images_shown)).to(kind)
+    expected, of_features = tokenizer.encode(images_shown), tokenizer.ids_of(features.float())
     assert len(expected.unique()) > 50
     with torch.autocast("cpu", kind):
-        assert torch.equal(tokenizer.encode(shown), expected)
+        assert torch.equal(tokenizer.encode(images_shown), expected)
         assert torch.equal(tokenizer.ids_of(features), of_features), "features may be of half precision, ids are not"
         z = tokenizer.quant_conv(features)
         assert torch.equal(tokenizer.code(features).ids, tokenizer.nearest(z))
     assert torch.equal(tokenizer.nearest(z.float()), tokenizer.nearest(z))
 
 
-def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side() -> None:
+def test_straight_through_gradient_and_codebook_losses() -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**SMALL)
     features = torch.randn(1, 8, 2, 2, requires_grad=True)
@@ -79,7 +79,7 @@ def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side()
     assert torch.autograd.grad(coded.commitment_loss, tokenizer.codebook.weight, allow_unused=True)[0] is None
 
 
-def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
+def test_rejects_wrong_sizes_and_float_images() -> None:
     tokenizer = ImageTokenizer(**SMALL)
     with pytest.raises(DataError, match="multiples of 8"):
         tokenizer.encode(images(1, 20, 24))
@@ -90,7 +90,7 @@ def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_training_makes_better_pictures(tmp_path: Path) -> None:
+def test_training_improves_reconstruction(tmp_path: Path) -> None:
     pl.seed_everything(3)
     data = SyntheticPairs(train_pairs=48, val_pairs=8, test_pairs=1, render_size=32, cache_dir=tmp_path, progress=False)
     model = TokenizerTraining(
@@ -115,7 +115,7 @@ def saved(model: TokenizerTraining, path: Path) -> Path:
     return path
 
 
-def test_the_checkpoint_gives_the_same_tokenizer_frozen(tmp_path: Path) -> None:
+def test_load_image_tokenizer_is_equal_and_frozen(tmp_path: Path) -> None:
     path = saved(TokenizerTraining(**SMALL), tmp_path / "tokenizer.ckpt")
     loaded, model = load_image_tokenizer(path), TokenizerTraining.load_from_checkpoint(path, weights_only=True)
     assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
@@ -123,13 +123,13 @@ def test_the_checkpoint_gives_the_same_tokenizer_frozen(tmp_path: Path) -> None:
     assert torch.equal(loaded.features(as_pixels(images())), model.tokenizer.features(as_pixels(images())))
 
 
-def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_rejects_other_checkpoints(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "hyper_parameters": {}}, tmp_path / "other.ckpt")
     with pytest.raises(CheckpointError, match="no image tokenizer"):
         load_image_tokenizer(tmp_path / "other.ckpt")
 
 
-def test_unused_entries_move_to_cells_of_the_batch() -> None:
+def test_unused_entries_are_reset_to_cells() -> None:
     torch.manual_seed(0)
     model = TokenizerTraining(**SMALL)
     model.code_counts[:20] = 5
@@ -143,7 +143,7 @@ def test_unused_entries_move_to_cells_of_the_batch() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
-def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) -> None:
+def test_unused_entries_are_reset_in_any_precision(precision: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     settings = {"train_pairs": 8, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
@@ -165,7 +165,7 @@ def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) ->
         assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
 
 
-def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> None:
+def test_unused_entries_are_reset_once_per_accumulated_step(tmp_path: Path) -> None:
     class Watched(TokenizerTraining):
         def _revive(self, z: torch.Tensor) -> None:
             self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.code_counts.sum()))]
@@ -181,7 +181,7 @@ def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> N
     assert model.moved == [(1, 4 * 64), (3, 6 * 64)]
 
 
-def test_the_squared_error_is_added_with_its_weight() -> None:
+def test_squared_error_weight() -> None:
     model = TokenizerTraining(**SMALL)
     plain, _ = model.reconstruct(images())
     model.squared = 20.0
@@ -191,7 +191,7 @@ def test_the_squared_error_is_added_with_its_weight() -> None:
     assert float(loss - plain) == pytest.approx(20 * float(((given - pixels).double() ** 2).mean()), rel=1e-4)
 
 
-def test_training_goes_on_from_a_checkpoint_without_needing_it_again(tmp_path: Path) -> None:
+def test_start_from_a_checkpoint(tmp_path: Path) -> None:
     first = saved(TokenizerTraining(**SMALL), tmp_path / "first.ckpt")
     model = TokenizerTraining(start=str(first))
     assert model.tokenizer.config == load_image_tokenizer(first).config
@@ -204,7 +204,7 @@ def test_training_goes_on_from_a_checkpoint_without_needing_it_again(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> None:
+def test_naming_tokenizer_classifies_cells(tmp_path: Path) -> None:
     pl.seed_everything(3)
     settings = {"train_pairs": 32, "val_pairs": 8, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
     data = SyntheticCells(**settings, things=(2, 3), camera_jitter=0.0, grid=4, batch_size=8, progress=False)
@@ -220,9 +220,9 @@ def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> N
     pixels = as_pixels(images)
     # that there is a thing at all is the easiest to tell
     with torch.no_grad():
-        there = model.names(model.tokenizer.features(pixels))[0].argmax(1) > 0
-    share = (cells[:, 0] > 0).float().mean()
-    assert float((there == (cells[:, 0] > 0)).float().mean()) > max(float(share), 1 - float(share)) + 0.05
+        there = model.class_logits(model.tokenizer.features(pixels))[0].argmax(1) > 0
+    fraction = (cells[:, 0] > 0).float().mean()
+    assert float((there == (cells[:, 0] > 0)).float().mean()) > max(float(fraction), 1 - float(fraction)) + 0.05
     trainer.save_checkpoint(tmp_path / "naming.ckpt")
     loaded = load_image_tokenizer(tmp_path / "naming.ckpt")
     assert torch.equal(loaded.features(pixels), model.tokenizer.features(pixels))

@@ -40,7 +40,7 @@ def error(a: Tensor, b: Tensor) -> float:
     return float((a.float() - b.float())[..., 8:-8, 8:-8].abs().mean())
 
 
-def test_a_cross_fade_is_the_straight_line_between_both_images() -> None:
+def test_cross_fade_is_linear() -> None:
     images = torch.tensor([0, 80], dtype=torch.uint8).view(1, 2, 1, 1, 1).expand(1, 2, 3, 4, 4)
     frames = interpolate(images, 7, CrossFade())
     assert frames.dtype == torch.uint8 and frames.shape == (1, 7, 3, 4, 4)
@@ -48,17 +48,17 @@ def test_a_cross_fade_is_the_straight_line_between_both_images() -> None:
 
 
 @pytest.mark.parametrize("frames", [3, 7, 15])
-def test_a_moving_picture_moves_evenly(frames: int) -> None:
-    found = interpolate(pair(), frames, DISMidpoint())[0]
+def test_translation_is_interpolated_evenly(frames: int) -> None:
+    actual = interpolate(pair(), frames, DISMidpoint())[0]
     faded = interpolate(pair(), frames, CrossFade())[0]
     for step in range(frames):
-        where = 8 * (step + 1) / (frames + 1)
-        if where == int(where):
-            true = sliding(int(where))
-            assert error(found[step], true) < 0.25 * error(faded[step], true)
+        displacement = 8 * (step + 1) / (frames + 1)
+        if displacement == int(displacement):
+            true = sliding(int(displacement))
+            assert error(actual[step], true) < 0.25 * error(faded[step], true)
 
 
-def test_the_true_flow_gives_the_true_middle() -> None:
+def test_blend_with_the_true_flow() -> None:
     images = pair().float()
     # what stands at p in the first picture is 8 pixels further left in the second
     forth = torch.zeros(1, 2, 64, 64)
@@ -67,7 +67,7 @@ def test_the_true_flow_gives_the_true_middle() -> None:
     assert error(middle[0], sliding(4)) < 1.0
 
 
-def test_what_only_one_image_shows_is_taken_from_that_one() -> None:
+def test_occluded_pixels_come_from_the_other_image() -> None:
     before, after = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 200.0)
     there, back = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
     assert torch.allclose(blend(before, after, there, back), torch.full((1, 3, 8, 8), 100.0))
@@ -81,20 +81,20 @@ def test_what_only_one_image_shows_is_taken_from_that_one() -> None:
     assert trust(lost, back) != trust(there, back)
 
 
-def test_warping_reads_at_the_place_that_the_flow_points_to() -> None:
+def test_warp_samples_along_the_flow() -> None:
     image = torch.arange(5.0).view(1, 1, 1, 5)
     flow = torch.zeros(1, 2, 1, 5)
     flow[:, 0] = 1.5
     assert warp(image, flow).flatten().tolist() == [1.5, 2.5, 3.5, 4.0, 4.0]
 
 
-def test_no_other_number_of_frames() -> None:
+def test_rejects_other_numbers_of_frames() -> None:
     for frames in (0, 2, 8):
         with pytest.raises(ConfigError, match="1, 3, 7, 15"):
             interpolate(pair(), frames, CrossFade())
 
 
-def test_raft_runs_from_a_file_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_raft_midpoint(tmp_path: Path) -> None:
     from torchvision.models.optical_flow import raft_small
 
     with pytest.raises(CheckpointError, match="no RAFT weights"):
@@ -103,8 +103,8 @@ def test_raft_runs_from_a_file_and_says_what_is_missing(tmp_path: Path) -> None:
     torch.save(raft_small(weights=None).state_dict(), tmp_path / "raft.pth")
     with pytest.raises(CheckpointError, match="raft_large"):
         RAFTMidpoint(str(tmp_path / "raft.pth"), size="large")
-    found = interpolate(pair(), 1, RAFTMidpoint(str(tmp_path / "raft.pth"), size="small", updates=1))
-    assert found.shape == (1, 1, 3, 64, 64)
+    actual = interpolate(pair(), 1, RAFTMidpoint(str(tmp_path / "raft.pth"), size="small", updates=1))
+    assert actual.shape == (1, 1, 3, 64, 64)
 
 
 class Sideways(FlowMidpoint):
@@ -114,7 +114,7 @@ class Sideways(FlowMidpoint):
         return torch.ones(len(start), 2, *start.shape[2:])
 
 
-def test_a_backend_is_one_method() -> None:
+def test_custom_midpoint() -> None:
     assert interpolate(pair(), 1, Sideways()).shape == (1, 1, 3, 64, 64)
 
 
@@ -164,7 +164,7 @@ def predict(model: pl.LightningModule, pairs: EveryPair) -> None:
     trainer.predict(model, pairs, return_predictions=False)
 
 
-def test_a_stopped_run_goes_on_and_gives_what_one_run_gives(tmp_path: Path) -> None:
+def test_stopped_interpolation_continues(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "whole"), 3, CrossFade(), Likeness()), pairs)
     # another class name would be other settings
@@ -174,12 +174,12 @@ def test_a_stopped_run_goes_on_and_gives_what_one_run_gives(tmp_path: Path) -> N
     assert 0 < len(ProcedureFolder(tmp_path / "parts")) < 7
     predict(FrameInterpolator(str(tmp_path / "parts"), 3, second, Likeness()), pairs)
     assert first.made + second.made == 7 * 3, "no frame was made twice"
-    whole, parts = ProcedureFolder(tmp_path / "whole"), ProcedureFolder(tmp_path / "parts")
-    assert len(whole) == len(parts) == 7
+    complete, parts = ProcedureFolder(tmp_path / "whole"), ProcedureFolder(tmp_path / "parts")
+    assert len(complete) == len(parts) == 7
     for split in ("train", "val"):
         source = pairs.data.pairs_of(split)  # type: ignore[arg-type]
         for sample in (source.load(index) for index in range(len(source))):
-            one, other = (folder.of(sample.id, sample.before, sample.after) for folder in (whole, parts))
+            one, other = (folder.of(sample.id, sample.before, sample.after) for folder in (complete, parts))
             assert torch.equal(one.frames, other.frames)
             assert one.similarities is not None and torch.equal(one.similarities, other.similarities)
             expected = interpolate(torch.stack([sample.before, sample.after])[None], 3, CrossFade())[0]
@@ -187,7 +187,7 @@ def test_a_stopped_run_goes_on_and_gives_what_one_run_gives(tmp_path: Path) -> N
     assert not list((tmp_path / "parts").glob("*.partial"))
 
 
-def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
+def test_rejects_other_images_and_settings(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
     folder = ProcedureFolder(tmp_path / "frames")
@@ -202,14 +202,14 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
         predict(FrameInterpolator(str(tmp_path / "frames"), 1, Faded(0.5)), pairs)
 
 
-def test_frames_are_made_of_images_scaled_as_the_data_scales_them(tmp_path: Path) -> None:
+def test_frames_use_the_interpolation_of_the_data(tmp_path: Path) -> None:
     settings = {"train_pairs": 2, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path / "cache"}
     pairs = SyntheticPairs(**settings, image_size=20, interpolation="bicubic", progress=False)
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), EveryPair(pairs, ["val"], batch_size=2))
     folder = ProcedureFolder(tmp_path / "frames")
     for sample in pairs.dataset("val"):
-        made = folder.of(sample.id, sample.before, sample.after).frames
-        assert torch.equal(made, interpolate(torch.stack([sample.before, sample.after])[None], 1, CrossFade())[0])
+        frames_of = folder.of(sample.id, sample.before, sample.after).frames
+        assert torch.equal(frames_of, interpolate(torch.stack([sample.before, sample.after])[None], 1, CrossFade())[0])
 
 
 class Weighted(Likeness):
@@ -226,14 +226,14 @@ class Weighted(Likeness):
         return self.weight.detach() * likeness(pairs, frames, captions)
 
 
-def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path: Path) -> None:
+def test_rejects_similarities_of_another_model_under_the_same_name(tmp_path: Path) -> None:
     pairs, frames = data(tmp_path), str(tmp_path / "frames")
     predict(FrameInterpolator(frames, 1, CrossFade()), pairs)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         predict(FrameSimilarity(frames, Weighted(1.0, stop_after=2), "mine"), pairs)
     assert len(ProcedureFolder(frames).similarities("mine")) == 4
     for other in (Weighted(2.0), Likeness()):
-        with pytest.raises(ConfigError, match=r"holds similarities made with .*'Weighted'.*use another name"):
+        with pytest.raises(ConfigError, match=r"has similarities with the settings .*'Weighted'.*use another name"):
             predict(FrameSimilarity(frames, other, "mine"), pairs)
     assert len(ProcedureFolder(frames).similarities("mine")) == 4
     predict(FrameSimilarity(frames, Weighted(1.0), "mine"), pairs)
@@ -246,12 +246,12 @@ def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["own", "random", "", "..", "a/b"])
-def test_similarities_that_nobody_could_read_are_refused_before_they_are_measured(tmp_path: Path, name: str) -> None:
+def test_rejects_invalid_similarity_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=rf"name is '{name}'; expected .* such as 'visual'"):
         FrameSimilarity(str(tmp_path), Likeness(), name)
 
 
-def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:
+def test_similarities_without_settings_are_read_only(tmp_path: Path) -> None:
     pairs, frames = data(tmp_path), tmp_path / "frames"
     predict(FrameInterpolator(str(frames), 1, CrossFade()), pairs)
     kept = KeyedStore(frames / SIMILARITIES / "old", identity={"name": "old"})
@@ -261,7 +261,7 @@ def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(t
         predict(FrameSimilarity(str(frames), Weighted(1.0), "old"), pairs)
 
 
-def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:
+def test_incomplete_shards_are_ignored(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
     keys = sorted((tmp_path / "frames").glob("keys-*"))[0]

@@ -35,7 +35,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 COSINES = torch.tensor([[0.99, 0.97, 0.95, 0.93, 0.91, 0.89, 0.86], [0.87, 0.89, 0.91, 0.93, 0.95, 0.97, 0.99]])
 
 
-def test_eq_2_in_float64() -> None:
+def test_confidence_equals_eq_2() -> None:
     before, after = COSINES.double()
     square = (3.0 * (before - after)) ** 2
     expected = 1 - square.exp() / square.exp().sum()
@@ -43,26 +43,26 @@ def test_eq_2_in_float64() -> None:
     assert torch.allclose(confidence(COSINES.double()).sum(), torch.tensor(6.0).double())
 
 
-def test_plain_cosines_leave_the_confidence_flat_and_the_scale_of_clip_does_not() -> None:
+def test_confidence_of_plain_and_scaled_cosines() -> None:
     plain, scaled = confidence(COSINES, 1.0), confidence(COSINES)
     assert float(plain.max() - plain.min()) < 0.005
     assert float(scaled.min()) < 0.2 and int(scaled.argmin()) == 6
     assert float(scaled[3]) > 0.99
 
 
-def test_frames_are_drawn_by_their_confidence_without_replacement_in_order() -> None:
+def test_keyframes_are_sampled_by_confidence() -> None:
     weights = torch.tensor([0.9, 0.5, 0.1, 1.0])
     generator = torch.Generator().manual_seed(0)
     drawn = torch.stack([draw_keyframes(weights, 2, generator) for _ in range(4000)])
     assert bool((drawn[:, 0] < drawn[:, 1]).all())
-    shares = torch.bincount(drawn.flatten(), minlength=4) / len(drawn)
+    frequencies = torch.bincount(drawn.flatten(), minlength=4) / len(drawn)
     p = weights.double() / weights.double().sum()
     # drawn first, or second after another one
     expected = p + torch.stack([sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)])
-    assert float((shares - expected).abs().max()) < 0.03
+    assert float((frequencies - expected).abs().max()) < 0.03
 
 
-def test_frames_of_no_confidence_can_still_be_drawn() -> None:
+def test_frames_with_zero_confidence_can_be_sampled() -> None:
     assert draw_keyframes(torch.zeros(3), 3, torch.Generator().manual_seed(0)).tolist() == [0, 1, 2]
 
 
@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None:
+def test_keyframes_with_and_without_a_seed(folder: Path) -> None:
     keyframes = Keyframes(folder, 2)
     procedure = keyframes.procedures.of("pair", sample().before, sample().after)
     best = keyframes.of(sample())
@@ -97,16 +97,14 @@ def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None
     assert keyframes.of(sample("plain", seed=1)).shape == (4, 3, 16, 16)
 
 
-def test_too_many_keyframes_and_an_empty_folder_are_refused(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_rejects_too_many_keyframes_and_empty_folders(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(DataError, match="procedures have 7 frames; expected 8 or more"):
         Keyframes(folder, 8).of(sample())
     with pytest.raises(DataError, match="no procedures"):
         Keyframes(tmp_path_factory.mktemp("empty"), 2)
 
 
-def test_frames_that_were_never_measured_are_not_chosen_by_their_own_similarity(folder: Path) -> None:
+def test_rejects_missing_interpolator_similarity(folder: Path) -> None:
     assert len(Keyframes(folder, 2, similarity="own").of(sample())) == 4
     with pytest.raises(DataError, match="has no similarity 'own' of the pair 'plain'"):
         Keyframes(folder, 2, similarity="own").of(sample("plain"))
@@ -123,27 +121,27 @@ def test_frames_that_were_never_measured_are_not_chosen_by_their_own_similarity(
         ({"scale": math.nan}, "scale is nan; expected at least 0"),
     ],
 )
-def test_numbers_that_choose_nothing_are_refused(folder: Path, options: dict[str, Any], match: str) -> None:
+def test_rejects_invalid_arguments(folder: Path, options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Keyframes(folder, **{"count": 2, **options})
 
 
-def test_no_keyframes_are_the_two_images(tmp_path: Path) -> None:
+def test_zero_keyframes_are_the_two_images(tmp_path: Path) -> None:
     for seed in (None, 3):
         assert torch.equal(Keyframes(tmp_path, 0).of(sample(seed=seed)), torch.stack([sample().before, sample().after]))
 
 
-def test_evenly_spaced_frames_are_those_of_the_code() -> None:
+def test_evenly_spaced_equals_the_official_code() -> None:
     # of nine frames with both images: i / (k + 1) * 8, rounded
     assert [evenly_spaced(7, k) for k in (1, 2, 4, 7)] == [[3], [2, 4], [1, 2, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
 
 
-def test_fewer_frames_are_every_second_one(folder: Path) -> None:
+def test_length_selects_every_second_frame(folder: Path) -> None:
     frames = Keyframes(folder, 7).of(sample())[1:-1]
     assert torch.equal(Keyframes(folder, 3, length=3).of(sample("plain"))[1:-1], frames[[1, 3, 5]])
     chosen = confidence(COSINES[:, [1, 3, 5]]).topk(1).indices
     assert torch.equal(Keyframes(folder, 1, length=3).of(sample())[1], frames[[1, 3, 5]][chosen][0])
-    with pytest.raises(ConfigError, match="does not divide the 7 frames"):
+    with pytest.raises(ConfigError, match="expected a number of evenly spaced frames of a procedure of 7"):
         Keyframes(folder, 1, length=2).of(sample())
 
 
@@ -152,12 +150,12 @@ class Constant(nn.Module):
 
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
         assert frames.dtype == torch.uint8 and all(captions)
-        found = torch.full((len(pairs), 2, frames.shape[1]), 0.5)
-        found[:, 0, 3] = 0.9
-        return found
+        actual = torch.full((len(pairs), 2, frames.shape[1]), 0.5)
+        actual[:, 0, 3] = 0.9
+        return actual
 
 
-def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
+def test_keyframes_by_another_similarity(folder: Path) -> None:
     pair = {"images": torch.stack([sample().before, sample().after])[None], "ids": ["pair"], "captions": [["it"]]}
     measure = FrameSimilarity(str(folder), Constant(), "constant")
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
@@ -173,7 +171,7 @@ def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
 
 
 # as a network of images sees the same fade: the steps are of other sizes
-LOOKS = torch.tensor([[0.97, 0.90, 0.82, 0.70, 0.55, 0.42, 0.35], [0.31, 0.40, 0.57, 0.72, 0.80, 0.91, 0.98]])
+VISUAL = torch.tensor([[0.97, 0.90, 0.82, 0.70, 0.55, 0.42, 0.35], [0.31, 0.40, 0.57, 0.72, 0.80, 0.91, 0.98]])
 WEIGHTS = {"own": 0.7, "visual": 0.3}
 
 
@@ -187,26 +185,26 @@ def mixed_in_float64(similarities: dict[str, Tensor]) -> Tensor:
     return 1 - total.exp() / total.exp().sum()
 
 
-def test_mixed_confidence_is_that_of_scaled_squares_in_float64() -> None:
-    found = mixed_confidence({"own": COSINES.double(), "visual": LOOKS.double()}, WEIGHTS)
-    expected = mixed_in_float64({"own": COSINES, "visual": LOOKS})
-    assert torch.allclose(found, expected, atol=1e-6)
-    assert 0.75 < float(found.min()) < 0.8 and 0.9 < float(found.max()) < 0.92, "no frame is ruled out"
+def test_mixed_confidence_equals_its_formula() -> None:
+    actual = mixed_confidence({"own": COSINES.double(), "visual": VISUAL.double()}, WEIGHTS)
+    expected = mixed_in_float64({"own": COSINES, "visual": VISUAL})
+    assert torch.allclose(actual, expected, atol=1e-6)
+    assert 0.75 < float(actual.min()) < 0.8 and 0.9 < float(actual.max()) < 0.92, "no frame is ruled out"
     even = torch.full((7,), 6 / 7)
-    assert torch.allclose(mixed_confidence({"own": COSINES * 0, "visual": LOOKS * 0}, WEIGHTS), even)
+    assert torch.allclose(mixed_confidence({"own": COSINES * 0, "visual": VISUAL * 0}, WEIGHTS), even)
 
 
-def test_a_mix_draws_by_its_confidence_among_the_frames_that_are_taken(folder: Path) -> None:
-    kept = ProcedureFolder(folder).similarities("visual")
-    kept.add(["pair", "plain"], scores=[LOOKS.tolist(), LOOKS.tolist()])
+def test_keyframes_by_mixed_confidence(folder: Path) -> None:
+    store = ProcedureFolder(folder).similarities("visual")
+    store.add(["pair", "plain"], scores=[VISUAL.tolist(), VISUAL.tolist()])
     keyframes = Keyframes(folder, 2, similarity=WEIGHTS)
     drawn = keyframes.procedures.of("pair", sample().before, sample().after).frames
-    weights = mixed_in_float64({"own": COSINES, "visual": LOOKS})
+    weights = mixed_in_float64({"own": COSINES, "visual": VISUAL})
     for seed in range(40):
         chosen = draw_keyframes(weights, 2, torch.Generator().manual_seed(seed))
         assert torch.equal(keyframes.of(sample(seed=seed))[1:-1], drawn[chosen])
     # frames that are left out do not count for the scale either
-    three = mixed_in_float64({"own": COSINES[:, 1::2], "visual": LOOKS[:, 1::2]})
+    three = mixed_in_float64({"own": COSINES[:, 1::2], "visual": VISUAL[:, 1::2]})
     best = three.topk(2).indices.sort().values
     assert torch.equal(Keyframes(folder, 2, length=3, similarity=WEIGHTS).of(sample())[1:-1], drawn[1::2][best])
     with pytest.raises(DataError, match="'own' of the pair 'plain'"):
@@ -238,29 +236,29 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
         return AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state[0, 0]
 
 
-def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_path: Path) -> None:
+def test_visual_similarity_equals_cosines(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
+    tokenizer = ImageTokenizer(16, latent=8, width=8, multipliers=[1, 2], blocks=1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
-    coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
-    looks = {
-        coded: lambda image: tokenizer.features(as_pixels(image[None])).flatten(),
-        seen: lambda image: dino_class_token(tmp_path / "dino", image),
+    by_tokenizer, dino = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
+    feature_functions = {
+        by_tokenizer: lambda image: tokenizer.features(as_pixels(image[None])).flatten(),
+        dino: lambda image: dino_class_token(tmp_path / "dino", image),
     }
     pairs, frames = fade()
-    for similarity, look in looks.items():
-        found = similarity(pairs, torch.cat([pairs[:, :1], frames], 1), [[], []])
-        assert found.shape == (2, 2, 4)
-        assert torch.allclose(found[:, 0, 0], torch.ones(2), atol=1e-5), "every image is like itself"
+    for similarity, feature_function in feature_functions.items():
+        actual = similarity(pairs, torch.cat([pairs[:, :1], frames], 1), [[], []])
+        assert actual.shape == (2, 2, 4)
+        assert torch.allclose(actual[:, 0, 0], torch.ones(2), atol=1e-5), "every image is like itself"
         with torch.no_grad():
-            expected = torch.cosine_similarity(look(pairs[1, 1]), look(frames[1, 2]), dim=0)
-        assert torch.allclose(found[1, 1, 3], expected, atol=1e-5)
+            expected = torch.cosine_similarity(feature_function(pairs[1, 1]), feature_function(frames[1, 2]), dim=0)
+        assert torch.allclose(actual[1, 1, 3], expected, atol=1e-5)
 
 
-def test_a_tokenizer_in_bfloat16_tells_frames_apart_as_in_float32(tmp_path: Path) -> None:
+def test_tokenizer_similarity_in_bfloat16(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, patch_size=4)
+    tokenizer = ImageTokenizer(16, latent=8, width=8, multipliers=[1, 2], blocks=1, patch_size=4)
     state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))
@@ -279,17 +277,17 @@ class Means(nn.Module):
         return nn.functional.normalize(torch.tensor(rows), dim=-1)
 
 
-def test_visual_text_similarity_is_the_mean_cosine_over_all_captions_of_the_pair() -> None:
+def test_visual_text_similarity_equals_the_mean_cosine() -> None:
     pairs, frames = fade()
     captions = [["a bad cab", "fed"], ["face"]]
-    found = VisualTextSimilarity(Means())(pairs, frames, captions)
+    actual = VisualTextSimilarity(Means())(pairs, frames, captions)
     encoder = Means()
     for row in range(2):
         for frame in range(3):
             middle = frames[row, frame]
             halves = torch.stack([torch.stack([pairs[row, 0], middle]), torch.stack([middle, pairs[row, 1]])])
             expected = (encoder.embed_pairs(halves) @ encoder.embed_captions(captions[row]).T).mean(1)
-            assert torch.allclose(found[row, :, frame], expected, atol=1e-6)
+            assert torch.allclose(actual[row, :, frame], expected, atol=1e-6)
     with pytest.raises(DataError, match="no caption"):
         VisualTextSimilarity(Means())(pairs, frames, [["a"], []])
     with pytest.raises(ConfigError, match="embed_pairs"):

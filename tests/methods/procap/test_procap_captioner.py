@@ -49,7 +49,7 @@ def images(count: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (count, 2, 3, 16, 16), generator=generator, dtype=torch.uint8)
 
 
-def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) -> None:
+def test_queries_are_mask_embeddings_with_positions(folder: Path) -> None:
     encoder = built(folder, queries=2).net.encoder
     ends = torch.randn(2, 2, 16, 16)
     torch.nn.init.normal_(encoder.mask_embedding)
@@ -68,7 +68,7 @@ def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("queries", [0, 1, 3])
-def test_any_k_in_both_variants_decodes_with_a_cache_as_without(folder: Path, variant: str, queries: int) -> None:
+def test_cached_decoding_equals_uncached(folder: Path, variant: str, queries: int) -> None:
     net = built(folder, queries=queries, variant=variant).net
     torch.nn.init.normal_(net.decoder.get_parameter("bias" if variant == "paper" else "words.bias"))
     features = net.encode(images())
@@ -78,7 +78,7 @@ def test_any_k_in_both_variants_decodes_with_a_cache_as_without(folder: Path, va
     assert torch.allclose(torch.tensor(cached.mean_log_probs), torch.tensor(plain.mean_log_probs), atol=1e-5)
 
 
-def test_the_tokenizer_is_frozen_and_everything_else_learns(folder: Path) -> None:
+def test_tokenizer_is_frozen_and_all_other_parameters_learn(folder: Path) -> None:
     model = built(folder).train()
     model.score(
         model.net.encode(images()), torch.tensor([[[1, 4, 5, 2]]]).expand(3, 1, 4), torch.ones(3, 1, 4)
@@ -89,7 +89,7 @@ def test_the_tokenizer_is_frozen_and_everything_else_learns(folder: Path) -> Non
     assert {group["name"] for group in model.parameter_groups()} == {"vision", "language"}
 
 
-def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
+def test_loads_the_encoder_of_the_first_stage(folder: Path) -> None:
     expected = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
     model = built(folder, tokenizer=None, procedure=str(folder / "first.ckpt"))
     for name, value in model.net.encoder.state_dict().items():
@@ -104,22 +104,22 @@ def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
         built(folder, procedure=str(folder / "tokenizer.ckpt"))
 
 
-def test_a_first_stage_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_rejects_a_first_stage_of_another_tokenizer(folder: Path, tmp_path: Path) -> None:
     other = torch.load(folder / "tokenizer.ckpt", weights_only=True)
     for name, value in other["state_dict"].items():
         if "encoder" in name:
             other["state_dict"][name] = value + 0.01
     torch.save(other, tmp_path / "other.ckpt")
-    with pytest.raises(CheckpointError, match="was trained with another tokenizer"):
+    with pytest.raises(CheckpointError, match="was trained with a different tokenizer"):
         built(folder, tokenizer=str(tmp_path / "other.ckpt"), procedure=str(folder / "first.ckpt"))
 
 
-def test_what_is_missing_is_named(folder: Path) -> None:
+def test_rejects_missing_files(folder: Path) -> None:
     with pytest.raises(ConfigError, match="needs an image tokenizer"):
         built(folder, tokenizer=None)
     with pytest.raises(ConfigError, match="size of the images"):
         built(folder, image_size=None)
-    with pytest.raises(CheckpointError, match="of the variant 'paper'"):
+    with pytest.raises(CheckpointError, match="has the variant 'paper'"):
         built(folder, variant="official", procedure=str(folder / "first.ckpt"))
     with pytest.raises(ConfigError, match="queries is -1"):
         second_stage(folder, queries=-1)
@@ -128,7 +128,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"variant": "official", "queries": 1}], ids=["paper", "official"])
-def test_a_trained_checkpoint_needs_no_other_file(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
+def test_trained_checkpoint_is_self_contained(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
     seed_everything(2, verbose=False)
     # a copy that can be lost
     (tmp_path / "tokenizer.ckpt").write_bytes((folder / "tokenizer.ckpt").read_bytes())
@@ -145,7 +145,7 @@ def test_a_trained_checkpoint_needs_no_other_file(folder: Path, tmp_path: Path, 
     assert "test/CIDEr-D" in Trainer(**QUIET).test(again, data(folder), verbose=False)[0]
 
 
-def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
+def test_explicit_frames_replace_queries(folder: Path) -> None:
     seed_everything(2, verbose=False)
     model = second_stage(folder, explicit_frames=str(folder / "procedures"))
     Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
@@ -165,7 +165,7 @@ def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
-def test_explicit_frames_of_an_unchanged_pair_are_its_image(folder: Path, variant: str, tmp_path: Path) -> None:
+def test_explicit_frames_of_equal_images(folder: Path, variant: str, tmp_path: Path) -> None:
     seed_everything(2, verbose=False)
     model = second_stage(folder, variant=variant, explicit_frames=str(folder / "procedures"))
     Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
@@ -189,7 +189,7 @@ def test_explicit_frames_of_an_unchanged_pair_are_its_image(folder: Path, varian
         model.with_images(batch, batch.images.flip(1))
 
 
-def test_noise_masking_does_not_paint_images_that_nobody_reads(folder: Path, tmp_path: Path) -> None:
+def test_noise_masking_rejects_explicit_frames(folder: Path, tmp_path: Path) -> None:
     words = Vocabulary.build(data(folder).train_captions()).words
     encoder = SmallDualEncoder(vocabulary_with_mask(words), (4, 4), width=8)
     for model in (second_stage(folder, explicit_frames=str(folder / "procedures")), first_stage(folder)):
@@ -198,13 +198,13 @@ def test_noise_masking_does_not_paint_images_that_nobody_reads(folder: Path, tmp
             options = {**QUIET, "max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False}
             trainer = Trainer(**options, callbacks=[masking], default_root_dir=tmp_path)
             if paint:
-                with pytest.raises(ConfigError, match="an add-on that changes images would have no effect"):
+                with pytest.raises(ConfigError, match="an add-on that changes images has no effect"):
                     trainer.fit(copy.deepcopy(model), data(folder))
             else:
                 trainer.fit(copy.deepcopy(model), data(folder))
 
 
-def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:
+def test_encoder_schedule(folder: Path) -> None:
     seed_everything(2, verbose=False)
     model = second_stage(
         folder,
@@ -220,7 +220,7 @@ def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:
     assert trainer.optimizers[0].param_groups[0]["initial_lr"] in (pytest.approx(4e-4), pytest.approx(1e-3))
 
 
-def test_without_a_first_stage_the_layers_may_begin_with_clips(folder: Path, tmp_path: Path) -> None:
+def test_encoder_init_from_clip(folder: Path, tmp_path: Path) -> None:
     blocks = {name: value for name, value in built(folder).net.encoder.state_dict().items() if name[:7] == "layers."}
     theirs = {f"visual.transformer.resblocks.{theirs_of(name[7:])}": value + 1 for name, value in blocks.items()}
     torch.save(theirs, tmp_path / "clip.pt")
@@ -240,7 +240,7 @@ def theirs_of(name: str) -> str:
     return f"{layer}.{rest}"
 
 
-def test_rare_words_stay_out_and_biases_do_not_decay(folder: Path) -> None:
+def test_min_word_count_and_no_decay(folder: Path) -> None:
     model = second_stage(folder, variant="official", min_word_count=4, no_decay=["bias"])
     trainer = Trainer(**QUIET, max_steps=1, enable_checkpointing=False, limit_val_batches=0)
     trainer.fit(model, data(folder))
@@ -254,7 +254,7 @@ def test_rare_words_stay_out_and_biases_do_not_decay(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
-def test_a_pair_without_a_caption_is_refused_in_training(folder: Path, variant: str) -> None:
+def test_rejects_training_pairs_without_captions(folder: Path, variant: str) -> None:
     model = built(folder, variant=variant)
     samples = [data(folder).pairs_of("train").load(index) for index in range(2)]
     samples[1].captions = []
@@ -263,14 +263,14 @@ def test_a_pair_without_a_caption_is_refused_in_training(folder: Path, variant: 
         model.caption_loss(model.encode(batch), batch)
 
 
-def test_the_official_captioner_learns_no_more_than_24_tokens(folder: Path) -> None:
+def test_official_captions_have_at_most_24_tokens(folder: Path) -> None:
     words = ["the"] * 40
     rows = {kind: built(folder, variant=kind).tokenize([" ".join(words)])[0] for kind in ("paper", "official")}
     assert len(rows["paper"]) == 42 and rows["official"] == [*rows["paper"][:23], rows["paper"][-1]]
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
-def test_the_tokenizer_sees_every_image_once_with_cached_features(
+def test_cached_features_encode_each_image_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     counts: list[int] = []
@@ -296,7 +296,7 @@ def test_the_tokenizer_sees_every_image_once_with_cached_features(
         fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))
 
 
-def test_features_of_images_in_bfloat16_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_cached_features_in_bfloat16(folder: Path, tmp_path: Path) -> None:
     def fitted(*callbacks: Callback) -> ProCap:
         seed_everything(4, verbose=False)
         trainer = Trainer(

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.dist
-def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
+def test_two_processes_equal_one(tmp_path: Path) -> None:
     launch(HERE / "procap_two_processes.py", tmp_path, processes=2)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     for stage in ("tokenizer", "procedure", "caption"):

@@ -42,16 +42,16 @@ def fixture(shared: Path, name: str) -> Fixture:
 @pytest.fixture(scope="module")
 def decoder(shared: Path) -> tuple[OfficialDecoder, dict[str, Tensor]]:
     weights, io = fixture(shared, "procap_decoder")
-    net = OfficialDecoder(80, 64, 2, 8, 256, 0.1).eval()
+    net = OfficialDecoder(vocabulary=80, width=64, layers=2, heads=8, hidden=256, dropout=0.1).eval()
     net.load_state_dict(decoder_state(below(weights, "decoder.")))
     return net, io
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max())))
+def close(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max())))
 
 
-def test_scores_loss_and_gradients_of_the_decoder(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
+def test_decoder_equals_the_official_code(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
     net, io = decoder
     scores = net(io["memory"], None, io["input_ids"][:, None])[:, 0]
     assert close(scores, io["scores"])
@@ -60,12 +60,12 @@ def test_scores_loss_and_gradients_of_the_decoder(decoder: tuple[OfficialDecoder
     net.zero_grad()
     loss.backward()
     expected = decoder_state(below(io, "grad.decoder."))
-    found = dict(net.named_parameters())
-    assert set(expected) == set(found)
-    assert all(close(found[name].grad, expected[name]) for name in found)
+    actual = dict(net.named_parameters())
+    assert set(expected) == set(actual)
+    assert all(close(actual[name].grad, expected[name]) for name in actual)
 
 
-def test_greedy_ids_from_cached_keys_and_values(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
+def test_greedy_ids_equal_the_official_code(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
     net, io = decoder
     begin, unknown = 4, 6
     ids = io["greedy_ids"]
@@ -79,7 +79,7 @@ def test_greedy_ids_from_cached_keys_and_values(decoder: tuple[OfficialDecoder, 
     assert torch.equal(torch.stack(said, 1), ids)
 
 
-def test_k_captions_share_one_memory(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
+def test_captions_share_one_memory(decoder: tuple[OfficialDecoder, dict[str, Tensor]]) -> None:
     net, io = decoder
     tokens = io["input_ids"].view(2, 3, -1)
     memory = io["memory"][[0, 3]]
@@ -90,15 +90,15 @@ def test_k_captions_share_one_memory(decoder: tuple[OfficialDecoder, dict[str, T
 
 
 @pytest.mark.slow
-def test_the_whole_second_stage(shared: Path) -> None:
+def test_second_stage_equals_the_official_code(shared: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     trunk = below(weights, "intermediate_generator.")
     config, state = tokenizer_state(below(trunk, "vae.model."))
     tokenizer = ImageTokenizer(**config)
     tokenizer.load_state_dict(state)
-    net = OfficialNet(
-        tokenizer, OfficialEncoder(256, (14, 14), 4, 64, 2, 1), OfficialDecoder(80, 64, 2, 8, 256, 0.1), 64
-    ).eval()
+    encoder = OfficialEncoder(256, grid=(14, 14), frames=4, width=64, layers=2, heads=1)
+    decoder = OfficialDecoder(vocabulary=80, width=64, layers=2, heads=8, hidden=256, dropout=0.1)
+    net = OfficialNet(tokenizer, encoder, decoder, 64).eval()
     net.encoder.load_state_dict(encoder_state(trunk))
     net.projector.load_state_dict(below(weights, "mlp."))
     net.decoder.load_state_dict(decoder_state(below(weights, "text_decoder.decoder.")))
@@ -111,7 +111,7 @@ def test_the_whole_second_stage(shared: Path) -> None:
     assert close(smoothed_divergence(scores, io["labels"].clamp(min=0), io["labels"] != -1), io["loss"])
 
 
-def test_smoothing_equals_the_divergence_of_torch() -> None:
+def test_smoothed_divergence_equals_torch() -> None:
     torch.manual_seed(0)
     logits, targets = torch.randn(2, 5, 7, dtype=torch.float64), torch.randint(7, (2, 5))
     mask = torch.tensor([[1, 1, 0, 1, 0], [1, 0, 1, 1, 1]]).bool()
@@ -124,7 +124,7 @@ def test_smoothing_equals_the_divergence_of_torch() -> None:
     assert torch.allclose(smoothed_divergence(logits, targets, mask, smoothing=0.0), plain)
 
 
-def test_their_words_become_ours_with_the_special_ones_first() -> None:
+def test_word_order_begins_with_special_words() -> None:
     theirs = ["[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", "cube", "sphere"]
     names, rows = word_order({word: index for index, word in enumerate(theirs)})
     assert names == ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<vid>", "<mask>", "cube", "sphere"]
@@ -134,7 +134,7 @@ def test_their_words_become_ours_with_the_special_ones_first() -> None:
 
 
 @pytest.mark.slow
-def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path) -> None:
+def test_convert_second_stage(shared: Path, tmp_path: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     words = ["[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(72))]
     (tmp_path / "words.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
@@ -161,7 +161,7 @@ def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path
         convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))
 
 
-def test_a_vqgan_becomes_a_tokenizer_that_can_be_trained_on(shared: Path, tmp_path: Path) -> None:
+def test_convert_vqgan(shared: Path, tmp_path: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     state = below(weights, "intermediate_generator.vae.model.")
     torch.save({"state_dict": {**state, "loss.discriminator.weight": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")

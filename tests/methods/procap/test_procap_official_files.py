@@ -19,7 +19,7 @@ from lightning_idc.utils.errors import CheckpointError
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["attention_224", "attention_256", "dropped_224", "dropped_256"])
-def test_the_published_vqgan_gives_the_authors_ids(case: str, shared: Path, tmp_path: Path) -> None:
+def test_vqgan_ids_equal_the_official_code(case: str, shared: Path, tmp_path: Path) -> None:
     folder = shared / "parity" / "vqgan_256"
     if not folder.is_dir():
         pytest.skip("parity/vqgan_256 is not in the shared folder")
@@ -39,7 +39,7 @@ def test_the_published_vqgan_gives_the_authors_ids(case: str, shared: Path, tmp_
             )
 
 
-def test_the_import_of_a_vqgan_is_a_command(shared: Path, tmp_path: Path) -> None:
+def test_convert_vqgan_command(shared: Path, tmp_path: Path) -> None:
     folder = shared / "parity" / "vqgan_256"
     if not folder.is_dir():
         pytest.skip("parity/vqgan_256 is not in the shared folder")
@@ -59,7 +59,7 @@ def test_the_import_of_a_vqgan_is_a_command(shared: Path, tmp_path: Path) -> Non
         ("procap_stage1", {"text_emb.weight": torch.zeros(49408 + 25, 1)}, ["--procedures", "folder"]),
     ],
 )
-def test_a_file_that_lacks_most_weights_is_told_in_a_sentence(
+def test_rejects_incomplete_weights_in_one_line(
     method: str, weight: dict[str, torch.Tensor], options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "cut.pt"
@@ -70,7 +70,7 @@ def test_a_file_that_lacks_most_weights_is_told_in_a_sentence(
 
 
 @pytest.mark.parametrize("name", ["model.chkpt", "model_exact.chkpt"])
-def test_a_second_stage_is_read_with_the_objects_in_its_file(name: str, shared: Path) -> None:
+def test_second_stage_files_with_pickled_objects_are_read(name: str, shared: Path) -> None:
     folder = shared / "parity" / "procap_stage2_file"
     if not folder.is_dir():
         pytest.skip("parity/procap_stage2_file is not in the shared folder")
@@ -100,7 +100,7 @@ class Hostile:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_nothing_that_a_file_names_is_called(zipped: bool, tmp_path: Path) -> None:
+def test_reading_a_file_runs_no_code(zipped: bool, tmp_path: Path) -> None:
     trace = tmp_path / "PWNED"
     content = {"model": {"a": torch.ones(2)}, "opt": Hostile(trace), "more": [Hostile(trace)]}
     torch.save(content, tmp_path / "file.pt", _use_new_zipfile_serialization=zipped)

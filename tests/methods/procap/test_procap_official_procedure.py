@@ -59,7 +59,7 @@ def batch_of(model: ProcedureModel, folder: Path, captions: list[str]):
     return model.collate(samples)
 
 
-def test_four_fifths_of_random_patches_and_their_blocks() -> None:
+def test_official_mask_statistics() -> None:
     generator = dice()
     _, random, block, outside = (rule((300, 14, 14), generator) for rule in MASK_RULES)
     assert float(random.float().mean()) == pytest.approx(0.8, abs=0.01)
@@ -72,7 +72,7 @@ def test_four_fifths_of_random_patches_and_their_blocks() -> None:
     assert float(shares.quantile(0.95)) == pytest.approx(0.73, abs=0.01)
 
 
-def test_colors_shift_in_one_frame_and_in_one_channel_or_all() -> None:
+def test_shifted_frame() -> None:
     frames = torch.full((4, 3, 2, 2), 128, dtype=torch.uint8)
     moved = torch.stack([(shifted_frame(frames, dice(seed)) != frames).any(-1).any(-1) for seed in range(400)])
     channels = moved.sum((1, 2))
@@ -81,13 +81,13 @@ def test_colors_shift_in_one_frame_and_in_one_channel_or_all() -> None:
     assert int((channels == 2).sum()) == 0
 
 
-def test_halves_are_swapped_whatever_they_say() -> None:
+def test_swapped_halves() -> None:
     assert swapped_halves([[1], [1], [1], [1]], []) == [2, 3, 0, 1]
     assert swapped_halves([[1]] * 3, []) == [1, 2, 0]
     assert swapped_halves([[1]], []) == [-1]
 
 
-def test_two_fully_masked_procedures_cost_four_logarithms_of_two_and_no_alignment() -> None:
+def test_losses_of_fully_masked_procedures() -> None:
     none, zero = torch.zeros(2, dtype=torch.bool), torch.zeros(2)
     assert float(summed_consistency_loss(zero, zero, none)) == pytest.approx(2.78, abs=0.01)
     assert float(discrimination_loss(zero, zero, none, none)) == 0
@@ -98,7 +98,7 @@ def test_two_fully_masked_procedures_cost_four_logarithms_of_two_and_no_alignmen
     assert torch.allclose(summed_consistency_loss(right, wrong, seen), by_hand)
 
 
-def test_captions_are_cut_at_24_words_without_an_end_and_each_empty_place_is_its_own(folder: Path) -> None:
+def test_word_slots(folder: Path) -> None:
     net = built(folder).net
     words = torch.tensor([[4, 5, 6, 2, 0], [4, 5, 6, 7, 2]])
     slots = net.slots(words, words != 0)
@@ -111,7 +111,7 @@ def test_captions_are_cut_at_24_words_without_an_end_and_each_empty_place_is_its
     assert net.slots(bare, bare != 0)[0].tolist() == empty.tolist()
 
 
-def test_the_consistency_token_never_sees_the_caption_and_the_alignment_token_does(folder: Path) -> None:
+def test_consistency_token_does_not_attend_to_the_caption(folder: Path) -> None:
     model = built(folder, layers=1)
     one, other = (batch_of(model, folder, [text, text]) for text in ("the cube moved", "the cube is gone left"))
     with torch.no_grad():
@@ -125,7 +125,7 @@ def test_the_consistency_token_never_sees_the_caption_and_the_alignment_token_do
     assert not torch.allclose(hidden[0].align, hidden[1].align)
 
 
-def test_input_and_target_are_of_differently_scaled_pixels(folder: Path) -> None:
+def test_pixel_ranges_of_features_and_ids(folder: Path) -> None:
     model = built(folder)
     batch = batch_of(model, folder, ["the cube moved", "the cube is gone"])
     frames, net = batch.model_inputs["frames"], model.net
@@ -137,7 +137,7 @@ def test_input_and_target_are_of_differently_scaled_pixels(folder: Path) -> None
     assert not torch.allclose(net.tokenizer_features(frames).flatten(0, 1), net.tokenizer.features(as_pixels(flat)))
 
 
-def test_its_loss_weights_and_the_first_caption(folder: Path) -> None:
+def test_official_loss_weights_and_first_caption(folder: Path) -> None:
     assert built(folder).hparams["loss_weights"] == [7.0, 0.5, 0.5]
     model = built(folder, first_caption=True)
     source = data(folder).pairs_of("train")
@@ -147,7 +147,7 @@ def test_its_loss_weights_and_the_first_caption(folder: Path) -> None:
         assert model.collate([sample]).tokens[0, 0].tolist() == model.tokenize(["the cube moved"])[0]
 
 
-def test_the_official_second_stage_starts_from_the_official_first(folder: Path, tmp_path: Path) -> None:
+def test_official_second_stage_loads_the_official_first_stage(folder: Path, tmp_path: Path) -> None:
     seed_everything(1, verbose=False)
     vocabulary = [*WORDS, *(f"w{number}" for number in range(20))]
     model = first_stage(folder, variant="official", vocabulary=vocabulary, optimizer=BertAdam)
@@ -163,12 +163,12 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
     # empty captions are the words 0 to 23, and the alignment token is left out
     assert torch.equal(encoder.control_words, torch.cat([first.words.weight[:24], first.special[1:]]))
     assert torch.equal(encoder.control_positions, torch.cat([first.word_positions, first.special_positions[1:]]))
-    with pytest.raises(CheckpointError, match="of the variant 'official'"):
+    with pytest.raises(CheckpointError, match="has the variant 'official'"):
         second_stage(folder, procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS).build()
 
 
 @pytest.mark.slow
-def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_first_stage(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("open_clip")
     path = shared / "parity" / "procap_stage2" / "weights.safetensors"
     if not path.is_file():
@@ -197,7 +197,7 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
         convert("procap_stage1", tmp_path / "other.pt", out=tmp_path / "x.ckpt", procedures="p")
 
 
-def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Path) -> None:
+def test_encoder_init_loads_clip_blocks(folder: Path, tmp_path: Path) -> None:
     shapes = {
         "attn.in_proj_weight": (48, 16),
         "attn.in_proj_bias": (48,),
@@ -230,7 +230,7 @@ def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Pat
         built(folder, encoder_init=str(tmp_path / "clip.pt"), width=32)
 
 
-def test_layers_begin_with_the_file_as_openai_publishes_it(folder: Path, shared: Path) -> None:
+def test_encoder_init_reads_torchscript_clip(folder: Path, shared: Path) -> None:
     archive = shared / "parity" / "clip_torchscript" / "archive.pt"
     if not archive.is_file():
         pytest.skip("parity/clip_torchscript is not in the shared folder")
@@ -239,7 +239,7 @@ def test_layers_begin_with_the_file_as_openai_publishes_it(folder: Path, shared:
     assert torch.equal(model.net.encoder.layers[1].feed[0].weight, true.float())
 
 
-def test_the_warm_up_rises_with_the_logarithm() -> None:
+def test_logarithmic_warmup() -> None:
     schedule = LogarithmicWarmup(warmup=0.025, steps=5000, start=0.01)
     total = 200_000
     for step in (0, 1, 100, 4999, 5000, 100_000):
@@ -248,7 +248,7 @@ def test_the_warm_up_rises_with_the_logarithm() -> None:
         assert 1e-4 * schedule(step / total) == pytest.approx(expected, rel=1e-3)
 
 
-def test_bert_adam_by_hand_in_float64() -> None:
+def test_bert_adam_equals_its_formula() -> None:
     start = torch.tensor([1.0, -2.0], dtype=torch.float64)
     parameter = start.clone().requires_grad_()
     untouched = torch.ones(1, requires_grad=True)
@@ -271,7 +271,7 @@ def test_bert_adam_by_hand_in_float64() -> None:
 
 
 @pytest.mark.parametrize(("beta", "smallest"), [(0.999, 5.46e-3), (0.98, 1.22e-3)])
-def test_squares_of_smaller_gradients_are_zero_in_half_precision(beta: float, smallest: float) -> None:
+def test_half_precision_underflow_of_squared_gradients(beta: float, smallest: float) -> None:
     for factor, seen in ((0.98, False), (1.02, True)):
         matrix = torch.zeros(1, 1, requires_grad=True)
         optimizer = BertAdam([{"name": "vision", "params": [matrix]}], betas=(0.9, beta), half_precision=["vision"])
@@ -284,7 +284,7 @@ def test_squares_of_smaller_gradients_are_zero_in_half_precision(beta: float, sm
 @pytest.mark.parametrize(
     ("beta", "size", "times"), [(0.999, 1e-4, 36), (0.98, 1e-4, 130), (0.999, 1e-3, 340), (0.98, 1e-3, 4.5)]
 )
-def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place(beta: float, size: float, times: float) -> None:
+def test_half_precision_takes_larger_steps(beta: float, size: float, times: float) -> None:
     """CLIP4IDC's code keeps CLIP's matrices in 16 bits, where squares of small gradients are 0."""
     generator, moved = dice(3), {}
     gradients = size * (torch.randn(16, 16, generator=generator) + torch.randn(100, 16, 16, generator=generator))
@@ -304,11 +304,11 @@ def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place(beta: float, s
     matrix.grad = torch.full_like(matrix, 1e6)  # more than 16 bits hold
     optimizer.step()
     assert bool(matrix.isfinite().all())
-    with pytest.raises(ConfigError, match="not a group"):
+    with pytest.raises(ConfigError, match="not the name of a parameter group"):
         BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])
 
 
-def test_half_precision_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
+def test_half_precision_resumes_bit_for_bit() -> None:
     gradients = 1e-3 * torch.randn(6, 4, 4, generator=dice(5))
     start = (0.02 * torch.randn(4, 4, generator=dice(6))).half().float()
 

@@ -1,4 +1,4 @@
-"""The first stage: losses by hand, batches of any kind, and runs that were stopped."""
+"""ProCap's first stage. Oracles: losses sample by sample in float64, ids in float32, and an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def samples(folder: Path, count: int, captions: list[list[str]] | None = None) -
 CAPTIONS = [["the cube moved"], ["the cube is gone"], ["the cube moved left"]]
 
 
-def test_losses_by_hand_in_float64(folder: Path) -> None:
+def test_losses_equal_their_formulas(folder: Path) -> None:
     model = built(folder).double()
     batch = model.collate(samples(folder, 3, CAPTIONS))
     masked = torch.zeros(3, 4 * 16, dtype=torch.bool)
@@ -55,18 +55,18 @@ def test_losses_by_hand_in_float64(folder: Path) -> None:
     batch.model_inputs["masked"] = masked
     with torch.no_grad():
         features = model.encode(batch)
-        found = model.losses(features, batch)
-        # every reading of every sample alone, without padding beside it
+        actual = model.losses(features, batch)
+        # each version of each sample encoded alone, without padding
         msm, align, order = [], [], []
         net = model.net
         for row in range(3):
             frames, warped = (
                 net.tokenizer_features(batch.model_inputs[name][row : row + 1]) for name in ("frames", "warped")
             )
-            own, other = words_of(batch, row), words_of(batch, int(batch.model_inputs["wrong_caption"][row]))
+            words_of_pair, other = words_of(batch, row), words_of(batch, int(batch.model_inputs["wrong_caption"][row]))
             true, swapped, broken = (
                 net(visual, masked[row : row + 1], words, torch.ones_like(words).bool())
-                for visual, words in ((frames, own), (frames, other), (warped, own))
+                for visual, words in ((frames, words_of_pair), (frames, other), (warped, words_of_pair))
             )
             logits = net.code_head(true.visual[0, masked[row]])
             msm.append(F.cross_entropy(logits, net.targets(None, frames)[0, masked[row]], reduction="none"))
@@ -74,9 +74,9 @@ def test_losses_by_hand_in_float64(folder: Path) -> None:
                 align.append(bce(net.align_head(true.align), 1) + bce(net.align_head(swapped.align), 0))
                 heads = net.consistency_head
                 order.append(bce(heads(true.consistency), 1) + bce(heads(broken.consistency), 0))
-    assert torch.allclose(found["msm"].double(), torch.cat(msm).mean(), atol=1e-6)
-    assert torch.allclose(found["align"].double(), torch.stack(align).mean(), atol=1e-6)
-    assert torch.allclose(found["consistency"].double(), torch.stack(order).mean(), atol=1e-6)
+    assert torch.allclose(actual["msm"].double(), torch.cat(msm).mean(), atol=1e-6)
+    assert torch.allclose(actual["align"].double(), torch.stack(align).mean(), atol=1e-6)
+    assert torch.allclose(actual["consistency"].double(), torch.stack(order).mean(), atol=1e-6)
 
 
 def words_of(batch: PairBatch, row: int) -> Tensor:
@@ -89,16 +89,16 @@ def bce(logit: Tensor, target: float) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("shares", "message"),
+    ("probabilities", "message"),
     [
         ((0.1, 0.7, 0.1), "expected 4 values"),
-        ((0.0, 0.0, 0.0, 0.0), "expected 4, at least one above 0"),
+        ((0.0, 0.0, 0.0, 0.0), "expected the probabilities of .*at least one above 0"),
         ((1.0, -0.1, 0.1, 0.0), r"mask_probabilities\[1\] is -0.1; expected at least 0"),
     ],
 )
-def test_every_masking_has_a_share(shares: tuple[float, ...], message: str) -> None:
+def test_rejects_invalid_mask_probabilities(probabilities: tuple[float, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ProcedureModel("procedures", mask_probabilities=shares)  # type: ignore[arg-type]
+        ProcedureModel("procedures", mask_probabilities=probabilities)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -106,36 +106,39 @@ def test_every_masking_has_a_share(shares: tuple[float, ...], message: str) -> N
     [
         ({"loss_weights": (1.0, 1.0)}, r"loss_weights is \(1.0, 1.0\); expected 3 values"),
         ({"loss_weights": (0.0, 0.0, 0.0)}, "at least one above 0"),
-        ({"loss_weights": (0.0, 1.0, 0.0), "read_caption": False}, "without `read_caption` there is no alignment"),
+        (
+            {"loss_weights": (0.0, 1.0, 0.0), "read_caption": False},
+            "without `read_caption` the one of alignment does not count",
+        ),
         ({"loss_weights": (1.0, -1.0, 0.0)}, r"loss_weights\[1\] is -1.0; expected at least 0"),
         ({"keyframes": -1}, "keyframes is -1; expected at least 0"),
     ],
 )
-def test_a_first_stage_that_could_learn_nothing_is_refused(options: dict[str, Any], match: str) -> None:
+def test_rejects_invalid_arguments(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         ProcedureModel("procedures", **options)
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_targets_are_the_ids_of_float32_under_autocast(kind: torch.dtype, variant: str, folder: Path) -> None:
+def test_targets_under_autocast_equal_float32(kind: torch.dtype, variant: str, folder: Path) -> None:
     model = built(folder, variant=variant)
     frames = model.collate(samples(folder, 8, [["the cube moved"]] * 8)).model_inputs["frames"]
     net, tokenizer = model.built_net, model.built_net.tokenizer
-    # many entries near the cells, so that rounding decides
+    # many entries near the cells, so that rounding would change ids
     cells = tokenizer.quant_conv(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
-    near = cells[torch.randperm(len(cells))[:512]] + 0.02 * torch.randn(512, cells.shape[1])
-    tokenizer.codebook.weight = torch.nn.Parameter(near.detach(), requires_grad=False)
+    entries = cells[torch.randperm(len(cells))[:512]] + 0.02 * torch.randn(512, cells.shape[1])
+    tokenizer.codebook.weight = torch.nn.Parameter(entries.detach(), requires_grad=False)
     expected = tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
     assert len(expected.unique()) > 50
     with torch.autocast("cpu", kind):
         assert torch.equal(net.targets(frames, net.tokenizer_features(frames)), expected)
 
 
-def test_losses_without_anything_that_counts_are_zero_with_a_gradient() -> None:
+def test_losses_without_samples_are_zero() -> None:
     logits = torch.randn(4, requires_grad=True)
-    none = torch.zeros(4, dtype=torch.bool)
-    loss = discrimination_loss(logits, logits, none, none) + masked_sequence_loss(
+    no_samples = torch.zeros(4, dtype=torch.bool)
+    loss = discrimination_loss(logits, logits, no_samples, no_samples) + masked_sequence_loss(
         torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.long)
     )
     assert float(loss.detach()) == 0
@@ -143,22 +146,22 @@ def test_losses_without_anything_that_counts_are_zero_with_a_gradient() -> None:
     assert logits.grad is not None and not logits.grad.any()
 
 
-def test_a_wrong_caption_is_never_said_of_the_pair_itself(folder: Path) -> None:
+def test_negative_captions_are_never_references(folder: Path) -> None:
     model = built(folder)
     same = [["the cube moved"], ["the cube moved"], ["the cube is gone"]]
     assert model.collate(samples(folder, 3, same)).model_inputs["wrong_caption"].tolist() == [2, 2, 0]
-    both = [["the cube moved"], ["the cube is gone"], ["the cube is gone"]]
-    chosen = samples(folder, 3, both)
+    captions_of_pairs = [["the cube moved"], ["the cube is gone"], ["the cube is gone"]]
+    chosen = samples(folder, 3, captions_of_pairs)
     chosen[1].captions.append("the cube moved")
-    # drawn for the second pair is one of its two captions; neither may stand against it
+    # whichever of its two captions is sampled for the second pair, the other is not its negative
     assert model.collate(chosen).model_inputs["wrong_caption"][1] == -1
     alone = model.collate(samples(folder, 1, CAPTIONS))
     assert alone.model_inputs["wrong_caption"].tolist() == [-1]
-    found = model.losses(model.encode(alone), alone)
-    assert all(bool(torch.isfinite(value)) for value in found.values())
+    actual = model.losses(model.encode(alone), alone)
+    assert all(bool(torch.isfinite(value)) for value in actual.values())
 
 
-def test_what_is_said_of_one_unchanged_pair_is_wrong_of_no_other(folder: Path) -> None:
+def test_captions_of_unchanged_pairs_are_not_negatives_of_unchanged_pairs(folder: Path) -> None:
     model = built(folder)
     chosen = samples(folder, 3, [["the cube is left"], ["the cube is the cube"], ["the cube moved"]])
     for sample, kind in zip(chosen, ("no_change", "no_change", "move"), strict=True):
@@ -167,20 +170,22 @@ def test_what_is_said_of_one_unchanged_pair_is_wrong_of_no_other(folder: Path) -
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
-def test_without_captions_none_is_read_and_none_is_aligned(folder: Path, variant: str) -> None:
+def test_read_caption_false(folder: Path, variant: str) -> None:
     model = built(folder, read_caption=False, variant=variant, dropout=0.0, keyframes=0)
-    found = []
+    actual = []
     for captions in (CAPTIONS, [["the cube moved"], ["left gone"], ["the"]]):
         batch = model.collate(samples(folder, 3, captions))
         assert batch.model_inputs["frames"].shape[1] == 2, "k = 0 is the pair"
         features = model.encode(batch)
-        found.append((features.memory, model.training_loss(features, batch)))
-    assert torch.allclose(found[0][0], found[1][0], atol=1e-6) and torch.allclose(found[0][1], found[1][1], atol=1e-5)
+        actual.append((features.memory, model.training_loss(features, batch)))
+    assert torch.allclose(actual[0][0], actual[1][0], atol=1e-6) and torch.allclose(
+        actual[0][1], actual[1][1], atol=1e-5
+    )
     losses, weights = model.losses(features, batch), model.hparams["loss_weights"]
-    assert torch.allclose(found[1][1], weights[0] * losses["msm"] + weights[2] * losses["consistency"])
+    assert torch.allclose(actual[1][1], weights[0] * losses["msm"] + weights[2] * losses["consistency"])
 
 
-def test_masks_and_warps_come_from_the_sample_and_not_from_its_batch(folder: Path) -> None:
+def test_masks_and_warps_do_not_depend_on_the_batch(folder: Path) -> None:
     model = built(folder)
     torch.manual_seed(1)
     batch = model.collate(samples(folder, 3, CAPTIONS))
@@ -191,7 +196,7 @@ def test_masks_and_warps_come_from_the_sample_and_not_from_its_batch(folder: Pat
     assert not torch.equal(batch.model_inputs["warped"], batch.model_inputs["frames"])
 
 
-def test_no_caption_is_too_long_and_none_is_missing(folder: Path) -> None:
+def test_long_and_missing_captions(folder: Path) -> None:
     model = built(folder)
     batch = model.collate(samples(folder, 2, [["cube " * 300], ["left"]]))
     assert batch.tokens.shape[-1] > 300
@@ -209,16 +214,16 @@ def fit(folder: Path, home: Path, resume: Path | None = None) -> ProcedureModel:
 
 
 @pytest.mark.slow
-def test_a_stopped_run_ends_bit_for_bit_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
+def test_resume_equals_uninterrupted_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     expected = fit(folder, tmp_path / "whole").state_dict()
-    # three steps make an epoch: the second and the fourth are in the middle of one
+    # an epoch has three steps, so the second and the fourth are in the middle of an epoch
     for step in (2, 4):
         resumed = fit(folder, tmp_path / "rest", tmp_path / "whole" / f"step={step}.ckpt").state_dict()
         assert all(torch.equal(value, expected[name]) for name, value in resumed.items())
 
 
 @pytest.mark.slow
-def test_it_learns_and_reports_and_gives_pictures_back(folder: Path, tmp_path: Path) -> None:
+def test_training_metrics_and_reconstruction(folder: Path, tmp_path: Path) -> None:
     seed_everything(3, verbose=False)
     model = first_stage(folder, dropout=0.0, optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3))
     trainer = Trainer(**QUIET, max_epochs=12, default_root_dir=tmp_path, enable_checkpointing=False)
@@ -239,7 +244,7 @@ def test_it_learns_and_reports_and_gives_pictures_back(folder: Path, tmp_path: P
     assert torch.equal(model.reconstruct(batch).flatten(0, 1), (model.net.tokenizer.decode(ids) * 255).round().byte())
 
 
-def test_the_warm_up_rises_and_then_holds() -> None:
+def test_warmup_hold() -> None:
     schedule = WarmupHold()
     assert schedule(0.0) == pytest.approx(0.01) and schedule(0.025) == schedule(1.0) == 1.0
     assert schedule(0.0125) == pytest.approx(0.505)

@@ -47,14 +47,14 @@ def close(found: Tensor, true: Tensor, tolerance: float = 1e-4) -> None:
     assert float((found - true).abs().max()) < tolerance * max(1.0, float(true.abs().max()))
 
 
-def test_the_backward_warp_is_theirs(parity: Path) -> None:
+def test_warp_equals_the_official_code(parity: Path) -> None:
     io = load_file(parity / "warp.safetensors")
     close(warp(io["image"], io["flow"]), io["warped"], 1e-5)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("shape", ["square", "wide"])
-def test_all_parts_and_the_frame_are_theirs(parity: Path, narrow: VFIformer, shape: str) -> None:
+def test_parts_equal_the_official_code(parity: Path, narrow: VFIformer, shape: str) -> None:
     io = {name.removeprefix(f"{shape}."): value for name, value in load_file(parity / "io.safetensors").items()}
     before, after = io["before"] / 255, io["after"] / 255
     half = narrow.flownet(before, after)
@@ -69,7 +69,7 @@ def test_all_parts_and_the_frame_are_theirs(parity: Path, narrow: VFIformer, sha
 
 
 @torch.no_grad()
-def test_the_published_size_is_theirs(parity: Path) -> None:
+def test_published_size_equals_the_official_code(parity: Path) -> None:
     sizes = json.loads((parity / "names_full_size.json").read_text())
     names = {k: v for k, v in sizes["VFIformer"]["state_dict"].items() if v[2] == "parameter"}
     state = {}
@@ -93,7 +93,7 @@ def test_the_published_size_is_theirs(parity: Path) -> None:
     close(net.eval()(io["square.before"][:1] / 255, io["square.after"][:1] / 255), true["middle"])
 
 
-def test_the_small_one_has_the_published_names(parity: Path) -> None:
+def test_small_variant_has_the_official_names(parity: Path) -> None:
     sizes = json.loads((parity / "names_full_size.json").read_text())["VFIformerSmall"]
     with torch.device("meta"):
         state = {k: torch.empty(v[0]) for k, v in sizes["state_dict"].items()}
@@ -105,7 +105,7 @@ def test_the_small_one_has_the_published_names(parity: Path) -> None:
 
 
 @torch.no_grad()
-def test_frames_of_a_pair_come_from_the_file_of_the_authors(parity: Path, narrow: VFIformer, tmp_path: Path) -> None:
+def test_midpoint_from_official_weights(parity: Path, narrow: VFIformer, tmp_path: Path) -> None:
     midpoint = VFIformerMidpoint(str(official_file(parity, tmp_path / "net_220.pth")))
     io = load_file(parity / "io.safetensors")
     before, after = (io[f"square.{side}"].float().flip(1) for side in ("before", "after"))  # red first, as here
@@ -118,7 +118,7 @@ def test_frames_of_a_pair_come_from_the_file_of_the_authors(parity: Path, narrow
     assert torch.equal(interpolate(cut, 1, midpoint)[:, 0], true.round().clamp(0, 255).byte())
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_rejects_other_files(tmp_path: Path) -> None:
     torch.save({"net.weight": torch.zeros(2)}, tmp_path / "other.pth")
     with pytest.raises(CheckpointError, match="not a VFIformer"):
         VFIformerMidpoint(str(tmp_path / "other.pth"))

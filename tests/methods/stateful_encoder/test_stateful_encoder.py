@@ -1,4 +1,4 @@
-"""A stateful encoder: its layer written out with loops in float64, and what each image's features depend on."""
+"""Stateful encoder. Oracles: its layer in float64 loops, and features before and after one image changes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from lightning_idc.utils.errors import ConfigError
 TOWERS = [name for name in ARCHITECTURES if name != "llava"]  # that family joins both images
 
 
-def stir(module: torch.nn.Module) -> None:
+def perturb(module: torch.nn.Module) -> None:
     generator = torch.Generator().manual_seed(1)
     for parameter in module.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("control", [False, True])
-def test_the_layer_is_cross_attention_and_a_feed_forward_layer(control: bool) -> None:
+def test_layer_equals_equations(control: bool) -> None:
     layer = CrossImageLayer(12, StatefulEncoderOptions(heads=3, hidden=20, control=control)).double()
     images = torch.randn(2, 2, 5, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(layer(images), images), "untrained, it changes nothing"
-    stir(layer)
+    perturb(layer)
     w = dict(layer.named_parameters())
 
     def norm(x: Tensor, name: str) -> Tensor:
@@ -45,7 +45,7 @@ def test_the_layer_is_cross_attention_and_a_feed_forward_layer(control: bool) ->
         keys, values = zip(
             *(linear(norm(x, "norm_previous"), "attention.key_value").chunk(2) for x in source), strict=True
         )
-        for place, x in enumerate(second):
+        for patch, x in enumerate(second):
             query, heads = linear(norm(x, "norm_query"), "attention.query"), []
             for h in range(0, 12, 4):
                 logits = torch.stack([query[h : h + 4] @ key[h : h + 4] / 2 for key in keys])
@@ -53,7 +53,7 @@ def test_the_layer_is_cross_attention_and_a_feed_forward_layer(control: bool) ->
             y = x + linear(torch.cat(heads), "attention.out")
             hidden = linear(norm(y, "norm_feed"), "feed.0")
             gelu = 0.5 * hidden * (1 + torch.erf(hidden / 2**0.5))
-            torch.testing.assert_close(layer(images)[b, 1, place], y + linear(gelu, "feed.2"), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(layer(images)[b, 1, patch], y + linear(gelu, "feed.2"), rtol=1e-9, atol=1e-9)
         assert torch.equal(layer(images)[b, 0], first)
 
 
@@ -64,8 +64,8 @@ def memory(model: VLMCaptioner, pairs: list[PairSample]) -> tuple[Tensor, Tensor
     return first, second
 
 
-def with_other(pairs: list[PairSample], side: str) -> list[PairSample]:
-    """Pairs of which one image is another one."""
+def mirror_image(pairs: list[PairSample], side: str) -> list[PairSample]:
+    """Copies of the pairs with one image mirrored."""
     return [
         PairSample(p.id, **{"before": p.before, "after": p.after, side: getattr(p, side).flip(-1)}, captions=p.captions)
         for p in pairs
@@ -73,7 +73,7 @@ def with_other(pairs: list[PairSample], side: str) -> list[PairSample]:
 
 
 @pytest.mark.parametrize("kind", TOWERS)
-def test_the_second_image_is_encoded_with_the_first_one_in_view(kind: str) -> None:
+def test_second_image_depends_on_first_image(kind: str) -> None:
     model = captioner(kind)
     pairs = samples()
     plain = memory(model, pairs)
@@ -81,7 +81,7 @@ def test_the_second_image_is_encoded_with_the_first_one_in_view(kind: str) -> No
     adapter = model.adapters.installed()["stateful"]
     assert all(torch.equal(a, b) for a, b in zip(memory(model, pairs), plain, strict=True))
     batch = model.collate(pairs)
-    stir(adapter)
+    perturb(adapter)
     model.caption_loss(model.encode(batch), batch).backward()
     assert [name for name, p in adapter.named_parameters() if p.grad is None or not p.grad.any()] == []
     first, second = memory(model, pairs)
@@ -89,83 +89,83 @@ def test_the_second_image_is_encoded_with_the_first_one_in_view(kind: str) -> No
     with model.disable_adapters():
         assert torch.equal(memory(model, pairs)[1], plain[1])
     # the first image does not see the second one, and the second one sees the first
-    assert torch.equal(memory(model, with_other(pairs, "after"))[0], first)
-    assert not torch.allclose(memory(model, with_other(pairs, "before"))[1], second, atol=1e-3)
+    assert torch.equal(memory(model, mirror_image(pairs, "after"))[0], first)
+    assert not torch.allclose(memory(model, mirror_image(pairs, "before"))[1], second, atol=1e-3)
     adapter.options = StatefulEncoderOptions(control=True)
     for block in adapter.blocks:
         block.options = adapter.options  # type: ignore[assignment]
-    torch.testing.assert_close(memory(model, with_other(pairs, "before"))[1], memory(model, pairs)[1])
+    torch.testing.assert_close(memory(model, mirror_image(pairs, "before"))[1], memory(model, pairs)[1])
 
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision"])
-def test_pairs_of_mixed_sizes_are_encoded_as_alone(kind: str) -> None:
+def test_pairs_of_mixed_sizes_equal_single_pairs(kind: str) -> None:
     model = captioner(kind)
     model.add_adapter("stateful", StatefulEncoder, layers=[1, 2])
-    stir(model.adapters)
+    perturb(model.adapters)
     pairs = [samples(1, size)[0] for size in (48, 96, 48)]
     batch = model.collate(pairs)
     with torch.no_grad():
-        together = model.score(model.encode(batch), batch.tokens, batch.caption_mask)
-        for number, pair in enumerate(pairs):
+        scores = model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+        for index, pair in enumerate(pairs):
             alone = model.collate([pair])
             score = model.score(model.encode(alone), alone.tokens, alone.caption_mask)
-            torch.testing.assert_close(together[number], score[0], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(scores[index], score[0], rtol=1e-3, atol=1e-4)
 
 
-def test_mdp_and_a_stateful_encoder_go_together() -> None:
+def test_stateful_encoder_with_mdp() -> None:
     model = captioner("llava_onevision")
     plain = memory(model, samples())
     model.add_adapter("mdp", MDP)
     model.add_adapter("stateful", StatefulEncoder)
-    stir(model.adapters)
+    perturb(model.adapters)
     assert not torch.allclose(memory(model, samples())[0], plain[0], atol=1e-2)
     with model.disable_adapters():
         assert all(torch.equal(a, b) for a, b in zip(memory(model, samples()), plain, strict=True))
 
 
-def test_the_control_of_mdp_sees_one_image() -> None:
+def test_control_of_mdp_sees_one_image() -> None:
     model = captioner("llava_onevision")
     model.add_adapter("mdp", MDP, control=True)
-    stir(model.adapters)
+    perturb(model.adapters)
     sizes = [sum(p.numel() for p in adapter.parameters()) for adapter in model.adapters.installed().values()]
     pairs = samples()
     first, second = memory(model, pairs)
-    torch.testing.assert_close(memory(model, with_other(pairs, "after"))[0], first)
-    torch.testing.assert_close(memory(model, with_other(pairs, "before"))[1], second)
+    torch.testing.assert_close(memory(model, mirror_image(pairs, "after"))[0], first)
+    torch.testing.assert_close(memory(model, mirror_image(pairs, "before"))[1], second)
     full = captioner("llava_onevision")
     full.add_adapter("mdp", MDP)
-    stir(full.adapters)
+    perturb(full.adapters)
     assert sizes == [sum(p.numel() for p in adapter.parameters()) for adapter in full.adapters.installed().values()]
-    assert not torch.allclose(memory(full, with_other(pairs, "before"))[1], memory(full, pairs)[1], atol=1e-3)
+    assert not torch.allclose(memory(full, mirror_image(pairs, "before"))[1], memory(full, pairs)[1], atol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        ("qwen2_vl", {"layers": [2, 1]}, r"layers is \[2, 1\]; expected rising numbers from 1 to 3"),
-        ("qwen2_vl", {"layers": [4]}, "expected rising numbers from 1 to 3"),
+        ("qwen2_vl", {"layers": [2, 1]}, r"layers is \[2, 1\]; expected increasing numbers from 1 to 3"),
+        ("qwen2_vl", {"layers": [4]}, "expected increasing numbers from 1 to 3"),
         ("qwen2_vl", {"at": "model"}, "leave `at` out"),
         ("qwen2_vl", {"heads": 5}, "cannot be split among 5 heads"),
         ("llava", {}, "sees the pair as one image"),
-        ("grid", {"layers": [1]}, "has one place, after 'backbone'"),
+        ("grid", {"layers": [1]}, "has a single layer, after 'backbone'"),
         ("grid", {"at": "nowhere"}, "no module 'nowhere'"),
         ("grid", {"at": "cell"}, "has no `width`"),
     ],
 )
-def test_rejects_what_a_network_does_not_read(kind: str, options: dict[str, object], message: str) -> None:
+def test_rejects_options_of_other_networks(kind: str, options: dict[str, object], message: str) -> None:
     model = GridCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>"]) if kind == "grid" else captioner(kind)
     model.build()
     with pytest.raises(ConfigError, match=message):
         model.add_adapter("stateful", StatefulEncoder, **options)
 
 
-def test_activation_checkpointing_is_refused() -> None:
+def test_rejects_activation_checkpointing() -> None:
     model = captioner("llava_onevision", activation_checkpointing=True)
     with pytest.raises(ConfigError, match="set activation_checkpointing to false"):
         model.add_adapter("stateful", StatefulEncoder)
 
 
-def test_the_cost_counts_every_layer() -> None:
+def test_forward_cost_counts_all_layers() -> None:
     model = captioner("llava_onevision")
     with torch.device("meta"):
         adapter = StatefulEncoder(hidden=16)

@@ -26,7 +26,7 @@ class State:
 
 
 class Chain:
-    """The next token depends on the last one and on the pair."""
+    """Markov chain: the next token depends on the previous one and on the pair."""
 
     def __init__(self) -> None:
         self.table = torch.randn(2, 7, 7, generator=torch.Generator().manual_seed(0))
@@ -39,53 +39,54 @@ class Chain:
 
 
 def probabilities(net: Chain, pair: int, temperature: float, top_p: float) -> dict[tuple[int, ...], float]:
-    """Of all captions of at most two tokens: those that may be drawn, by hand."""
+    """Probabilities of all captions of at most two tokens, enumerated."""
 
-    def following(token: int) -> dict[int, float]:
-        logits = net.table[pair, token].double().log_softmax(-1)
-        weights = {t: float((logits[t] / temperature).exp()) for t in (END, *WORDS)}
-        total, reached, kept = sum(weights.values()), 0.0, {}
+    def next_probabilities(token: int) -> dict[int, float]:
+        log_probs = net.table[pair, token].double().log_softmax(-1)
+        weights = {t: float((log_probs[t] / temperature).exp()) for t in (END, *WORDS)}
+        total, mass, nucleus = sum(weights.values()), 0.0, {}
         for t in sorted(weights, key=lambda t: -weights[t]):
-            if reached < top_p:
-                kept[t] = weights[t] / total
-            reached += weights[t] / total
-        return {t: weight / sum(kept.values()) for t, weight in kept.items()}
+            if mass < top_p:
+                nucleus[t] = weights[t] / total
+            mass += weights[t] / total
+        return {t: weight / sum(nucleus.values()) for t, weight in nucleus.items()}
 
-    found: dict[tuple[int, ...], float] = {}
-    for first, chance in following(SpecialIds().bos).items():
+    captions: dict[tuple[int, ...], float] = {}
+    for first, probability in next_probabilities(SpecialIds().bos).items():
         if first == END:
-            found[(END,)] = chance
+            captions[(END,)] = probability
         else:
-            found |= {(first, second): chance * other for second, other in following(first).items()}
-    return found
+            captions |= {(first, second): probability * p for second, p in next_probabilities(first).items()}
+    return captions
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.0, 0.7)])
-def test_samples_have_the_distribution_of_the_network(temperature: float, top_p: float) -> None:
+def test_samples_follow_distribution_of_network(temperature: float, top_p: float) -> None:
     net, count = Chain(), 4000
     generator = torch.Generator().manual_seed(3)
-    found = sample(net, PairFeatures(torch.zeros(2, 1, 1)), 2, count, temperature, top_p, generator)
-    assert len(found.ids) == 2 * count
-    for pair in range(2):
-        said = Counter(map(tuple, found.ids[pair * count : (pair + 1) * count]))
-        expected = probabilities(net, pair, temperature, top_p)
-        assert set(said) <= set(expected)
-        for caption, chance in expected.items():
-            # 4.5 standard deviations of a binomial
-            assert abs(said[caption] / count - chance) <= 4.5 * (chance * (1 - chance) / count) ** 0.5 + 1e-9, caption
-    # log-probabilities are the network's own, whatever the temperature
-    ids = found.ids[0]
-    steps = zip([SpecialIds().bos, *ids], ids, strict=False)
-    own = [float(net.table[0, last].log_softmax(-1)[token]) for last, token in steps]
-    assert found.mean_log_probs[0] == pytest.approx(sum(own) / len(own), abs=1e-5)
-
-
-def test_the_same_generator_gives_the_same_samples_and_bad_settings_are_refused() -> None:
     features = PairFeatures(torch.zeros(2, 1, 1))
-    drawn = [sample(Chain(), features, 3, 5, generator=torch.Generator().manual_seed(1)).ids for _ in range(2)]
-    assert drawn[0] == drawn[1]
-    cold = sample(Chain(), features, 3, 5, temperature=1e-4)
-    assert all(row == cold.ids[0] for row in cold.ids[:5])
+    samples = sample(net, features, 2, count, temperature=temperature, top_p=top_p, generator=generator)
+    assert len(samples.ids) == 2 * count
+    for pair in range(2):
+        counts = Counter(map(tuple, samples.ids[pair * count : (pair + 1) * count]))
+        expected = probabilities(net, pair, temperature, top_p)
+        assert set(counts) <= set(expected)
+        for caption, p in expected.items():
+            # 4.5 standard deviations of a binomial
+            assert abs(counts[caption] / count - p) <= 4.5 * (p * (1 - p) / count) ** 0.5 + 1e-9, caption
+    # log-probabilities are those of the network, at any temperature
+    ids = samples.ids[0]
+    steps = zip([SpecialIds().bos, *ids], ids, strict=False)
+    log_probs = [float(net.table[0, previous].log_softmax(-1)[token]) for previous, token in steps]
+    assert samples.mean_log_probs[0] == pytest.approx(sum(log_probs) / len(log_probs), abs=1e-5)
+
+
+def test_sampling_is_seeded_and_rejects_invalid_options() -> None:
+    features = PairFeatures(torch.zeros(2, 1, 1))
+    samples = [sample(Chain(), features, 3, 5, generator=torch.Generator().manual_seed(1)).ids for _ in range(2)]
+    assert samples[0] == samples[1]
+    greedy_samples = sample(Chain(), features, 3, 5, temperature=1e-4)
+    assert all(ids == greedy_samples.ids[0] for ids in greedy_samples.ids[:5])
     for name, value in (("temperature", 0.0), ("top_p", 0.0), ("samples", 0)):
         with pytest.raises(ConfigError, match=f"{name} is {value}"):
             sample(Chain(), features, 3, **{"samples": 2, name: value})  # type: ignore[arg-type]

@@ -1,1 +1,1 @@
-"""The authors' code of ProCap where it differs from their paper."""
+"""Parts of ProCap as in the authors' code, where it differs from their paper."""

@@ -1,4 +1,4 @@
-"""BertAdam, the optimizer of the authors' second stage: Adam as BERT's first code had it."""
+"""BertAdam, the optimizer of the authors' second stage: Adam as in the original code of BERT."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from lightning_idc.utils.errors import ConfigError
 
 
 class BertAdam(Optimizer):
-    """Adam without bias correction, with decoupled weight decay and the gradient of each parameter clipped separately.
+    """Adam without bias correction, with decoupled weight decay and with the gradient of each parameter clipped.
 
-    Without the correction the first steps are about three times as long as Adam's (0.1 / sqrt(0.001), with the betas
-    below), which its warm-up makes up for.
+    Without bias correction the first steps are about three times as large as Adam's (0.1 / sqrt(0.001) with the default
+    betas); the warm-up compensates for that.
 
     Args:
-        params: parameters or groups of them.
+        params: parameters or parameter groups.
         lr: learning rate.
-        betas: decay of the running means of gradients and of their squares.
+        betas: decay rates of the running means of gradients and of squared gradients.
         eps: constant added to the root of the mean square.
         weight_decay: decoupled weight decay.
-        max_grad_norm: maximum norm of the gradient of one parameter; 0 for none.
-        half_precision: names of groups whose matrices and running means are stored and updated in float16, as the code
-            of CLIP4IDC does with CLIP: squares of gradients below 5.4e-3 are 0 then (below 1.2e-3 with a second beta of
-            0.98), so that at a rate of 1e-7 these weights move as at a rate ten or a hundred times as high.
+        max_grad_norm: maximum gradient norm of each parameter; 0 for no clipping.
+        half_precision: names of parameter groups whose matrices and running means are stored in float16, as in the code
+            of CLIP4IDC. Squares of gradients below 5.4e-3 then underflow to 0 (below 1.2e-3 with a second beta of
+            0.98), so that these weights take steps ten to a hundred times as large as the learning rate suggests.
 
     Raises:
         ConfigError: an argument is out of range, or a group is unknown.
@@ -56,11 +56,11 @@ class BertAdam(Optimizer):
         self.half_precision = tuple(half_precision)
         unknown = set(half_precision) - {str(group.get("name")).partition(".")[0] for group in self.param_groups}
         if unknown:
-            raise ConfigError(f"half_precision names {min(unknown)!r}, which is not a group of parameters")
+            raise ConfigError(f"half_precision has {min(unknown)!r}, which is not the name of a parameter group")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]
-        """One step over all parameters that have a gradient."""
+        """Update all parameters that have a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -73,17 +73,17 @@ class BertAdam(Optimizer):
                     continue
                 gradient = parameter.grad
                 if group["max_grad_norm"] > 0:
-                    # as torch's clip_grad_norm_ has it; before it is cut to 16 bits, which a large one would exceed
+                    # as in clip_grad_norm_, and before the conversion to 16 bits, in which large gradients overflow
                     gradient = gradient * (group["max_grad_norm"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
                 dtype = torch.float16 if is_half and parameter.dim() > 1 else parameter.dtype
                 state, gradient, value = self.state[parameter], gradient.to(dtype), parameter.to(dtype)
                 if not state:
                     state["mean"], state["mean_square"] = torch.zeros_like(value), torch.zeros_like(value)
-                # torch loads the states of a checkpoint in the type of the parameter, which changes no 16-bit number
+                # load_state_dict converts the state to the type of the parameter, which is exact for 16-bit numbers
                 state.update({name: state[name].to(dtype) for name in ("mean", "mean_square")})
                 state["mean"].lerp_(gradient, 1 - beta1)
                 state["mean_square"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-                # kept in 16 bits, computed in 32: processors that flush small numbers to 0 would divide by eps = 0
+                # stored in 16 bits but computed in 32, where eps is not flushed to 0
                 full_dtype = parameter.dtype
                 update = state["mean"].to(full_dtype) / (state["mean_square"].to(full_dtype).sqrt() + group["eps"])
                 updated = value.to(full_dtype) - group["lr"] * (update + group["weight_decay"] * value.to(full_dtype))

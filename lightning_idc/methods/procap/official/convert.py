@@ -1,4 +1,7 @@
-"""Official ProCap weights to checkpoints of this library."""
+"""Converts official weights of ProCap and VQGAN into modules of this library.
+
+:func:`convert_tokenizer` reads a VQGAN, :func:`convert_procedure` a first stage, :func:`convert` a second stage.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from lightning_idc.methods.procap.tokenizer import TokenizerTraining
 from lightning_idc.nn.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
 from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 
-# special words of the authors' code, in its order; those of this library are the first four of every vocabulary
+# special words of the authors' code, in its order; in this library a vocabulary begins with four special words
 _OFFICIAL_SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
 _SPECIAL_IDS = {"[PAD]": PAD, "[BOS]": BOS, "[EOS]": EOS, "[UNK]": UNK}
 
@@ -68,7 +71,7 @@ _TOKENIZER_PARTS = (
 
 
 def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Entries of a state dict with a prefix, without the prefix."""
+    """Entries of a state dict that have a prefix, with the prefix removed."""
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -78,37 +81,38 @@ _LEVEL_ATTENTION = re.compile(r"^(encoder\.down|decoder\.up)\.(\d+)\.attn\.")
 def tokenizer_state(
     state: Mapping[str, Tensor], drop_attention: bool = False
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and weights of an :class:`ImageTokenizer` from those of a VQGAN of the taming-transformers family.
+    """Configuration and weights of an :class:`ImageTokenizer`, from a VQGAN of the taming-transformers family.
 
     Args:
         state: state dict with the official names, such as ``encoder.conv_in.weight``.
-        drop_attention: whether to leave out the attention of the coarsest level, as ProCap's code does: it builds the
-            model for 224 pixels, where no level has the 16 x 16 cells that its configuration names, and loads what
-            fits.
+        drop_attention: whether the attention of the coarsest level is left out, as in ProCap's code: the code builds
+            the model for 224 pixels, where no level has the 16 x 16 cells at which the configuration has attention,
+            and ignores weights that it does not need.
 
     Raises:
         CheckpointError: a level other than the coarsest has attention.
     """
     if drop_attention:
         state = {key: value for key, value in state.items() if not _LEVEL_ATTENTION.match(key)}
-    attended = {int(match[2]) for key in state if (match := _LEVEL_ATTENTION.match(key))}
+    attention_levels = {int(match[2]) for key in state if (match := _LEVEL_ATTENTION.match(key))}
     levels = 1 + max(int(key.split(".")[2]) for key in state if key.startswith("encoder.down."))
     blocks = 1 + max(int(key.split(".")[4]) for key in state if key.startswith("encoder.down.0.block."))
     width = state["encoder.conv_in.weight"].shape[0]
     widths = [state[f"encoder.down.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
-    size, latent = state["quantize.embedding.weight"].shape
+    codebook_size, latent = state["quantize.embedding.weight"].shape
     config = {
-        "codebook_size": size,
+        "codebook_size": codebook_size,
         "latent": latent,
         "width": width,
-        "multipliers": [level // width for level in widths],
+        "multipliers": [level_width // width for level_width in widths],
         "blocks": blocks,
         "patch_size": 1,
-        "attention": bool(attended),
+        "attention": bool(attention_levels),
     }
-    if attended - {levels - 1}:
+    if attention_levels - {levels - 1}:
         raise CheckpointError(
-            f"this VQGAN has attention in the levels {sorted(attended)} of {levels}; expected none, or the coarsest"
+            f"this VQGAN has attention in the levels {sorted(attention_levels)} of {levels}; expected attention in the "
+            "coarsest level or in none"
         )
     weights = {}
     for key, value in state.items():
@@ -116,30 +120,30 @@ def tokenizer_state(
             continue  # losses and discriminator
         name = renamed(key, _TOKENIZER_PARTS)
         name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
-        name = _interleaved(name, levels, bool(attended))
+        name = _interleaved(name, levels, bool(attention_levels))
         # the official decoder numbers its levels from fine to coarse, this library in order of execution
-        for pattern, step in (
+        for pattern, num_blocks in (
             (r"^decoder\.up\.(\d+)\.block\.", 0),
             (r"^decoder\.up\.(\d+)\.upsample\.", blocks + 1),
         ):
             match = re.match(pattern, name)
             if match:
-                start = f"decoder.2.{levels - 1 - int(match[1])}."
-                steps = 2 * step if attended and int(match[1]) == levels - 1 else step
-                name = start + (f"{steps}." if steps else "") + name[match.end() :]
+                prefix = f"decoder.2.{levels - 1 - int(match[1])}."
+                index = 2 * num_blocks if attention_levels and int(match[1]) == levels - 1 else num_blocks
+                name = prefix + (f"{index}." if index else "") + name[match.end() :]
         weights[name] = value
     return config, weights
 
 
 def _interleaved(name: str, levels: int, attention: bool) -> str:
-    """Rename the modules of a coarsest level with attention to their order: block, attention, block, attention ..."""
+    """Number the modules of a coarsest level with attention in their order: block, attention, block, attention, ..."""
     match = re.match(rf"^(encoder\.(?:down|1)|decoder\.up)\.{levels - 1}\.(?:(attn|block)\.)?(\d+)\.", name)
     if not attention or match is None:
         return name
-    step = 2 * int(match[3]) + (match[2] == "attn")
+    index = 2 * int(match[3]) + (match[2] == "attn")
     if match[1] == "decoder.up":
-        return f"decoder.up.{levels - 1}.block.{step}.{name[match.end() :]}"
-    return f"encoder.1.{levels - 1}.{step}.{name[match.end() :]}"
+        return f"decoder.up.{levels - 1}.block.{index}.{name[match.end() :]}"
+    return f"encoder.1.{levels - 1}.{index}.{name[match.end() :]}"
 
 
 def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -158,7 +162,7 @@ def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an :class:`OfficialEncoder` from ``intermediate_generator.*``, without the prefix."""
+    """Weights of an :class:`OfficialEncoder`, from weights under ``intermediate_generator.`` without this prefix."""
     words, positions = control_tables(
         *(state[f"{name}.weight"] for name in ("text_emb", "special_emb", "text_pos_emb", "special_pos_emb"))
     )
@@ -166,7 +170,7 @@ def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an :class:`OfficialProcedureNet`, but for its tokenizer, from those of the code's first stage."""
+    """Weights of an :class:`OfficialProcedureNet` without its tokenizer, from an official first stage."""
     return {
         **{f"encoder.{name}": value for name, value in _trunk(state).items()},
         "words.weight": state["text_emb.weight"],
@@ -186,46 +190,49 @@ def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def decoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an :class:`OfficialDecoder` from ``text_decoder.decoder.*``, without the prefix."""
+    """Weights of an :class:`OfficialDecoder`, from weights under ``text_decoder.decoder.`` without this prefix."""
     return {renamed(key, _DECODER_PARTS): value for key, value in state.items() if not key.startswith("loss_func.")}
 
 
 def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
-    """Vocabulary of this library and, for each of its words, the row in the official tables.
+    """Vocabulary of this library and, for each of its words, its row in the official tables.
+
+    Args:
+        words: official id of each word.
 
     Raises:
-        DataError: the official special words are not where the code has them.
+        DataError: the ids are not consecutive, or do not begin with the official special words.
     """
     official_words = sorted(words, key=words.__getitem__)
-    begins_right = tuple(official_words[: len(_OFFICIAL_SPECIALS)]) == _OFFICIAL_SPECIALS
-    if not begins_right or sorted(words.values()) != list(range(len(words))):
+    has_specials = tuple(official_words[: len(_OFFICIAL_SPECIALS)]) == _OFFICIAL_SPECIALS
+    if not has_specials or sorted(words.values()) != list(range(len(words))):
         raise DataError(
-            f"the vocabulary of a ProCap begins with {', '.join(_OFFICIAL_SPECIALS)} and numbers its words from 0 on; "
-            f"found {', '.join(official_words[:8])}"
+            f"the vocabulary begins with {', '.join(official_words[:8])}; expected consecutive ids from 0 that begin "
+            f"with {', '.join(_OFFICIAL_SPECIALS)}"
         )
-    first = sorted(_SPECIAL_IDS, key=_SPECIAL_IDS.__getitem__)
-    rest = [word for word in official_words if word not in _SPECIAL_IDS]
-    names = [*SPECIALS, *(f"<{word[1:-1].lower()}>" if word.startswith("[") else word for word in rest)]
-    return names, [words[word] for word in (*first, *rest)]
+    special_words = sorted(_SPECIAL_IDS, key=_SPECIAL_IDS.__getitem__)
+    other_words = [word for word in official_words if word not in _SPECIAL_IDS]
+    names = [*SPECIALS, *(f"<{word[1:-1].lower()}>" if word.startswith("[") else word for word in other_words)]
+    return names, [words[word] for word in (*special_words, *other_words)]
 
 
 @reads_file("source")
 def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProCap:
-    """ProCap with the weights of an official second stage.
+    """Convert an official second stage into an :class:`OfficialProCap`.
 
     Args:
-        source: checkpoint of the code's ``train_stage2.py``, as torch or safetensors file.
-        vocabulary: the code's ``*_word2idx.json``, which is not part of the checkpoint.
-        decoder_heads: attention heads of the decoder, which the weights do not show.
+        source: checkpoint of the authors' ``train_stage2.py``, as torch or safetensors file.
+        vocabulary: the authors' ``*_word2idx.json``, which is not part of the checkpoint.
+        decoder_heads: number of attention heads of the decoder, which the weights do not contain.
 
     Raises:
-        CheckpointError: the checkpoint is missing, or holds something else.
-        DataError: the vocabulary is missing, or is not one.
+        CheckpointError: the file is missing, or is not a second stage of ProCap.
+        DataError: the vocabulary is missing or invalid.
     """
     state = read_weights(source)
     if "intermediate_generator.image_mask" not in state:
         raise CheckpointError(
-            f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask"
+            f"{str(source)!r} is not a second stage of ProCap: it has no intermediate_generator.image_mask"
         )
     trunk = below(state, "intermediate_generator.")
     config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
@@ -252,35 +259,35 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     )
     model.build()
     assert model.net is not None
-    parts = {"tokenizer": tokenizer, "encoder": encoder, "projector": below(state, "mlp."), "decoder": decoder}
+    modules = {"tokenizer": tokenizer, "encoder": encoder, "projector": below(state, "mlp."), "decoder": decoder}
     try:
         model.net.load_state_dict(
-            {f"{part}.{key}": value for part, weights in parts.items() for key, value in weights.items()}
+            {f"{name}.{key}": value for name, weights in modules.items() for key, value in weights.items()}
         )
     except RuntimeError as error:
-        raise CheckpointError(f"{str(source)!r} is not a second stage of ProCap that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} cannot be loaded as a second stage of ProCap: {error}") from error
     return model.eval()
 
 
 @reads_file("source")
 def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
-    """First stage with the weights of an official one, to continue training or to start a second stage.
+    """Convert an official first stage, to continue its training or to initialise a second stage.
 
     Args:
-        source: checkpoint of the code's ``train_stage1.py``, as torch or safetensors file.
+        source: checkpoint of the authors' ``train_stage1.py``, as torch or safetensors file.
         procedures: folder of ``FrameInterpolator``.
 
     Raises:
-        CheckpointError: the file is missing, or holds something else.
+        CheckpointError: the file is missing, or is not a first stage of ProCap.
     """
     state = read_weights(source)
-    # a second stage contains its first stage, but with a table of 24 words
+    # the file of a second stage contains a first stage, but with a table of 24 words, which is rejected below
     state = below(state, "intermediate_generator.") or state
     words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
     if words != len(load_vocabulary(CLIP)):
         raise CheckpointError(
-            f"{str(source)!r} holds no first stage of ProCap: it has {max(words, 0)} words in `text_emb.weight`, and "
-            f"CLIP's {len(load_vocabulary(CLIP))} are expected"
+            f"{str(source)!r} is not a first stage of ProCap: it has {max(words, 0)} words in `text_emb.weight`; "
+            f"expected the {len(load_vocabulary(CLIP))} of CLIP"
         )
     config, tokenizer = tokenizer_state(below(state, "vae.model."))
     weights = procedure_state(state)
@@ -300,30 +307,30 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     try:
         model.net.load_state_dict({**weights, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
     except RuntimeError as error:
-        raise CheckpointError(f"{str(source)!r} is not a first stage of ProCap that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} cannot be loaded as a first stage of ProCap: {error}") from error
     return model.eval()
 
 
 @reads_file("source")
 def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> TokenizerTraining:
-    """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
+    """Convert a VQGAN of taming-transformers into an image tokenizer, to use or to fine-tune.
 
     Args:
-        source: its checkpoint, as torch or safetensors file.
-        drop_attention: leave out the attention of the coarsest level, as ProCap's code does at 224 pixels.
+        source: checkpoint of the VQGAN, as torch or safetensors file.
+        drop_attention: whether the attention of the coarsest level is left out, as in ProCap's code at 224 pixels.
 
     Raises:
-        CheckpointError: the file is missing, or holds something else.
+        CheckpointError: the file is missing, or is not a VQGAN.
     """
     state = read_weights(source)
     if "quantize.embedding.weight" not in state:
-        raise CheckpointError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
+        raise CheckpointError(f"{str(source)!r} is not a VQGAN: it has no quantize.embedding.weight")
     config, weights = tokenizer_state(state, drop_attention)
     model = TokenizerTraining(**config)
     try:
         model.tokenizer.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{str(source)!r} is not a VQGAN that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} cannot be loaded as a VQGAN: {error}") from error
     return model.eval()
 
 
@@ -335,9 +342,9 @@ def _read_word_ids(path: Path) -> dict[str, int]:
     try:
         word_ids = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise DataError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
+        raise DataError(f"there is no vocabulary {str(path)!r}; expected the authors' *_word2idx.json") from None
     except ValueError as error:
-        raise DataError(f"{str(path)!r} is not readable as JSON: {error}") from error
+        raise DataError(f"{str(path)!r} is not valid JSON: {error}") from error
     if not isinstance(word_ids, dict) or not all(isinstance(word_id, int) for word_id in word_ids.values()):
-        raise DataError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
+        raise DataError(f"{str(path)!r} does not map words to ids; expected the authors' *_word2idx.json")
     return word_ids

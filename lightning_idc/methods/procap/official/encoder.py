@@ -1,4 +1,4 @@
-"""Networks of the authors' code where they differ from the paper; README.md lists every difference."""
+"""Networks of the authors' code that differ from the paper; README.md lists the differences."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from lightning_idc.utils.errors import ConfigError, reads_file
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2
-"""Tokens before the frames in the second stage: 24 empty words, a separator, the consistency token."""
+"""Number of tokens before the frames in the second stage: 24 empty words, a separator and the consistency token."""
 BLIND = slice(TEXT_SLOTS + 1, TEXT_SLOTS + 3)
-"""Rows that do not attend to earlier tokens. They were meant for a sequence that starts with the alignment token;
-the second stage has none, so the second of them is the first patch of the before image."""
+"""Rows that do not attend to earlier tokens. The code's indices assume a sequence that starts with the alignment token,
+which the second stage does not have, so the second of these rows is the first patch of the before image."""
 
 _BLOCK_PARTS = (
     (r"^attn\.in_proj_", "qkv."),
@@ -35,18 +35,18 @@ _BLOCK_PARTS = (
 
 
 SPECIAL_TOKENS = 3
-"""Used rows of the code's table of special tokens: alignment, separator, consistency."""
+"""Number of rows in use of the code's table of special tokens: alignment, separator, consistency."""
 
 
 class QuickGELU(nn.Module):
-    """x times the logistic function of 1.702 x, as in OpenAI's CLIP, whose blocks the trunk is."""
+    """x * sigmoid(1.702 x), the activation of OpenAI's CLIP."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.sigmoid(1.702 * x)
 
 
 class OfficialTrunk(ProcedureEncoder):
-    """The encoder of the code: CLIP's activation, and position embeddings of initial standard deviation 1.
+    """Encoder of the authors' code: CLIP's activation, and position embeddings with an initial deviation of 1.
 
     Args:
         options: arguments of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
@@ -56,7 +56,7 @@ class OfficialTrunk(ProcedureEncoder):
         super().__init__(*args, **options)
         if self.relative is not None:
             raise ConfigError(
-                "relative_position_bias is true, which the authors' code does not have; use ProCap and ProcedureModel"
+                "relative_position_bias is true, but the authors' code has no such bias; use ProCap and ProcedureModel"
             )
         for layer in self.layers:
             layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
@@ -65,7 +65,7 @@ class OfficialTrunk(ProcedureEncoder):
 
 
 class OfficialEncoder(OfficialTrunk):
-    """The encoder of the second stage, with 26 control tokens before the frames.
+    """Encoder of the second stage, with 26 control tokens before the frames.
 
     Args:
         options: arguments of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
@@ -73,7 +73,7 @@ class OfficialEncoder(OfficialTrunk):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # two tables that are added, as in the code: an optimizer step moves their sum twice as far as one table
+        # the sum of two tables, as in the code: an optimizer step changes the sum twice as much as a single table
         self.control_words = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
         self.control_positions = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
         self.register_buffer("bias", blind_rows(CONTROLS + self.frames * self.cells), persistent=False)
@@ -84,7 +84,7 @@ class OfficialEncoder(OfficialTrunk):
 
 
 def blind_rows(length: int) -> Tensor:
-    """Attention bias ``(N, N)`` with which two rows do not attend to earlier tokens."""
+    """Attention bias ``(N, N)`` by which the rows :data:`BLIND` do not attend to earlier tokens."""
     bias = torch.zeros(length, length)
     for row in range(length)[BLIND]:
         bias[row, :row] = float("-inf")
@@ -94,10 +94,16 @@ def blind_rows(length: int) -> Tensor:
 def control_tables(
     words: Tensor, special: Tensor, word_positions: Tensor, special_positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The two tables of control tokens of the second stage from those of the first.
+    """The two tables of control tokens of the second stage, from the tables of the first stage.
 
-    Empty captions use words 0 to 23, which are sub-words of CLIP and not the learned padding, as the table was created
-    for 24 words and then overwritten. The alignment token is not used.
+    The empty words are the entries 0 to 23 of the table of words. These are sub-words of CLIP and not the learned
+    padding, since the code creates the table for 24 words and then overwrites it. The alignment token is left out.
+
+    Args:
+        words: embeddings of words and padding, ``(V + 25, D)``.
+        special: embeddings of special tokens, ``(>= 3, D)``.
+        word_positions: position embeddings of words, ``(>= 24, D)``.
+        special_positions: position embeddings of special tokens, ``(>= 3, D)``.
     """
     return (
         torch.cat([words[:TEXT_SLOTS], special[1:SPECIAL_TOKENS]]),
@@ -106,19 +112,19 @@ def control_tables(
 
 
 def trunk_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Layers of an encoder from the residual blocks of OpenAI's CLIP below ``prefix``."""
+    """Weights of an encoder's layers, from the residual blocks of OpenAI's CLIP under ``prefix``."""
     weights = {}
     for key, value in state.items():
-        layer, _, rest = key.removeprefix(prefix).partition(".")
-        if key.startswith(prefix) and rest != "attn_mask":
-            weights[f"layers.{layer}.{renamed(rest, _BLOCK_PARTS)}"] = value
+        layer, _, name = key.removeprefix(prefix).partition(".")
+        if key.startswith(prefix) and name != "attn_mask":
+            weights[f"layers.{layer}.{renamed(name, _BLOCK_PARTS)}"] = value
     return weights
 
 
-def renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
-    """Name of a weight after all replacements of regular expressions."""
-    for pattern, new in parts:
-        key = re.sub(pattern, new, key)
+def renamed(key: str, replacements: tuple[tuple[str, str], ...]) -> str:
+    """Name of a weight after replacements of regular expressions, applied in order."""
+    for pattern, replacement in replacements:
+        key = re.sub(pattern, replacement, key)
     return key
 
 
@@ -134,7 +140,7 @@ class UnbiasedLayerNorm(nn.Module):
 
 
 class OfficialAttention(nn.Module):
-    """Attention without biases whose logits are divided by the root of the whole width, not of a head's."""
+    """Attention without biases, whose logits are divided by the root of the full width instead of a head's width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -142,7 +148,7 @@ class OfficialAttention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of ``(B, N, D)``, each ``(B, heads, N, d)``."""
+        """Keys and values of tokens ``(B, N, D)``, ``(B, heads, N, d)`` each."""
         return split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
@@ -151,7 +157,7 @@ class OfficialAttention(nn.Module):
 
 
 class OfficialDecoderLayer(nn.Module):
-    """Post-norm: self-attention, attention to the memory, feed-forward, each added and then normalised."""
+    """Post-norm decoder layer: self-attention, cross-attention to the memory, and feed-forward."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -181,27 +187,27 @@ class OfficialDecoderLayer(nn.Module):
         mask: Tensor | None,
         captions_per_pair: int = 1,
     ) -> Tensor:
-        """One more position ``(N, 1, D)``, whose keys and values ``update_cache`` caches."""
+        """One more position of each caption, ``(N, 1, D)``; ``update_cache`` caches its keys and values."""
         x = self.norm_self(x + self.self_attention(x, *update_cache(*self.self_attention.project_kv(x)), None))
         return group_captions(self._cross_and_mlp(group_captions(x, captions_per_pair), memory, mask), 1)
 
 
 class OfficialDecoder(nn.Module):
-    """The text decoder of the code, with cached decoding added.
+    """Text decoder of the authors' code, with cached decoding added.
 
     Args:
         vocabulary: number of words.
-        width: width of all tokens; even.
-        layers: decoder layers.
-        heads: attention heads.
-        hidden: width of the feed-forward layers.
+        width: width of all tokens, an even number.
+        layers: number of layers.
+        heads: number of attention heads.
+        hidden: hidden width of the feed-forward layers.
         dropout: dropout probability.
     """
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         if width % 2:
-            raise ConfigError(f"the official decoder's sinusoids need an even width; it is {width}")
+            raise ConfigError(f"decoder_width is {width}; expected an even number, which sinusoidal positions need")
         self.layers = nn.ModuleList(OfficialDecoderLayer(width, heads, hidden, dropout) for _ in range(layers))
         self.words = nn.Linear(width, vocabulary)
         self.dropout = nn.Dropout(dropout)
@@ -213,15 +219,15 @@ class OfficialDecoder(nn.Module):
 
     def forward(self, memory: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` over memory ``(B, N, D)``."""
-        x = self._embed(tokens, 0)
+        x = self._embed(tokens, 0)  # (B, K, T, D)
         for layer in self.layers:
             x = layer(x, layer.cross.project_kv(memory), mask)  # type: ignore[operator,union-attr]
         return self.words(x)
 
     def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
-        """State before the first token."""
-        keys = [layer.cross.project_kv(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
-        return DecoderState.before(keys, mask)
+        """Decoding state before the first token."""
+        keys_and_values = [layer.cross.project_kv(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
+        return DecoderState.before(keys_and_values, mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
@@ -230,7 +236,7 @@ class OfficialDecoder(nn.Module):
 
 
 class OfficialNet(ProCapNet):
-    """The second stage of the code: the tokenizer's features are computed from pixels in [0, 1]."""
+    """Network of the second stage of the authors' code: pixels of the tokenizer's features are in [0, 1]."""
 
     def tokenizer_features(self, images: Tensor) -> Tensor:
         return self.tokenizer.features(images.to(self.encoder.mask_embedding.dtype) / 255)
@@ -239,31 +245,32 @@ class OfficialNet(ProCapNet):
 def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing: float = 0.1) -> Tensor:
     """KL divergence from smoothed targets, summed over all tokens of the batch.
 
-    The target has probability ``1 - smoothing``, every other word of V has ``smoothing / (V - 1)``.
+    The target has the probability ``1 - smoothing``, each other word of V has ``smoothing / (V - 1)``.
 
     Args:
         logits: ``(..., V)``.
         targets: ids ``(...)``.
-        mask: bool ``(...)``, True where the token counts.
+        mask: bool ``(...)``, True at tokens that count.
         smoothing: label smoothing.
 
     Example:
         >>> smoothed_divergence(torch.zeros(1, 4), torch.tensor([1]), torch.tensor([True]), smoothing=0.0)  # log 4
         tensor(1.3863)
     """
-    log_probs = logits[mask].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-    others = logits.shape[-1] - 1
+    log_probs = logits[mask].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))  # (N, V)
+    num_others = logits.shape[-1] - 1
     target_log_probs = log_probs.gather(-1, targets[mask][:, None])[:, 0]
-    other_mass, entropy = smoothing / others, 0.0
-    for mass, count in ((1 - smoothing, 1), (other_mass, others)):
-        entropy += count * mass * math.log(mass) if mass > 0 else 0.0
-    cross = (1 - smoothing - other_mass) * target_log_probs + other_mass * log_probs.sum(-1)
-    return (entropy - cross).sum()
+    other_probability, negative_entropy = smoothing / num_others, 0.0
+    for probability, count in ((1 - smoothing, 1), (other_probability, num_others)):
+        negative_entropy += count * probability * math.log(probability) if probability > 0 else 0.0
+    negative_cross_entropy = (1 - smoothing - other_probability) * target_log_probs
+    negative_cross_entropy = negative_cross_entropy + other_probability * log_probs.sum(-1)
+    return (negative_entropy - negative_cross_entropy).sum()
 
 
 @reads_file("path")
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Weights of a torch, TorchScript or safetensors file, also below ``model``, ``weights`` or ``state_dict``."""
+    """Weights of a torch, TorchScript or safetensors file, also if under ``model``, ``weights`` or ``state_dict``."""
     source = Path(path)
     if source.suffix == ".safetensors" and source.is_file():
         from safetensors.torch import load_file

@@ -1,13 +1,13 @@
-"""Both stages of ProCap as the authors' code computes them, which differs from their paper (README.md has a list).
+"""Both stages of ProCap as in the authors' code, which differs from their paper; README.md lists the differences.
 
-Each class replaces parts of the paper's class and inherits its training step:
+Each class inherits the training step of the paper's class and replaces
 
-| part | paper | official |
+| part | paper | authors' code |
 |---|---|---|
 | encoder, stage 1 / 2 | ``ProcedureEncoder`` | ``OfficialTrunk`` / ``OfficialEncoder`` (control tokens) |
 | network of stage 1 | ``ProcedureNet`` | ``OfficialProcedureNet`` (24 word slots, separator token) |
 | loss weights, masks, color shift | ``losses.py``, ``masks.py``, ``warps.py`` | ``official/procedure.py`` |
-| negative captions | next other caption | the other half of the batch |
+| negative captions | next caption that is not a reference | caption half a batch away |
 | consistency loss | mean | sum over all samples |
 | decoder of stage 2 | ``Decoder`` | ``OfficialDecoder`` (post-norm) |
 | caption loss | cross entropy | KL divergence from smoothed targets, summed |

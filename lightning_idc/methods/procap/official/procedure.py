@@ -1,4 +1,4 @@
-"""The first stage as the authors' code computes it; README.md lists every difference."""
+"""Parts of the first stage as in the authors' code: network, masks, warps, losses, schedule."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LOSS_WEIGHTS = (7.0, 0.5, 0.5)
 
 
 class OfficialProcedureNet(ProcedureReader):
-    """Encodes {alignment token, 24 words, separator, consistency token, procedure}; the consistency token sees no word.
+    """Encodes the sequence {alignment token, 24 word slots, separator, consistency token, procedure}.
 
-    Captions lose their end token and all words after the 24th; each empty slot has a separate embedding. Features are
-    computed from pixels in [0, 1], and ids from pixels in [-1, 1].
+    The consistency token does not attend to the words. Captions lose their end token and all words after the 24th; each
+    empty slot has a separate embedding. Features are computed from pixels in [0, 1], and ids from pixels in [-1, 1].
 
     Args:
         tokenizer: image tokenizer of features and targets; frozen.
@@ -36,7 +36,7 @@ class OfficialProcedureNet(ProcedureReader):
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__(tokenizer, encoder, vocabulary)
         width = encoder.width
-        # the last row is unused; the code's table has it
+        # the last row is unused; the table of the code has it
         self.words = nn.Embedding(vocabulary + TEXT_SLOTS + 1, width)
         self.word_positions = nn.Parameter(torch.randn(TEXT_SLOTS, width))
         self.special, self.special_positions = (nn.Parameter(torch.randn(SPECIAL_TOKENS, width)) for _ in range(2))
@@ -53,26 +53,31 @@ class OfficialProcedureNet(ProcedureReader):
         return self.tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
 
     def slots(self, words: Tensor, word_mask: Tensor) -> Tensor:
-        """Rows ``(B, 24)`` of the table of words for ids ``(B, T)`` that may end with an end token."""
-        # the last word of a caption is its end token, so a word is a position that is followed by another one
+        """Rows of the table of words, ``(B, 24)``.
+
+        Args:
+            words: ids ``(B, T)`` with the end token.
+            word_mask: bool ``(B, T)``, False at padding.
+        """
+        # the last token of a caption is the end token, so a token is a word if another token follows
         is_word = F.pad(word_mask[:, 1:], (0, TEXT_SLOTS))[:, :TEXT_SLOTS]
         words = F.pad(words, (0, TEXT_SLOTS))[:, :TEXT_SLOTS]
         return torch.where(is_word, words, self.vocabulary + torch.arange(TEXT_SLOTS, device=words.device))
 
     def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
-        visual = self.masked_tokens(features, masked)
-        text = self.words(self.slots(words, word_mask)) + self.word_positions
+        visual = self.masked_tokens(features, masked)  # (B, F * n, D)
+        text = self.words(self.slots(words, word_mask)) + self.word_positions  # (B, 24, D)
         align, separator, consistency = (self.special + self.special_positions).expand(len(words), -1, -1).split(1, 1)
         hidden = self.encoder.run(torch.cat([align, text, separator, consistency, visual], 1), self.bias)  # type: ignore[arg-type]
-        first = SPECIAL_TOKENS + TEXT_SLOTS
-        return Hidden(hidden[:, 0], hidden[:, first - 1], hidden[:, first:])
+        first_patch = SPECIAL_TOKENS + TEXT_SLOTS
+        return Hidden(hidden[:, 0], hidden[:, first_patch - 1], hidden[:, first_patch:])
 
 
 def erased_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask a rectangle, the same in all frames, as torchvision's RandomErasing draws it.
+    """Mask a rectangle, at the same position in all frames, sampled as in torchvision's RandomErasing.
 
-    Its area is uniform in [0.2, 0.8] of the grid and the logarithm of its aspect ratio uniform between 1 : 2 and 2 : 1;
-    one as long as a side of the grid is drawn again, at most ten times.
+    Its area is uniform in [0.2, 0.8] of the grid, and the logarithm of its aspect ratio is uniform between 1 : 2 and
+    2 : 1. A rectangle that is not smaller than the grid in both directions is sampled again, at most ten times.
     """
     _, height, width = grid
     mask = torch.zeros(height, width, dtype=torch.bool)
@@ -90,49 +95,50 @@ def erased_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tenso
 
 
 def outside_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask all but a rectangle of :func:`erased_mask`."""
+    """Mask all patches outside of the rectangle of :func:`erased_mask`."""
     return ~erased_mask(grid, generator)
 
 
 MASK_RULES: tuple[MaskRule, ...] = (
     entire_mask,
-    partial(random_patch_mask, interval=(0.8, 0.8)),  # 0.2 is the probability to be visible
+    partial(random_patch_mask, interval=(0.8, 0.8)),  # in the code, 0.2 is the probability of being visible
     erased_mask,
     outside_mask,
 )
 
 
-def shifted_frame(frames: Tensor, generator: torch.Generator, reach: float = 0.5) -> Tensor:
-    """Add one random number to one frame, with probability 1/4 to all channels, else to one.
+def shifted_frame(frames: Tensor, generator: torch.Generator, max_shift: float = 0.5) -> Tensor:
+    """Add a random number to one frame: to all channels with probability 1/4, else to one channel.
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
-        generator: random numbers.
-        reach: maximum shift, as a fraction of the range of values.
+        generator: random generator.
+        max_shift: maximum shift, as a fraction of the range of values.
     """
     warped = frames.float()
-    shift = 255 * reach * (2 * float(torch.rand((), generator=generator)) - 1)
-    chosen, channel = (int(torch.randint(count, (), generator=generator)) for count in (len(frames), 4))
-    warped[chosen, slice(None) if channel == 3 else channel] += shift
+    shift = 255 * max_shift * (2 * float(torch.rand((), generator=generator)) - 1)
+    index, channel = (int(torch.randint(count, (), generator=generator)) for count in (len(frames), 4))
+    warped[index, slice(None) if channel == 3 else channel] += shift
     return warped.round().clamp(0, 255).to(torch.uint8)
 
 
 def swapped_halves(captions: Sequence[list[int]], references: Sequence[Sequence[list[int]]]) -> list[int]:
-    """Index of the pair in the other half of the batch for each pair, even if its caption is the same.
+    """Index of the negative caption of each pair: that of the pair half a batch away, even if the captions are equal.
 
-    The code asserts an even batch; here an odd one is rolled by half of it, and a single pair has no other caption.
+    The code requires an even batch size. Here an odd batch is rolled by half of its size, and a single pair has no
+    negative caption (-1).
     """
     count = len(captions)
     return [(row + count // 2) % count if count > 1 else -1 for row in range(count)]
 
 
 def summed_consistency_loss(intact: Tensor, broken: Tensor, visible: Tensor) -> Tensor:
-    """Eq. 8 summed over all samples, fully masked ones included, divided by the number of those that are not.
+    """Consistency loss (Eq. 8): sum over all samples, divided by the number of samples that are not fully masked.
 
     Args:
         intact: logits of intact procedures, ``(B,)``.
         broken: logits of broken procedures, ``(B,)``.
-        visible: bool ``(B,)``, False where everything is masked.
+        visible: bool ``(B,)``, False for fully masked procedures.
 
     Example:
         >>> summed_consistency_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]))  # 4 log 2 / 1
@@ -143,10 +149,10 @@ def summed_consistency_loss(intact: Tensor, broken: Tensor, visible: Tensor) -> 
 
 @dataclass(frozen=True)
 class LogarithmicWarmup(Warmup):
-    """Logarithmic warm-up, then constant: DeepSpeed's WarmupLR, which the code uses.
+    """Logarithmic warm-up, then constant: DeepSpeed's WarmupLR, the schedule of the authors' code.
 
     Args:
-        warmup: fraction of the run of the warm-up.
+        warmup: fraction of the run that is warm-up.
         steps: number of steps of the warm-up.
         start: multiplier at the first step.
     """

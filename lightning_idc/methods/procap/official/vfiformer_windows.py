@@ -1,4 +1,4 @@
-"""VFIformer's transformer: windows that also attend to their surroundings at half of the scale (Lu et al. 2022)."""
+"""VFIformer's transformer, whose windows also attend to their surroundings at half the scale (Lu et al. 2022)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from torch.nn import functional as F
 
 HEADS, RATIO = 2, 2
 DEPTHS = (3, 3, 3, 1)
-"""Blocks in each of the two groups of a scale, from full resolution to an eighth, which has no cross attention."""
+"""Number of blocks in each of the two groups of a scale, from full resolution to an eighth of it. The last scale has no
+attention to surroundings."""
 
 
 def leaky() -> nn.LeakyReLU:
+    """The activation of VFIformer."""
     return nn.LeakyReLU(0.2)
 
 
 class CrossWindowAttention(WindowAttention):
-    """Attention of a window to itself and, with the same queries, to its surroundings; both are merged.
+    """Attention of a window to itself and, with the same queries, to its surroundings; both results are merged.
 
     Args:
-        width: of the features.
-        window: pixels of a window's side.
+        width: channels of the features.
+        window: side of a window in pixels.
     """
 
     def __init__(self, width: int, window: int) -> None:
@@ -45,6 +47,7 @@ class CrossWindowAttention(WindowAttention):
 
     @staticmethod
     def _heads(x: Tensor, parts: int) -> Sequence[Tensor]:
+        """``(N, L, parts * C)`` to ``parts`` tensors ``(N, heads, L, C / heads)``."""
         return x.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _attend(self, query: Tensor, key_value: Sequence[Tensor], table: Tensor, mask: Tensor | None) -> Tensor:
@@ -57,12 +60,12 @@ class CrossWindowAttention(WindowAttention):
 
 
 class CrossBlock(SwinTransformerBlock):
-    """Block of shifted windows with :class:`CrossWindowAttention`.
+    """Swin block with :class:`CrossWindowAttention`.
 
     Args:
-        width: of the features.
-        window: pixels of a window's side.
-        shift: pixels by which windows are shifted.
+        width: channels of the features.
+        window: side of a window in pixels.
+        shift: number of pixels by which windows are shifted.
     """
 
     def __init__(self, width: int, window: int, shift: int) -> None:
@@ -80,7 +83,7 @@ class CrossBlock(SwinTransformerBlock):
         return torch.roll(window_reverse(attended, self.window_size, height, width), (shift, shift), (1, 2))
 
     def _masks(self, height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """-100 where a pixel and what it would attend to are not neighbours but for the shift."""
+        """Attention masks of windows and surroundings: -100 for pixels that are adjacent only because of the shift."""
         window, shift = self.window_size[0], self.shift_size[0]
         ends = [
             (torch.arange(side) >= side - window).int() + (torch.arange(side) >= side - shift).int()
@@ -88,21 +91,18 @@ class CrossBlock(SwinTransformerBlock):
         ]
         regions = (3 * ends[0][:, None] + ends[1]).to(like)[None, ..., None]
         window_regions = window_partition(regions, self.window_size).flatten(1)
-        # halving mixes the numbers of neighbouring regions, which then differ from all, as in the authors' code
+        # at half the scale, region numbers are averaged across borders and then differ from all regions, as in the code
         keys = (window_regions, surroundings(regions, window)[..., 0])
         masks = [-100.0 * (key[:, None] != window_regions[:, :, None]) for key in keys]
         return masks[0].to(like), masks[1].to(like)
 
 
 def surroundings(x: Tensor, window: int) -> Tensor:
-    """Pixels in and around each window, at half the scale.
+    """Pixels in and around each window at half the scale, ``(B * windows, window * window, C)``.
 
     Args:
         x: ``(B, H, W, C)``.
-        window: pixels of a window's side.
-
-    Returns:
-        ``(B * windows, window * window, C)``.
+        window: side of a window in pixels.
     """
     half = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=0.5, mode="bilinear", align_corners=False)
     padded = F.pad(half, [window // 4] * 4, mode="reflect")
@@ -111,7 +111,7 @@ def surroundings(x: Tensor, window: int) -> Tensor:
 
 
 def _swin(window: int, shift: int) -> Any:
-    """Options of timm's block; masks follow the images, whatever their size."""
+    """Options of timm's block; masks are computed for each image size."""
     return {
         "num_heads": HEADS,
         "window_size": window,
@@ -123,11 +123,11 @@ def _swin(window: int, shift: int) -> Any:
 
 
 class WindowGroup(nn.Module):
-    """Blocks, every other one shifted by half a window, and a convolution with a shortcut.
+    """Swin blocks, every other one shifted by half a window, and a convolution, with a shortcut around all.
 
     Args:
-        width: of the features.
-        window: pixels of a window's side.
+        width: channels of the features.
+        window: side of a window in pixels.
         depth: number of blocks.
         cross: whether windows attend to their surroundings.
     """
@@ -150,12 +150,12 @@ class WindowGroup(nn.Module):
 
 
 class FusionTransformer(nn.Module):
-    """Four scales of windows, down and up again, that read the warped features of both frames at each.
+    """U-shaped transformer over four scales; the warped features of both images are added at each scale.
 
     Args:
-        context: channels of the warped features at full resolution; doubled at each scale.
-        width: of the transformer.
-        window: pixels of a window's side.
+        context: channels of the warped features at full resolution; doubled at each further scale.
+        width: channels of the transformer.
+        window: side of a window in pixels.
     """
 
     def __init__(self, context: int, width: int, window: int) -> None:
@@ -168,7 +168,7 @@ class FusionTransformer(nn.Module):
         )
         self.down = nn.ModuleList(
             nn.Sequential(
-                nn.Conv2d(width + 2 * context * 2**scale, width, 3, 2, 1),
+                nn.Conv2d(width + 2 * context * 2**scale, width, 3, stride=2, padding=1),
                 leaky(),
                 nn.Conv2d(width, width, 3, padding=1),
                 leaky(),
@@ -176,7 +176,7 @@ class FusionTransformer(nn.Module):
             for scale in range(3)
         )
         self.up = nn.ModuleList(
-            nn.Sequential(nn.ConvTranspose2d(channels, width, 4, 2, 1), leaky())
+            nn.Sequential(nn.ConvTranspose2d(channels, width, 4, stride=2, padding=1), leaky())
             for channels in (width + 16 * context, 2 * width, 2 * width)
         )
         self.conv_last1, self.conv_last2 = (
@@ -189,7 +189,7 @@ class FusionTransformer(nn.Module):
 
         Args:
             fused: ``(N, 2 * context, H, W)``.
-            contexts: warped features of both frames side by side, of each scale.
+            contexts: for each scale, the warped features of both images, concatenated in the channels.
         """
         x = first = self.conv_first(fused)
         skips = []

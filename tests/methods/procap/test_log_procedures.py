@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(tmp_path_factory.mktemp("procap"))
 
 
-def test_masked_patches_are_blank_and_the_rest_is_as_it_was() -> None:
+def test_blanked_masks_patches_only() -> None:
     frames = torch.randint(1, 256, (2, 3, 8, 12), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     masked = torch.zeros(2, 2, 3, dtype=torch.bool)
     masked[1, 0, 2] = True
@@ -31,7 +31,7 @@ def test_masked_patches_are_blank_and_the_rest_is_as_it_was() -> None:
     assert torch.equal(shown, frames)
 
 
-def test_every_frame_is_on_the_sheet() -> None:
+def test_procedure_sheet_draws_every_frame() -> None:
     colors = torch.tensor([[250, 0, 0], [0, 250, 0], [0, 0, 250]], dtype=torch.uint8)
     frames = colors.view(3, 3, 1, 1).expand(3, 3, 16, 16)
     sheet = np.asarray(procedure_sheet([("it moved", [Strip("all", frames), Strip("two", frames[:2])])], side=32))
@@ -41,7 +41,7 @@ def test_every_frame_is_on_the_sheet() -> None:
         procedure_sheet([])
 
 
-def test_training_and_validating_write_the_same_pairs(folder: Path, tmp_path: Path) -> None:
+def test_log_procedures_draws_the_same_pairs(folder: Path, tmp_path: Path) -> None:
     seed_everything(1, verbose=False)
     model = first_stage(folder)
     trainer = Trainer(
@@ -64,7 +64,7 @@ def test_training_and_validating_write_the_same_pairs(folder: Path, tmp_path: Pa
     assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"
 
 
-def test_without_keyframes_the_pair_is_shown_and_no_procedure_is_needed(tmp_path: Path) -> None:
+def test_strips_without_keyframes(tmp_path: Path) -> None:
     tokenizer(tmp_path)
     model = first_stage(tmp_path, keyframes=0)
     trainer = Trainer(
@@ -87,7 +87,7 @@ def test_without_keyframes_the_pair_is_shown_and_no_procedure_is_needed(tmp_path
     assert torch.equal(strips["pair, overlaid"][:2], torch.stack([sample.before, sample.after]))
 
 
-def test_a_captioner_has_no_procedures_to_show() -> None:
+def test_log_procedures_requires_a_procedure_model() -> None:
     from lightning_idc.methods.procap.module import ProCap
 
     with pytest.raises(ConfigError, match="ProcedureModel"):

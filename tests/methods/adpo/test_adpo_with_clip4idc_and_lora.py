@@ -1,4 +1,4 @@
-"""ADPO with what it was made for: a CLIP4IDC encoder as the retriever, LoRA on a language model as the policy."""
+"""ADPO with a CLIP4IDC encoder as the retriever and with LoRA on a vision-language model. Oracle: FrozenCopy."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LANGUAGE = r".*language_model.*\.(q_proj|v_proj)"
 
 
 @pytest.mark.slow
-def test_an_adapted_clip4idc_retrieves(tmp_path: Path) -> None:
+def test_clip4idc_as_retriever_encoder(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     encoder = tiny_retriever(CLIP, tmp_path)
     model = TinyCaptioner(learning_rates={"addons.retriever": 20.0})
@@ -62,18 +62,18 @@ def test_an_adapted_clip4idc_retrieves(tmp_path: Path) -> None:
     matcher: Any = addons_of(model)["retriever"].matcher
     assert isinstance(matcher, EncoderHeads)
     assert not torch.equal(matcher.pairs.weight, torch.eye(16))
-    kept: Any = matcher._frozen[0]
+    frozen: Any = matcher._frozen[0]
     for name, parameter in encoder.named_parameters():
-        assert torch.equal(kept.get_parameter(name), parameter), name
+        assert torch.equal(frozen.get_parameter(name), parameter), name
     assert not any("encoder" in name for name in model.state_dict()), "a frozen encoder is in no checkpoint"
-    # pairs of another size than the encoder takes, and an encoder that is trained in what sees pairs alone
+    # images of another size than the encoder takes, and a trained encoder: only its image tower is trained
     trained = AdversarialRetriever(str(tmp_path / "retriever.ckpt"), train_encoder=True)
     again = TinyCaptioner(learning_rates={"addons.retriever": 20.0})
     fit([PreferenceOptimization(), trained], tmp_path, again, max_steps=2, data=LargerPairs(batch_size=4, seed=1))
     parameters = dict(addons_of(again)["retriever"].named_parameters())
-    moved = {name for name, p in parameters.items() if p.requires_grad}
-    assert any("visual" in name for name in moved) and not any("logit_scale" in name for name in moved)
-    assert all(parameters[name].grad is not None for name in moved)
+    trained_names = {name for name, p in parameters.items() if p.requires_grad}
+    assert any("visual" in name for name in trained_names) and not any("logit_scale" in name for name in trained_names)
+    assert all(parameters[name].grad is not None for name in trained_names)
 
 
 class LargerPairs(TinyPairs):
@@ -92,7 +92,7 @@ def vlm(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("others", [[], [MDPAdapter(layers=[1, 2])]], ids=["lora", "lora and mdp"])
-def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any]) -> None:
+def test_adapters_off_scores_like_a_frozen_copy(tmp_path: Path, others: list[Any]) -> None:
     pytest.importorskip("peft")
     off, copied = Losses(), Losses()
     for reference, losses in ((AdaptersOff(), off), (FrozenCopy(), copied)):
@@ -109,7 +109,7 @@ def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"], "use_dora": True}], ids=["lora", "more"])
-def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict[str, Any], tmp_path: Path) -> None:
+def test_adapter_copy_keeps_the_sft_adapters_as_reference(options: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("peft")
 
     def lora() -> LoRA:
@@ -117,24 +117,29 @@ def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict
 
     first = fit([lora()], tmp_path, vlm(learning_rates={"language": 10.0}), max_epochs=2, enable_checkpointing=True)
     first.trainer.save_checkpoint(tmp_path / "sft.ckpt")
-    kept, copied = Losses(), Losses()
-    for reference, losses in ((AdapterCopy(), kept), (FrozenCopy(), copied)):
+    adapters, copied = Losses(), Losses()
+    for reference, losses in ((AdapterCopy(), adapters), (FrozenCopy(), copied)):
         model = vlm(init_from=str(tmp_path / "sft.ckpt"), learning_rates={"language": 10.0})
         fit([lora(), PreferenceOptimization(reference=reference), losses], tmp_path, model, max_epochs=1)
         if isinstance(reference, AdapterCopy):
             trained = model
-    assert kept.values[0] == pytest.approx(math.log(2), abs=1e-5), "the reference is SFT, not what was there before"
-    assert kept.values == pytest.approx(copied.values, abs=1e-5) and abs(kept.values[-1] - kept.values[0]) > 1e-4
+    assert adapters.values[0] == pytest.approx(math.log(2), abs=1e-5), (
+        "the reference is the SFT policy, not the base model"
+    )
+    assert (
+        adapters.values == pytest.approx(copied.values, abs=1e-5)
+        and abs(adapters.values[-1] - adapters.values[0]) > 1e-4
+    )
     weights, before = dict(trained.named_parameters()), dict(first.named_parameters())
     copies = {name: p for name, p in weights.items() if "reference" in name.split(".")}
     assert copies and not any(p.requires_grad for p in copies.values())
-    moved = 0
+    num_changed = 0
     for name, parameter in copies.items():
-        own = name.replace(".reference", ".default")
-        assert torch.equal(parameter, before[own]), name
-        moved += not torch.equal(parameter, weights[own])
-    assert moved
-    # without preference optimisation the copy is forgotten
+        trained_name = name.replace(".reference", ".default")
+        assert torch.equal(parameter, before[trained_name]), name
+        num_changed += not torch.equal(parameter, weights[trained_name])
+    assert num_changed
+    # without preference optimisation the copy is dropped
     trained.trainer.save_checkpoint(tmp_path / "dpo.ckpt")
     again = type(trained).load_from_checkpoint(tmp_path / "dpo.ckpt")
     assert not any("reference" in name.split(".") for name, _ in again.named_parameters())
@@ -147,7 +152,7 @@ def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict
     assert saved and not any("reference" in name for name in saved)
 
 
-def test_a_policy_without_adapters_has_none_to_copy(tmp_path: Path) -> None:
+def test_adapter_copy_requires_adapters(tmp_path: Path) -> None:
     with pytest.raises(IDCError, match="has no adapters to copy"):
         fit([PreferenceOptimization(reference=AdapterCopy())], tmp_path, max_steps=1)
     with pytest.raises(IDCError, match="keeps no copy of itself"):
@@ -156,31 +161,31 @@ def test_a_policy_without_adapters_has_none_to_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed"])
-def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
+def test_bf16_mixed_training_is_finite(tmp_path: Path, precision: str) -> None:
     losses = Losses()
     callbacks = [PreferenceOptimization(), AdversarialRetriever(alignment=0.5), losses]
     model = vlm(learning_rates={"language": 10.0, "addons.retriever": 10.0})
     fit(callbacks, tmp_path, model, max_epochs=1, precision=precision)
     assert all(math.isfinite(value) for value in losses.values)
     addons: Any = addons_of(model)
-    assert addons["preference"].chosen_ratio != 0 and addons["retriever"].baseline.mean != 0
-    kinds = {parameter.dtype for parameter in addons["retriever"].parameters()}
-    assert kinds == {torch.float32}
+    assert addons["preference"].mean_chosen_logratio != 0 and addons["retriever"].baseline.mean != 0
+    dtypes = {parameter.dtype for parameter in addons["retriever"].parameters()}
+    assert dtypes == {torch.float32}
 
 
-def test_a_moving_average_of_half_precision_is_told() -> None:
+def test_moving_average_rejects_bfloat16_weights() -> None:
     average = MovingAverage()
-    host = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
-    host.build()
-    average.setup(host)
-    host._trainer = SimpleNamespace(global_step=1)  # type: ignore[assignment]
-    for module in (host, average.twin):
+    captioner = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
+    captioner.build()
+    average.setup(captioner)
+    captioner._trainer = SimpleNamespace(global_step=1)  # type: ignore[assignment]
+    for module in (captioner, average.twin):
         module.to(torch.bfloat16)
     with pytest.raises(IDCError, match="would not move"):
-        average.update(host)
+        average.update(captioner)
 
 
-def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:
+def test_adapters_off_rejects_trained_base_weights(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    with pytest.raises(IDCError, match=r"switching off the adapters does not undo, such as model\.model"):
+    with pytest.raises(IDCError, match=r"outside of the adapters are trained, such as model\.model"):
         fit([LoRA(rank=2), PreferenceOptimization(reference=AdaptersOff())], tmp_path, vlm(), max_steps=1)

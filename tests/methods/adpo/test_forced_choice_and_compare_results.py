@@ -1,4 +1,4 @@
-"""ForcedChoice and CompareResults. Oracle: a captioner whose preference is known."""
+"""ForcedChoice and CompareResults. Oracle: a captioner with a known preference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lightning_idc.utils.errors import ConfigError, IDCError
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 
 
-class Knowing(TinyCaptioner):
+class FixedPreference(TinyCaptioner):
     """Scores the first caption by ``sign``, every other one by 0."""
 
     def __init__(self, sign: float = 1.0, **options: Any) -> None:
@@ -47,36 +47,36 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
 
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 100.0), (-1.0, 0.0)])
-def test_the_share_of_won_comparisons(data: SyntheticPairs, sign: float, expected: float) -> None:
+def test_forced_choice_accuracy_of_a_known_preference(data: SyntheticPairs, sign: float, expected: float) -> None:
     trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
-    assert trainer.test(Knowing(sign), data, verbose=False)[0]["test/forced_choice"] == expected
+    assert trainer.test(FixedPreference(sign), data, verbose=False)[0]["test/forced_choice"] == expected
 
 
-class KnowingTheFirst(Knowing):
-    """Prefers the truth of the first pair only."""
+class PrefersFirstPair(FixedPreference):
+    """Prefers the true sentence of the first pair only."""
 
     def encode(self, batch: PairBatch) -> Any:
         self.sign = 1.0 if batch.ids[0].endswith("-000000") else -1.0
         return super().encode(batch)
 
 
-class DealtTwice(SyntheticPairs):
-    """One pair per batch, the first of them again at the end, as a sampler of several processes deals it."""
+class RepeatedPair(SyntheticPairs):
+    """One pair per batch and the first pair again at the end, like a distributed sampler that pads its share."""
 
     def test_dataloader(self) -> Any:
-        whole = super().test_dataloader()
-        return DataLoader(Subset(whole.dataset, [*range(len(whole.dataset)), 0]), collate_fn=whole.collate_fn)
+        loader = super().test_dataloader()
+        return DataLoader(Subset(loader.dataset, [*range(len(loader.dataset)), 0]), collate_fn=loader.collate_fn)
 
 
-def test_a_pair_that_is_dealt_twice_counts_once(tmp_path: Path) -> None:
-    data = DealtTwice(
+def test_repeated_pairs_count_once(tmp_path: Path) -> None:
+    data = RepeatedPair(
         train_pairs=2, val_pairs=2, test_pairs=4, render_size=16, cache_dir=tmp_path, progress=False, batch_size=1
     )
     trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
-    assert trainer.test(KnowingTheFirst(), data, verbose=False)[0]["test/forced_choice"] == 25.0
+    assert trainer.test(PrefersFirstPair(), data, verbose=False)[0]["test/forced_choice"] == 25.0
 
 
-def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> None:
+def test_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> None:
     source = data.source("test")
     for index in range(len(source)):
         truth = source.truth(index)
@@ -85,35 +85,35 @@ def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> Non
         assert {true_sentence(truth, wording) for wording in range(5)} == set(source.captions(index))
 
 
-def test_other_data_has_no_forced_choice() -> None:
+def test_forced_choice_needs_rendered_pairs() -> None:
     trainer = Trainer(callbacks=[ForcedChoice()], **QUIET)
-    trainer.test(Knowing(), TinyPairs(), verbose=False)
+    trainer.test(FixedPreference(), TinyPairs(), verbose=False)
     assert "test/forced_choice" not in trainer.callback_metrics
     with pytest.raises(IDCError, match="at least 1"):
         ForcedChoice(rivals=0)
 
 
-def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_results_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     earlier = tmp_path / "test_sft"
     earlier.mkdir()
     (earlier / "stage.json").write_text(json.dumps({"metrics": {"test/CIDEr-D": 12.34, "test/BLEU-4": 5.0}}))
     compare = CompareResults("ADPO", {"SFT": str(earlier)}, ["BLEU-4", "CIDEr-D", "never measured"])
     trainer = Trainer(callbacks=[compare], default_root_dir=tmp_path / "test_adpo", **QUIET)
-    scores = trainer.test(Knowing(), TinyPairs(), verbose=False)[0]
+    scores = trainer.test(FixedPreference(), TinyPairs(), verbose=False)[0]
     table = json.loads((tmp_path / "test_adpo" / "comparison.json").read_text())
     assert table["SFT"] == {"BLEU-4": 5.0, "CIDEr-D": 12.34}
     assert table["ADPO"]["CIDEr-D"] == pytest.approx(scores["test/CIDEr-D"])
-    shown = capsys.readouterr().out
-    assert "| SFT  |    5.0 |    12.3 |" in shown
-    assert (tmp_path / "test_adpo" / "comparison.md").read_text().strip() in shown
+    printed = capsys.readouterr().out
+    assert "| SFT  |    5.0 |    12.3 |" in printed
+    assert (tmp_path / "test_adpo" / "comparison.md").read_text().strip() in printed
     with pytest.raises(IDCError, match="no finished stage"):
         Trainer(callbacks=[CompareResults("x", {"SFT": str(tmp_path)})], **QUIET).test(
-            Knowing(), TinyPairs(), verbose=False
+            FixedPreference(), TinyPairs(), verbose=False
         )
 
 
 @pytest.mark.slow
-def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_has_baselines_and_paired_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = TinyPairs(batch_size=4)
     fresh, trained = (TinyCaptioner(captions_per_pair=2) for _ in range(2))
     Trainer(max_epochs=40, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(trained, data)
@@ -126,8 +126,8 @@ def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.Ca
         (tmp_path / name / "stage.json").write_text(json.dumps({"metrics": metrics}))
     same = json.loads((tmp_path / "dpo" / "unchanged.json").read_text())
     source = data.source("test")
-    for place, id in enumerate(source.ids):
-        assert same[id] == trained.describe(source.load(place).before, source.load(place).before).text
+    for index, id in enumerate(source.ids):
+        assert same[id] == trained.describe(source.load(index).before, source.load(index).before).text
     table = json.loads((tmp_path / "dpo" / "comparison.json").read_text())
     row = table["DPO"]["compared"]
     assert row["before"] == "SFT" and row["floors"].keys() == {"constant", "dealt", "after := before"}
@@ -142,7 +142,7 @@ def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.Ca
     )
 
 
-def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> None:
+def test_table_without_a_training_split(tmp_path: Path) -> None:
     class TestOnly(TinyPairs):
         def source(self, split: str) -> Any:
             if split == "train":
@@ -156,12 +156,12 @@ def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> 
     assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["floors"].keys() == {"dealt"}
 
 
-def test_only_captioners_are_asked_about_unchanged_pairs() -> None:
+def test_unchanged_control_requires_a_captioner() -> None:
     with pytest.raises(IDCError, match="UnchangedControl asks a PairCaptioner"):
         UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
 
 
-def test_a_table_is_aligned_markdown() -> None:
+def test_scores_table_is_aligned_markdown() -> None:
     assert scores_table({"a": {"x": 1.0}, "long": {"y": 22.5}}, ["x", "y"]).splitlines() == [
         "|      |   x |    y |",
         "|------|----:|-----:|",

@@ -29,7 +29,7 @@ def encoder(frames: int = 3, **options: bool) -> ProcedureEncoder:
     return ProcedureEncoder(8, (2, 3), frames, width=16, layers=2, heads=2, **options).eval()
 
 
-def test_without_it_nothing_is_added() -> None:
+def test_default_has_no_relative_bias() -> None:
     plain, zero = encoder(), encoder(relative_position_bias=True)
     assert plain.relative_bias() is None and not any("relative" in name for name in plain.state_dict())
     assert zero.relative is not None
@@ -39,7 +39,7 @@ def test_without_it_nothing_is_added() -> None:
     assert torch.allclose(plain(tokens), zero(tokens), atol=1e-6)
 
 
-def test_the_bias_is_of_the_offset_of_two_patches_in_their_two_frames() -> None:
+def test_relative_bias_depends_on_frames_and_offset() -> None:
     one = encoder(relative_position_bias=True)
     assert one.relative is not None
     torch.nn.init.normal_(one.relative.table)
@@ -54,7 +54,7 @@ def test_the_bias_is_of_the_offset_of_two_patches_in_their_two_frames() -> None:
     assert not before[:, :4].any() and not before[:, :, :4].any()
 
 
-def test_padding_is_still_attended_to_by_nothing(folder: Path) -> None:
+def test_padding_is_not_attended_to(folder: Path) -> None:
     seed_everything(1, verbose=False)
     model = first_stage(folder, relative_position_bias=True)
     model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the", "cube", "moved"]
@@ -70,7 +70,7 @@ def test_padding_is_still_attended_to_by_nothing(folder: Path) -> None:
         assert torch.equal(getattr(other, name), getattr(batch, name)), name
 
 
-def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_path: Path) -> None:
+def test_second_stage_loads_the_relative_bias(folder: Path, tmp_path: Path) -> None:
     theirs = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
     start = {"procedure": str(folder / "first.ckpt"), "tokenizer": None}
     settings: dict = {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "the"], "max_length": 6, **start}
@@ -80,7 +80,7 @@ def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_pat
         table = model.built_net.encoder.get_parameter("relative.table")
         expected = theirs["net.encoder.relative.table"].view(4, 4, -1, 2)[frames][:, frames].reshape(-1, 2)
         assert torch.equal(table, expected)
-    with pytest.raises(Exception, match=r"relative_position_bias,? .*must agree"):
+    with pytest.raises(Exception, match=r"relative_position_bias,? .*must be equal"):
         second_stage(folder, **settings).build()
 
     seed_everything(1, verbose=False)
@@ -95,7 +95,7 @@ def test_the_second_stage_starts_from_the_first_with_any_k(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("stage", [first_stage, second_stage])
-def test_the_authors_code_has_none(folder: Path, stage: object) -> None:
+def test_official_variant_rejects_relative_bias(folder: Path, stage: object) -> None:
     model = stage(folder, variant="official", relative_position_bias=True)  # type: ignore[operator]
     model.hparams["vocabulary"] = ["<pad>", "<bos>", "<eos>", "<unk>", "the"]
     with pytest.raises(ConfigError, match="relative_position_bias"):
