@@ -190,7 +190,7 @@ def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, float]
     adapter = lora()
     images = Images((side, side), PROMPT, scored, PLANNED, batch)
     plan = plan_of(folder, {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
-    flops = 0.0 if plan.cost is None else plan.cost.step * batch
+    flops = 0.0 if plan.cost is None else plan.cost.step_flops * batch
     return {"states": plan.states, "activations": plan.activations, "flops": flops}
 
 

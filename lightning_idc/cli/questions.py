@@ -16,7 +16,7 @@ from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def _answers(answerer: QuestionAnswerer, questions: list[Question], contrast: bo
 
 
 def _answerer(options: ModelOptions, tokens: int) -> QuestionAnswerer:
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
     from lightning_idc.models.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     captioner = options.open()
     if not isinstance(captioner, VLMCaptioner):

@@ -245,7 +245,7 @@ class PairCLI(LightningCLI):
         configured = (self.source.get("model") or {}).get("init_args") or {} if isinstance(self.source, dict) else {}
         kind, argument_names = class_of(model.class_path), arguments_of(model.class_path) or ()
         # loading the checkpoint sets the vocabulary; as an argument, each word would be validated
-        vocabulary_hparams = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
+        vocabulary_hparams = kind.token_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
         for name, value in plain_hparams(checkpoint, path).items():
             if name in argument_names and name not in configured and name not in vocabulary_hparams:
                 # set without parsing, which would instantiate classes named in values

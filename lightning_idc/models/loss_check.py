@@ -20,7 +20,7 @@ class LossCheck:
 
     def __init__(self) -> None:
         self._last: tuple[Tensor, Sequence[str]] | None = None
-        self._answer: _IsFinite | None = None
+        self._is_finite: _IsFinite | None = None
 
     def update(self, loss: Tensor, ids: Sequence[str]) -> None:
         """Check the loss of a step, on an accelerator that of the step before.
@@ -36,34 +36,34 @@ class LossCheck:
         if loss.device.type == "cpu":
             self.check()
         elif loss.device.type == "cuda":
-            # asked of the device now and read a step later, when it has long been answered
-            answer, self._answer = self._answer, _IsFinite(loss.detach())
-            if previous is not None and answer is not None and not answer.read():
+            # the copy to the host starts now and is read one step later, when it has long finished
+            is_finite, self._is_finite = self._is_finite, _IsFinite(loss.detach())
+            if previous is not None and is_finite is not None and not is_finite.read():
                 _check_finite(*previous)
         elif previous is not None:
             _check_finite(*previous)
 
     def check(self) -> None:
-        """Check the last loss now, as before a checkpoint is written.
+        """Check the last loss now, for example before a checkpoint is written.
 
         Raises:
-            ConfigError: it is not finite.
+            ConfigError: the loss is not finite.
         """
         if self._last is not None:
             _check_finite(*self._last)
 
 
 class _IsFinite:
-    """Whether a number on a GPU is finite, copied to the host without waiting."""
+    """Asynchronous copy, from a GPU to the host, of whether a number is finite."""
 
     def __init__(self, value: Tensor) -> None:
-        self._answer = torch.isfinite(value).to("cpu", non_blocking=True)
+        self._result = torch.isfinite(value).to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record()
 
     def read(self) -> bool:
         self._copied.synchronize()
-        return bool(self._answer)
+        return bool(self._result)
 
 
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
 
 
 def check_weights(module: nn.Module) -> None:
-    """Refuse to write weights that are not finite; every process of a run calls it.
+    """Check that all weights are finite before a checkpoint is written; all processes must call this.
 
     Raises:
         CheckpointError: a parameter holds NaN or infinity, on this process or another one.

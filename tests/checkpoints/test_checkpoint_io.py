@@ -83,7 +83,7 @@ def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"is full .*what was written before is complete \(last\.ckpt\)"):
+    with pytest.raises(CheckpointError, match=r"is full .*earlier checkpoints are complete \(last\.ckpt\)"):
         write_checkpoint(content(2), target)
     assert torch.load(target, weights_only=True)["global_step"] == 1 and len(os.listdir(tmp_path)) == 1
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_is_passed_over_with_a_sentence(tmp_path: Path, how:
     said: list[str] = []
     assert newest_checkpoint(tmp_path, said.append) == tmp_path / "best.ckpt"
     (sentence,) = said
-    assert "passing over" in sentence and "last.ckpt" in sentence and "damaged" in sentence
+    assert "skipping" in sentence and "last.ckpt" in sentence and "damaged" in sentence
 
 
 def test_weights_alone_and_other_files_are_passed_over(tmp_path: Path) -> None:

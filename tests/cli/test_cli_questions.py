@@ -218,7 +218,7 @@ def test_a_captioner_is_asked(
 
 def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     asked: list[tuple[list[str], str]] = []
     call = QuestionAnswerer.__call__
@@ -255,7 +255,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "internvl"])
 def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     captioner = vlm_tiny.captioner(kind, image_size=(32, 32))
     picture = vlm_tiny.samples(1, 32)[0].before

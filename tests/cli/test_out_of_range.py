@@ -86,7 +86,7 @@ VALUES = {
     "model.nothing 1": "nothing",
     "data.nothing 1": "nothing",
     "ckpt_path pairs/before/0.png": "is an image (PNG)",
-    "ckpt_path https://example.org/best.ckpt": "an address of the network",
+    "ckpt_path https://example.org/best.ckpt": "is a URL",
 }
 
 

@@ -107,7 +107,7 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
     said = capsys.readouterr().out
-    assert "passing over" in said and "last.ckpt" in said
+    assert "skipping" in said and "last.ckpt" in said
     assert Path(runs[0][1]["ckpt_path"]).name == "best.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 12
 
@@ -153,7 +153,7 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(
     Path("notes.txt").write_text("mine")
     assert main(["run", "toy.yaml", "--out", name, *seeds]) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()[:1]
-    assert "notes.txt' is a file" in said and "name another folder" in said
+    assert "notes.txt' is a file" in said and "choose another folder" in said
     assert runs == [] and Path("notes.txt").read_text() == "mine"
 
 

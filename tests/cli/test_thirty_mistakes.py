@@ -35,7 +35,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "6 a run that is not there": (["run", "quickstart", "--resume", "runs/nothing"], "no run in 'runs/nothing'"),
     "8 data that are not there": (["data", "check", "deeppcb", "--root", "nowhere"], "does not hold DeepPCB; missing"),
     "9 an image as a checkpoint": ([*DESCRIBE, "before.png"], "is an image (PNG); expected a checkpoint"),
-    "10 checkpoint of another stage": ([*DESCRIBE, "look.ckpt"], "expected that of a stage which trains one"),
+    "10 checkpoint of another stage": ([*DESCRIBE, "look.ckpt"], "use the checkpoint of a stage that trains one"),
     "11 text as an image": (["describe", "README.md", "before.png", "--model", "model"], "is not an image"),
     "12 a recipe as a configuration": (["test", "--config", QUICK], "run it with: lightning-idc run"),
     "13 a configuration that is not there": (["fit", "--config", "nothere.yaml"], "there is no file 'nothere.yaml'"),
@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "20 predict with weights unsaid": (["predict", "--ckpt_path"], "--ckpt_path True: expected the path of a"),
     "20 test without weights": (["test", "--config", "tiny.yaml"], "expected --ckpt_path FILE"),
     "21 an address as an image": (
-        ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "fetch it first",
+        ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "download it first",
     ),
     "24 a file that holds no captions": (["score", "scores.json"], "'rows' is {'a': 1}; expected one caption"),
     "26 batch size 0": ([*FIT, "--data.batch_size", "0"], "expected at least 1. Got value: 0"),

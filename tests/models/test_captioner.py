@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.metric import CaptionScores
-from lightning_idc.models.captioner import AS_TRAINED
+from lightning_idc.models.captioner import CHECKPOINT_HPARAMS
 from lightning_idc.models.captions import chosen_captions, pad_captions
 from lightning_idc.models.loading import load_captioner, strip_aux
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -183,7 +183,9 @@ def test_a_checkpoint_is_tested_as_it_was_trained_whoever_made_the_network(
         return model
 
     model = tested()
-    assert {name: model.hparams[name] for name in AS_TRAINED} == {name: trained.hparams[name] for name in AS_TRAINED}
+    assert {name: model.hparams[name] for name in CHECKPOINT_HPARAMS} == {
+        name: trained.hparams[name] for name in CHECKPOINT_HPARAMS
+    }
     Trainer(**QUIET).test(trained, TinyPairs(image_size=(4, 4)), verbose=False)
     assert model.predictions == trained.predictions, "images have the size of the training"
     longer = tested(max_length=5)

@@ -125,7 +125,7 @@ class WithPart(PairCaptioner):
 def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part: Any, tmp_path: Path) -> None:
     """Every checkpoint of such a run would be refused when it is opened, as one that runs code."""
     options: dict[str, Any] = {**QUIET, "max_epochs": 1, "default_root_dir": tmp_path}
-    with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*make the object in build_net"):
+    with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*create the object in build_net"):
         Trainer(**options).fit(WithPart(part), TinyPairs())
     model = WithPart(part)
     trainer = Trainer(**options, enable_checkpointing=False)

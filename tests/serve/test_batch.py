@@ -322,7 +322,7 @@ def test_captions_are_written_beside_the_second_images_and_kept(
     assert (
         main(["predict", str(tmp_path), "--sidecar", "--model", str(model), "--prompt", "Write the instruction."]) == 1
     )
-    assert "is not asked in words" in capsys.readouterr().err
+    assert "takes no prompt" in capsys.readouterr().err
 
 
 def test_captions_that_would_be_one_file_are_refused_and_lonely_images_are_counted(

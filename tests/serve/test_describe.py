@@ -194,7 +194,7 @@ def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path:
         lightning_idc.load(model, device="cuda:7")
     with pytest.raises(ConfigError, match="expected NAME=VALUE; did you mean 'value_range'"):
         lightning_idc.load(model, image=["value_rang=auto"])
-    with pytest.raises(ConfigError, match="is not asked in words"):
+    with pytest.raises(ConfigError, match="takes no prompt"):
         lightning_idc.load(model, prompt="What is new?")
 
 

@@ -1,4 +1,4 @@
-"""Publish a captioner as a repository on the Hugging Face hub, with a model card."""
+"""push_to_hub: upload a captioner with its model card to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def write_repository(
     if layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
     if not isinstance(captioner, VLMCaptioner) and layout != LAYOUTS[0]:
-        raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
+        raise ConfigError(f"layout {layout!r} is for vision-language models, not for a {type(captioner).__name__}")
     if isinstance(captioner, VLMCaptioner) and layout == "adapters":
         _check_adapters(captioner)
     facts = CardFacts() if facts is None else facts
@@ -110,12 +110,12 @@ def repository(folder: str | Path, overwrite: bool = False, inputs: Sequence[str
 
 def _check_adapters(captioner: VLMCaptioner) -> None:
     if not len(captioner.adapters):
-        raise ConfigError("there are no adapters to write; layout captioner writes all weights")
+        raise ConfigError("the captioner has no adapters to write; the layout captioner writes all weights")
     others = captioner.trainable_non_adapter_parameters()
     if others:
         raise ConfigError(
-            f"{len(others)} weights train beside the adapters ({', '.join(others[:2])}), which the layout adapters "
-            "would leave out; write the layout captioner, or freeze them (LoRA: freeze: [model, lm_head])"
+            f"the layout adapters would leave out {len(others)} trained weights that are not part of an adapter "
+            f"({', '.join(others[:2])}); use the layout captioner, or freeze them (LoRA: freeze: [model, lm_head])"
         )
 
 
@@ -179,13 +179,13 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, facts: CardFacts) 
         rows = [f"| base model | {public_base or 'not public'} |", f"| prompt | {prompt} |"]
     else:
         spec = captioner.input_spec
-        size = "their own" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
+        size = "any size" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
         rows = [f"| network | {type(captioner).__name__} |", f"| images | {size} |", f"| trained on | {spec.domain} |"]
     rows += [f"| {name} | {_options_text(records[name])} |" for name in captioner.adapters if name in records]
     text = [
         f"---\n{metadata}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
-        "Says what changed from a first image to a second one.\n",
+        "Describes the change from a first image to a second one.\n",
         f"```python\n{usage}\n```\n",
         "| | |\n|---|---|\n" + "\n".join(rows) + "\n",
     ]

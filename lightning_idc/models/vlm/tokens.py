@@ -42,8 +42,8 @@ def _turn_end(processor: Any) -> list[int]:
         chat = processor.apply_chat_template(messages, tokenize=False)
     except (TemplateError, TypeError) as error:
         raise ConfigError(
-            f"the chat template of the model cannot be filled in with a question and an answer ({error}); give the "
-            "model's processor a template that takes contents as lists of images and texts, or none"
+            f"the chat template of the model cannot be filled in with a question and an answer ({error}); set a "
+            "template of the processor that accepts contents as lists of images and texts, or none"
         ) from error
     _, _, suffix = chat.rpartition(answer)
     special = set(processor.tokenizer.all_special_ids) | set(processor.tokenizer.added_tokens_decoder)
@@ -68,8 +68,8 @@ class TokenizerVocabulary(Vocabulary):
         stops = stop_tokens(processor, generation_config)
         end = stops[0]
         padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        silent = {*image_tokens, padding} - set(stops)
-        self.special = SpecialIds(padding, padding, end, tuple(sorted(silent)), stops=tuple(stops))
+        suppressed = {*image_tokens, padding} - set(stops)
+        self.special = SpecialIds(padding, padding, end, tuple(sorted(suppressed)), stops=tuple(stops))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a sentence, with begin and end token."""

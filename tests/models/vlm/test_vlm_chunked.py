@@ -22,7 +22,7 @@ head = torch.nn.Linear(64, 60_000, bias=False)
 states = torch.randn(1280, 64, requires_grad=True)
 targets = torch.arange(1280)
 if sys.argv[1] == "once":
-    chunked.SMALL = 1 << 40
+    chunked.MAX_UNCHUNKED_LOGITS = 1 << 40
 def peak() -> int:  # of this program alone: ru_maxrss begins at the peak of the process that started it
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1])
@@ -42,7 +42,7 @@ def test_values_and_gradients_are_those_of_all_logits(
     way: Callable[..., Tensor], bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(chunked, "SMALL", 0)
+    monkeypatch.setattr(chunked, "MAX_UNCHUNKED_LOGITS", 0)
     head = nn.Linear(16, 500, bias=bias)
     targets, weights = torch.randint(0, 500, (600,)), torch.randn(600)
     states = torch.randn(600, 16, requires_grad=True)

@@ -230,7 +230,7 @@ def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:
 
     model: VLMCaptioner = model_of("mistral3")
     assert isinstance(model.net.family, Generic)  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="MDP needs to know"):
+    with pytest.raises(ConfigError, match="which MDP rewrites"):
         model.add_adapter("mdp", MDP)
 
 

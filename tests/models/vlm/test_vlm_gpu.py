@@ -182,7 +182,7 @@ def test_log_probs_by_chunks_take_less_memory(way: str, monkeypatch: pytest.Monk
     def outcome(by: str) -> tuple[list[Tensor], int]:
         states = start.clone().requires_grad_()
         head.zero_grad()
-        monkeypatch.setattr(chunked, "SMALL", 1 << 40 if by == "once" else 0)
+        monkeypatch.setattr(chunked, "MAX_UNCHUNKED_LOGITS", 1 << 40 if by == "once" else 0)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         if by == "loop":

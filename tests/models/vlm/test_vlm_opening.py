@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.models.loading import load_captioner
-from lightning_idc.models.vlm.asking import QuestionAnswerer
 from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.opening import open_captioner
 from lightning_idc.models.vlm.publishing import CardFacts, push_to_hub, write_repository
+from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 from lightning_idc.utils.errors import ConfigError
 
 QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
@@ -173,14 +173,14 @@ def test_a_template_that_cannot_be_filled_in_is_refused(
 ) -> None:
     shutil.copytree(stock, tmp_path / "broken")
     (tmp_path / "broken" / "chat_template.jinja").write_text(template)
-    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; give the model"):
+    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; set a template"):
         open_captioner(str(tmp_path / "broken"), device="cpu")
 
 
 def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images: tuple[Path, Path]) -> None:
     ask = QuestionAnswerer(open_captioner(str(stock), device="cpu"), 3)  # type: ignore[arg-type]
     for shown in (images, images[:1]):
-        with pytest.raises(ConfigError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
+        with pytest.raises(ConfigError, match=r"pad\|> what\?' contains the image placeholder .*; leave it out"):
             ask(shown, ["<|image_pad|> what?"])
 
 
@@ -229,7 +229,7 @@ def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -
 def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.add_adapter("mdp", MDP)
-    with pytest.raises(ConfigError, match="MDP stays a part of this library"):
+    with pytest.raises(ConfigError, match="MDP runs only in this library"):
         model.save_model(tmp_path, merge=True)
 
 
@@ -303,6 +303,6 @@ def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
     with pytest.raises(ConfigError, match="there are no adapters"):
         write_repository(model, "unused", "me/x", "adapters")
     model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
-    with pytest.raises(ConfigError, match=r"weights train beside the adapters \(model.model.visual"):
+    with pytest.raises(ConfigError, match=r"trained weights that are not part of an adapter \(model.model.visual"):
         write_repository(model, "unused", "me/x", "adapters")
     assert not Path("unused").exists()

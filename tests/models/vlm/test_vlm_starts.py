@@ -164,8 +164,8 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "x", "language_model": "y"}, "go into a random `architecture`"),
-        ({"model": "x", "tower_weights": "y"}, "go into a random `architecture`"),
+        ({"model": "x", "language_model": "y"}, "initialize a random `architecture`"),
+        ({"model": "x", "tower_weights": "y"}, "initialize a random `architecture`"),
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:

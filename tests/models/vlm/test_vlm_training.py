@@ -234,8 +234,8 @@ def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give either"),
-        ({"model": "x", "architecture": {}}, "give either"),
+        ({}, "set either"),
+        ({"model": "x", "architecture": {}}, "set either"),
         ({"model": "x", "scoring": "quick"}, "packed, cached, plain"),
         ({"model": "x", "scoring": "cached", "activation_checkpointing": True}, "use `packed`"),
     ],

@@ -42,7 +42,7 @@ class Idefics3(Family):
         return kind(size=side, max_image_size=side, do_image_splitting=False)
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(processor.image_processor(self.shown(images), return_tensors="pt", **self.image_options))
+        return dict(processor.image_processor(self.processor_images(images), return_tensors="pt", **self.image_options))
 
 
 class SmolVLM(Idefics3):
