@@ -62,10 +62,10 @@ ODD = [
 TIMED = """
 import time
 from benchmarks.metrics import corpus
-from lightning_idc.metrics.captions import USUAL, score_captions
+from lightning_idc.metrics.captions import STANDARD_METRICS, score_captions
 said, expected = corpus(5000, 5)
 began, used = time.perf_counter(), time.process_time()
-score_captions(said, expected, USUAL)
+score_captions(said, expected, STANDARD_METRICS)
 print(time.perf_counter() - began, time.process_time() - used)
 """
 FIRST = """

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
-from lightning_idc.metrics.captions import FAST, score_captions
+from lightning_idc.metrics.captions import FAST_METRICS, score_captions
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.reading import read_references
 from lightning_idc.utils.errors import IDCError
@@ -72,7 +72,7 @@ def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
     if sum(words) < 2 * len(words):  # a map of names, such as types of change
         return None
     found: dict[str, Any] = {"pairs": len(expected), "references": sum(map(len, expected.values()))}
-    metrics = FAST if meteor is None else (*FAST, "METEOR")
+    metrics = FAST_METRICS if meteor is None else (*FAST_METRICS, "METEOR")
     for name, said in variants(expected).items():
         ours, theirs = score_captions(said, expected, metrics).values, oracle(said, expected, meteor)
         found[name] = {metric: abs(ours[metric] - theirs[metric]) for metric in theirs}

@@ -67,7 +67,7 @@ def cells(world: Mapping[str, Any], row: str) -> list[str]:
         if gain
         else []
     )
-    reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the floor" if low else NONE)
+    reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the baseline" if low else NONE)
     return [
         short(found[METRIC][0]),
         ", ".join(f"{value[0]:.0f}" for value in found["floors"].values()),

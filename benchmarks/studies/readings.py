@@ -33,7 +33,7 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
 
 
 def reading_of(gain: Mapping[str, Any], below: bool, test_pairs: int) -> str:
-    """What may be said of a difference: ``higher``, ``lower``, ``not decided`` or ``below the floor``.
+    """What may be said of a difference: ``higher``, ``lower``, ``not decided`` or ``below the baseline``.
 
     Args:
         gain: of :func:`over_seeds`, with the interval over test pairs as ``pairs``; None where it was not kept.

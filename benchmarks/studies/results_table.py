@@ -274,7 +274,7 @@ SUMMARY = (
 
 def summary(results: Path = RESULTS) -> str:
     """Differences by CIDEr-D of the methods in several settings, by their readings, as Markdown."""
-    columns = ("method over control", "higher", "lower", "not decided", "below the floor")
+    columns = ("method over control", "higher", "lower", "not decided", "below the baseline")
     cells_by_name = {row[0]: row for row in lines(results)}
     labels = [one.what for one in COMPARISONS]
     rows = []

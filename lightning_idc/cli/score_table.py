@@ -45,7 +45,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         f"{varied['vocabulary']} distinct words, {varied['no_change']:.1%} say nothing changed",
         *(f"beware: {remark}" for remark in result["remarks"]),
     ]
-    empty = result["pairs_without_a_reference_that_says_anything"]
+    empty = result["pairs_with_empty_references"]
     if empty:
         fate = "they count as unchanged" if "baselines" in result else "their captions score 0"
         lines.append(f"{empty} records have no reference that says anything; {fate}")

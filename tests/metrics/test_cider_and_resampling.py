@@ -12,7 +12,7 @@ import pytest
 
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
-from lightning_idc.metrics.captions import FAST, References, Scores, ScoringResources, score_captions
+from lightning_idc.metrics.captions import FAST_METRICS, References, Scores, ScoringResources, score_captions
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
@@ -100,7 +100,7 @@ def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 def test_resampled_scores_equal_scoring_the_resampled_corpus() -> None:
     """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
     candidates, expected = texts(12, seed=4)
-    metrics = [*FAST, "METEOR"]
+    metrics = [*FAST_METRICS, "METEOR"]
     scores = score_captions(candidates, expected, metrics)
     weights = np.array([[3, 0, 1, 2, 0, 0, 1, 1, 0, 2, 1, 1]], dtype=np.float64)
     copies = [(id, copy) for id, times in zip(scores.ids, weights[0], strict=True) for copy in range(int(times))]

@@ -88,8 +88,8 @@ def test_any_answer_is_parsed_or_none(answer: str) -> None:
 
 
 def test_captions_with_braces_stay_as_they_are() -> None:
-    prompt = OMNIDIFF.ask("a {expected} b {0}", "c {said} d")
-    assert prompt.endswith("Standard answer: c {said} d Assistant's response: a {expected} b {0}")
+    prompt = OMNIDIFF.format_prompt("a {reference} b {0}", "c {caption} d")
+    assert prompt.endswith("Standard answer: c {caption} d Assistant's response: a {reference} b {0}")
 
 
 def test_unparsed_answers_are_retried_and_counted() -> None:
@@ -111,7 +111,7 @@ def test_unparsed_answers_are_retried_and_counted() -> None:
     found = judge_captions(captions, {id: ["x", "y"] for id in captions}, model, retries=2, batch_size=2)
     assert found.scores == {"1": 100, "2": 50, "3": None}
     assert asked == [(0, 2), (0, 1), (1, 2), (2, 1)]
-    assert found.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "asked": 6}
+    assert found.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "num_answers": 6}
     nothing = judge_captions({"3": "never"}, {"3": ["x"]}, model, retries=0)
     assert nothing.mean is None and nothing.unparsed == ["3"]
     with pytest.raises(DataError, match="0 answers to 1 prompts"):

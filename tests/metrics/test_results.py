@@ -306,7 +306,7 @@ def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytes
     [
         ({**CAPTIONS, "d": "x"}, REFERENCES, "1 of 4 pairs have no reference: 'd'"),
         ({"a": "x"}, REFERENCES, "2 of 3 pairs have no caption: 'b', 'c'"),
-        ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "comes again"),
+        ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "appears twice"),
         (CAPTIONS, {**REFERENCES, "b": []}, "no reference with text: 'b'"),
         (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
     ],
@@ -427,10 +427,10 @@ def test_damaged_results_are_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     for text, message in (
         ("{", "not JSON"),
         (json.dumps({"schema": SCHEMA}), "is not a complete result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a sound result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a sound result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a valid result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a valid result"),
         (json.dumps({**sound, "headline": ["all"]}), "is not a complete result"),
-        (json.dumps({**sound, "model": 3}), "is not a sound result"),
+        (json.dumps({**sound, "model": 3}), "is not a valid result"),
     ):
         (tmp_path / "r.json").write_text(text, encoding="utf-8")
         assert main(["leaderboard", str(tmp_path)]) == 1

@@ -29,7 +29,7 @@ def test_rows_stand_beside_floors_and_intervals() -> None:
         "as well": Captioned(SEES, blind),
     }
     rows = rows_of(said, REFERENCES, CONSTANT)
-    assert [row.reading for row in rows] == ["below the floor", "higher", "higher", "not decided"]
+    assert [row.reading for row in rows] == ["below the baseline", "higher", "higher", "not decided"]
     assert [row.before for row in rows] == [None, "blind", "half", "sees"]
     scores = [score_captions(one.captions, REFERENCES, ("CIDEr-D",)) for one in said.values()]
     for row, own in zip(rows, scores, strict=True):
@@ -39,13 +39,13 @@ def test_rows_stand_beside_floors_and_intervals() -> None:
     assert rows[2].over_before["CIDEr-D"] == compare(scores[1], scores[2])["CIDEr-D"]
     assert (rows[2].distinct, rows[0].distinct, rows[0].words) == (len(set(THINGS)), 1, 5.0)
     table = differences_table(rows)
-    assert interval(rows[2].over_before["CIDEr-D"]) in table and "below the floor" in table
+    assert interval(rows[2].over_before["CIDEr-D"]) in table and "below the baseline" in table
     assert json.loads(json.dumps([row.as_dict() for row in rows]))[1]["reading"] == "higher"
 
 
 def test_a_captioner_that_hallucinates_as_well_without_a_change_is_below_the_floor() -> None:
     (row,) = rows_of({"x": Captioned(HALF, HALF)}, REFERENCES, "words of nobody")
-    assert row.floors["after := before"] == row.score and row.reading == "below the floor"
+    assert row.floors["after := before"] == row.score and row.reading == "below the baseline"
     (row,) = rows_of({"x": Captioned(HALF)}, REFERENCES)
     assert list(row.floors) == ["dealt"] and row.reading == ""
 

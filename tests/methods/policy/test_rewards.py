@@ -285,7 +285,7 @@ def test_a_judge_gives_shares_of_its_highest_score(judge: Judge, two: PairBatch)
     assert JudgeReward(judge.endpoint())(two, texts).tolist() == [[0.0, 1.0], [0.5, 1.0]]
     prompt = judge.requests[0]["messages"][0]["content"]
     assert " ".join(two.references[0]) in prompt and "x 0" in prompt
-    own = JudgeReward(judge.endpoint(), prompt="Rate from 0 to 10: {said}", max_score=10.0, images=True)
+    own = JudgeReward(judge.endpoint(), prompt="Rate from 0 to 10: {caption}", max_score=10.0, images=True)
     assert own(two, texts).tolist() == [[0.0, pytest.approx(0.3)], [pytest.approx(0.15), pytest.approx(0.3)]]
     parts = judge.requests[-1]["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
@@ -294,7 +294,7 @@ def test_a_judge_gives_shares_of_its_highest_score(judge: Judge, two: PairBatch)
     for odd, said in ((dict(tries=0), "tries is 0"), (dict(max_score=0.0), "max_score is 0")):
         with pytest.raises(ConfigError, match=said):
             JudgeReward(judge.endpoint(), **odd)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"has no \{said\}"):
+    with pytest.raises(ConfigError, match=r"has no \{caption\}"):
         JudgeReward(judge.endpoint(), prompt="Rate it")
 
 
