@@ -1,4 +1,4 @@
-"""CompareResults: one table of the results of several test stages, with intervals and baselines."""
+"""CompareResults: prints one table of the results of several test stages, with intervals and baselines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
@@ -33,11 +33,11 @@ class CompareResults(Callback):
 
     Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last, after
     `ShowResults`: if every stage has ``predictions.jsonl``, each row is compared pair by pair with the previous row and
-    with blind baselines (`UnchangedControl` adds the third of these).
+    with baselines that do not see the change (`UnchangedControl` adds the third of these).
 
     Args:
         name: name of the row of this test.
-        others: folders of earlier test stages by the names of their rows, such as ``{DPO: ${run_dir}/test_dpo}``.
+        others: folder of each earlier test stage by the name of its row, such as ``{DPO: ${run_dir}/test_dpo}``.
         metrics: columns; metrics that no stage computed are left out.
     """
 
@@ -65,7 +65,7 @@ class CompareResults(Callback):
             text = f"{text}\n\n{differences_table(rows)}{facts}\n\n{RULES}"
         print(f"\n{text}\n", flush=True)
         save_json(folder / "comparison.json", table)
-        save(folder / "comparison.md", lambda path: fill(path, text + "\n"))
+        save(folder / "comparison.md", lambda path: write_content(path, text + "\n"))
 
     def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[Row]:
         references: dict[str, list[str]] = {}
@@ -85,7 +85,7 @@ class CompareResults(Callback):
 
 def constant_of(trainer: Trainer) -> str | None:
     """Constant caption selected on the training split; None, with a warning, without training captions."""
-    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
     try:
         return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
     except IDCError as error:  # a test needs no training split

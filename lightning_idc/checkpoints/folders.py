@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_idc.checkpoints.reading import check_no_nan
 from lightning_idc.utils.errors import CheckpointError
-from lightning_idc.utils.files import file_digest, fill
+from lightning_idc.utils.files import file_digest, write_content
 from lightning_idc.utils.outputs import Output
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -28,7 +28,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tenso
     with Output(folder, "captioner") as draft:
         save_file(state, draft / WEIGHTS)
         content = {**config, "weights": file_digest(draft / WEIGHTS)}
-        fill(draft / CONFIG, json.dumps(content, indent=2, ensure_ascii=False))
+        write_content(draft / CONFIG, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output, saved
 from lightning_idc.utils.text import encodable
 
@@ -74,9 +74,9 @@ def write(tables: list[Board], out: Path, inputs: Iterable[Path] = (), overwrite
     def write_all() -> None:
         with _output(out, inputs, overwrite) as draft:
             markdown, page, tex = (draft / name for name in names)
-            fill(markdown, as_markdown(tables))
+            write_content(markdown, as_markdown(tables))
             write_html(page, tables)
-            fill(tex, as_latex(tables))
+            write_content(tex, as_latex(tables))
 
     if not saved(out, write_all):
         return 1

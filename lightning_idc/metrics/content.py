@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.jsonfiles import check_no_page, decode, parse_documents, read_bytes, short
+from lightning_idc.utils.jsonfiles import check_not_html, decode, parse_documents, read_bytes, short
 
 ID_FIELDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")
 CAPTION_FIELDS = ("caption", "prediction", "text")
@@ -32,7 +32,7 @@ class AnnotationFile:
         data = read_bytes(self.path)
         self.digest = hashlib.sha256(data).hexdigest()
         text = decode(data, self.path)
-        check_no_page(text, self.path)
+        check_not_html(text, self.path)
         value, self.lines = parse_documents(text, self.path)
         self.items: Any = {}
         if isinstance(value, dict) and isinstance(value.get("images"), list):

@@ -16,7 +16,7 @@ from lightning_idc.checkpoints.reading import class_named
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero, is_sharded
 from lightning_idc.utils.errors import CheckpointError, ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 RECORDS = "adapters.json"
@@ -108,7 +108,7 @@ class AdapterSet(nn.ModuleDict):
             for name, adapter in unmerged.items():
                 adapter.save(net, draft / name)
             if is_rank_zero():
-                fill(draft / RECORDS, json.dumps({name: self.recorded[name] for name in unmerged}, indent=2))
+                write_content(draft / RECORDS, json.dumps({name: self.recorded[name] for name in unmerged}, indent=2))
         all_gather_object(None)  # a barrier: no process reads the files before they are written
 
     def load(self, net: nn.Module, folder: Path, device: torch.device) -> None:

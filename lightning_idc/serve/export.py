@@ -19,7 +19,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.transformer import DecoderState
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 ABOUT = "captioner.json"
@@ -147,7 +147,7 @@ def write_graphs(
                 _write_onnx(program, draft / f"{name}.onnx")
             else:
                 torch.export.save(program, draft / f"{name}.pt2")
-        fill(draft / ABOUT, json.dumps(about(captioner)))
+        write_content(draft / ABOUT, json.dumps(about(captioner)))
     return folder
 
 
@@ -169,4 +169,4 @@ def _write_onnx(program: ExportedProgram, target: Path) -> None:
     written = torch.onnx.export(program, output_names=outputs, verbose=False)
     if written is None:
         raise ConfigError(f"torch made no ONNX graph of {target.stem}")
-    fill(target, written.model_proto.SerializeToString())
+    write_content(target, written.model_proto.SerializeToString())

@@ -21,7 +21,7 @@ from lightning_idc.images.resize import resize
 from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.outputs import check_apart, check_file, write_file
+from lightning_idc.utils.outputs import check_disjoint, check_file, write_file
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
 """States of pairs in reports; see :func:`by_pixels` for ``differs``."""
@@ -60,7 +60,7 @@ def check_outputs(
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
     out, files = out.expanduser(), {"--out": out, **(reports or {})}
     images = None if page is None else image_folder(page)
-    check_apart({**files, "--report": page, "the pictures of --report": images})
+    check_disjoint({**files, "--report": page, "the pictures of --report": images})
     for option, file in files.items():
         if file is not None:
             check_file(option, file, inputs, overwrite)

@@ -1,4 +1,4 @@
-"""Upload the files of an output, and no others, to the Hugging Face hub."""
+"""upload: the files of an output, and no others, to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
     files = output.files()
     missing = sorted(read_manifest(output.folder).get(output.name, {}).keys() - set(files))
     if missing or not files:
-        raise ConfigError(f"{str(output.folder)!r}: {missing or 'no file'} is not what was written; write it again")
+        problem = f"{missing} were modified or removed" if missing else "it has no files"
+        raise ConfigError(f"{str(output.folder)!r} cannot be uploaded: {problem}; write it again")
     try:
         api = HfApi()
         kinds: dict[str, Any] = {} if kind == "model" else {"repo_type": kind}
@@ -42,6 +43,6 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
     except Exception as error:  # the network errors of the hub client differ between its versions
         reason = next(iter(str(error).strip().splitlines()), "")
         raise ConfigError(
-            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
-            "`hf auth login`, and name a repository that you may write to"
+            f"the upload to {repo!r} failed ({type(error).__name__}: {reason}); check the network, log in with "
+            "`hf auth login`, and choose a repository that you may write to"
         ) from error

@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, but it is trained; freeze it"):
+    with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, is trained; freeze it"):
         fit([CacheFeatures(tmp_path)], tmp_path, captioner(freeze_backbone=False))
     with pytest.raises(ConfigError, match=r"finds no module 'net\.eye' in PairTransformer, which has"):
         fit([CacheFeatures(tmp_path, module="net.eye")], tmp_path, captioner())
@@ -101,7 +101,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
                 pl_module.net.backbone.requires_grad_(True)
 
     model = captioner()
-    with pytest.raises(ConfigError, match="but it is trained"):
+    with pytest.raises(ConfigError, match="is trained"):
         fit([Thaw(), CacheFeatures(tmp_path)], tmp_path, model)
     assert "forward" not in vars(model.net.backbone), "it is taken off after an error"
 

@@ -148,7 +148,7 @@ def test_another_checkpoint_or_other_pairs_are_not_mixed_in(
     callback.on_predict_batch_end = stop  # type: ignore[method-assign]
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.predict(TinyCaptioner(), Stops(batch_size=2), ckpt_path=checkpoint, weights_only=True)
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "run the same command again" in capsys.readouterr().out
     other = tmp_path / "other.ckpt"
     content = torch.load(checkpoint, weights_only=True)
     content["state_dict"]["net.head.bias"] += 1

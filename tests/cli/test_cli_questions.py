@@ -53,10 +53,10 @@ def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     text = "".join(json.dumps({"pair": "1", "answer": key, "response": key}) + "\n" for key in "ab")
     answers.write_text(text)
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(answers)]) == 1
-    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert "is an input and would be overwritten" in capsys.readouterr().err
     assert answers.read_text() == text
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path)]) == 1
-    assert "is a folder; name a file in it" in capsys.readouterr().err
+    assert "is a folder; expected the path of a file" in capsys.readouterr().err
 
 
 def test_a_single_answer_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,8 +280,8 @@ def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[st
     arguments = ["predict", str(table(tmp_path)), "--questions"]
     for more, told in (
         (["--out", str(tmp_path / "x")], "name one with --model"),
-        (["--out", arguments[1], "--model", "m"], "is what is read, and would be lost; name another file"),
-        (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),
+        (["--out", arguments[1], "--model", "m"], "is an input and would be overwritten; choose another file"),
+        (["--out", str(tmp_path), "--model", "m"], "is a folder; expected the path of a file"),
     ):
         assert main([*arguments, *more]) == 1
         assert told in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
         ("3", "expected a list of records, or a map"),
         ("{}", "is empty"),
         ("[]", "is empty"),
-        ('{"a": "x", "a": "y"}', r"p.json: not JSON \(the key 'a' comes twice in one object\)"),
+        ('{"a": "x", "a": "y"}', r"p.json: not JSON \(the key 'a' appears twice in one object\)"),
         ('{"a": NaN}', r"p.json: not JSON \(NaN is not a JSON number"),
         ('{"a": 3}', "'a' is 3; expected one caption"),
         ('{"a": ["x", "y"]}', "expected one caption"),

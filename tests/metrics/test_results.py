@@ -128,7 +128,7 @@ def test_folder_at_the_output_path_is_an_early_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*files(tmp_path), "--out", "."]) == 1
-    assert capsys.readouterr().err == "error: --out '.' is a folder; name a file in it\n"
+    assert capsys.readouterr().err == "error: --out '.' is a folder; expected the path of a file\n"
 
 
 def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: py
     for name in ("said.json", "truth.json"):
         kept = (tmp_path / name).read_bytes()
         assert main([*given, "--out", str(tmp_path / name)]) == 1
-        assert f"{name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+        assert f"{name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == kept
 
 

@@ -191,7 +191,7 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     result = tmp_path / "test" / "metrics.json"
     kept = result.read_text(encoding="utf-8")
     assert main(["leaderboard", str(tmp_path), "--out", str(result)]) == 1
-    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert "is an input and would be overwritten" in capsys.readouterr().err
     assert result.read_text(encoding="utf-8") == kept
 
 

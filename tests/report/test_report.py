@@ -152,7 +152,7 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "7 pairs, 21 references" in printed
     assert printed.count("truth") == 3
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
-    assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
+    assert "other metrics: loss" in printed and "BLEU-1" not in printed.split("other metrics")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
 
 

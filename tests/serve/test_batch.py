@@ -428,7 +428,7 @@ def test_the_table_that_is_read_is_not_written_over(
     table.write_text("\n".join(lines) + "\n")
     before = table.read_bytes()
     assert main(["predict", str(table), "--model", str(model), "--out", str(tmp_path / "." / table.name)]) == 1
-    assert f"{table.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+    assert f"{table.name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
     assert table.read_bytes() == before
 
 

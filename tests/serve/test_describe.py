@@ -205,12 +205,13 @@ def test_the_picture_is_not_written_over_an_image_of_the_pair(
     kept = before.read_bytes(), after.read_bytes()
     for save in (before, after):
         assert main(["describe", str(before), str(after), "--model", str(model), "--out", str(save)]) == 1
-        assert f"{save.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+        assert f"{save.name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
     assert (before.read_bytes(), after.read_bytes()) == kept
 
 
 @pytest.mark.parametrize(
-    ("save", "said"), [("absent/a.png", "'absent' is not a folder"), ("folder.png", "is a folder; name a file in it")]
+    ("save", "said"),
+    [("absent/a.png", "'absent' is not a folder"), ("folder.png", "is a folder; expected the path of a file")],
 )
 def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     save: str, said: str, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 
@@ -99,7 +99,7 @@ def write_repository(
             captioner.save_model(draft, merge=True)
         for path, text in {CARD: card, **facts.files}.items():
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            fill(draft / path, text)
+            write_content(draft / path, text)
     return output
 
 

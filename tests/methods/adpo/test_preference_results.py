@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 100.0), (-1.0, 0.0)])
 def test_the_share_of_won_comparisons(data: SyntheticPairs, sign: float, expected: float) -> None:
-    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    trainer = Trainer(callbacks=[ForcedChoice(num_counterfactuals=3)], **QUIET)
     assert trainer.test(Knowing(sign), data, verbose=False)[0]["test/forced_choice"] == expected
 
 
@@ -72,7 +72,7 @@ def test_a_pair_that_is_dealt_twice_counts_once(tmp_path: Path) -> None:
     data = DealtTwice(
         train_pairs=2, val_pairs=2, test_pairs=4, render_size=16, cache_dir=tmp_path, progress=False, batch_size=1
     )
-    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    trainer = Trainer(callbacks=[ForcedChoice(num_counterfactuals=3)], **QUIET)
     assert trainer.test(KnowingTheFirst(), data, verbose=False)[0]["test/forced_choice"] == 25.0
 
 
@@ -90,7 +90,7 @@ def test_other_data_has_no_forced_choice() -> None:
     trainer.test(Knowing(), TinyPairs(), verbose=False)
     assert "test/forced_choice" not in trainer.callback_metrics
     with pytest.raises(IDCError, match="at least 1"):
-        ForcedChoice(rivals=0)
+        ForcedChoice(num_counterfactuals=0)
 
 
 def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> 
 
 
 def test_only_captioners_are_asked_about_unchanged_pairs() -> None:
-    with pytest.raises(IDCError, match="UnchangedControl asks a PairCaptioner"):
+    with pytest.raises(IDCError, match="UnchangedControl needs a PairCaptioner"):
         UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
 
 

@@ -144,8 +144,8 @@ def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, ca
     ("file", "left", "message"),
     [
         ("processor_config.json", None, "cannot be loaded: Can't load image processor"),
-        ("tokenizer.json", 1, "cannot be loaded .* a file of it is damaged"),
-        ("model.safetensors", 100, "cannot be loaded .* a file of it is damaged"),
+        ("tokenizer.json", 1, "cannot be loaded .* one of its files is damaged"),
+        ("model.safetensors", 100, "cannot be loaded .* one of its files is damaged"),
     ],
 )
 def test_a_folder_that_was_copied_in_part_is_refused(
