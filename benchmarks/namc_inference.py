@@ -84,7 +84,7 @@ def clip4idc() -> tuple[nn.Module, SpecialIds]:
     net, special = model.net, load_vocabulary("clip").special
     assert net is not None
     net.eval()
-    net.bias.data[list({special.eos, *special.never_said})] = NEVER  # type: ignore[index,union-attr]
+    net.bias.data[list({special.eos, *special.suppress_tokens})] = NEVER  # type: ignore[index,union-attr]
     return net, special
 
 
@@ -94,7 +94,7 @@ def namc() -> tuple[NamcNet, SpecialIds]:
 
     torch.manual_seed(0)
     net, special = NamcNet(TimmGrid("resnet101", stage=-2), (14, 14), BERT_WORDS).eval(), SpecialIds()
-    net.decoder.bias.data[list({special.eos, *special.never_said})] = NEVER
+    net.decoder.bias.data[list({special.eos, *special.suppress_tokens})] = NEVER
     return net, special
 
 

@@ -65,8 +65,8 @@ def main() -> None:
     net: Any = model.built_net
     special = model.built_vocabulary.special
     # what may end a caption, or is not a word of it
-    ends = sorted({*special.ends, *special.never_said})
-    unending = special._replace(never_said=tuple(ends), stops=(-1,))
+    ends = sorted({*special.ends, *special.suppress_tokens})
+    unending = special._replace(suppress_tokens=tuple(ends), stops=(-1,))
     found: dict[str, dict[str, Any]] = {}
 
     def ours(samples: int) -> list[list[int]]:

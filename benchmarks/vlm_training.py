@@ -185,11 +185,18 @@ class Pace(Callback):
 
 def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, float]:
     """Bytes and operations that ``lightning-idc plan`` expects."""
-    from lightning_idc.models.vlm.plan import Images, plan_of
+    from lightning_idc.models.vlm.plan import StepShape, plan_of
 
     adapter = lora()
-    images = Images((side, side), PROMPT, scored, PLANNED, batch)
-    plan = plan_of(folder, {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
+    step_shape = StepShape(
+        image_size=(side, side),
+        prompt=PROMPT,
+        captions_per_pair=scored,
+        max_caption_tokens=PLANNED,
+        batch_size=batch,
+    )
+    adapters = {"lora": adapter.adapter_class(**adapter.options)}
+    plan = plan_of(folder, adapters, "bf16-mixed", step_shape=step_shape)
     flops = 0.0 if plan.cost is None else plan.cost.step_flops * batch
     return {"states": plan.states, "activations": plan.activations, "flops": flops}
 

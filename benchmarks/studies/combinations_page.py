@@ -24,7 +24,7 @@ COLUMNS = (
     "captioner",
     "row",
     "CIDEr-D",
-    "floors: constant, dealt, after := before",
+    "baselines: constant caption, shuffled captions, identical images",
     "minus SFT+; pairs; seeds",
     "reading",
     "type, attributes, relation, %",
@@ -70,7 +70,7 @@ def cells(world: Mapping[str, Any], row: str) -> list[str]:
     reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the baseline" if low else NONE)
     return [
         short(found[METRIC][0]),
-        ", ".join(f"{value[0]:.0f}" for value in found["floors"].values()),
+        ", ".join(f"{value[0]:.0f}" for value in found["baselines"].values()),
         "; ".join([short(gain["mean"], "+"), *ends]) if gain else NONE,
         reading,
         facts,

@@ -24,7 +24,7 @@ from benchmarks.studies.where import interval
 from lightning_idc import load
 from lightning_idc.images.read import read_image
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.models.where import locate
+from lightning_idc.models.location import locate
 
 
 def measure(captioner: PairCaptioner, folder: Path) -> dict[str, Any]:

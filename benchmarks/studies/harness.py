@@ -33,7 +33,7 @@ from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
+from lightning_idc.report.comparison import METRIC, Captioned, ComparedCaptioner, compare_captioners, interval
 from lightning_idc.utils.outputs import save_json
 
 Said = tuple[Captioned, dict[str, float]]
@@ -60,7 +60,7 @@ class Study:
     order: Sequence[str]
     control: str | None = None
     seeds: list[int] = field(default_factory=list)
-    rows: list[list[Row]] = field(default_factory=list)
+    rows: list[list[ComparedCaptioner]] = field(default_factory=list)
     said: list[dict[str, Captioned]] = field(default_factory=list)
     figures: list[dict[str, dict[str, float]]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -83,16 +83,16 @@ class Study:
         known = [name for name in self.order if name in found]
         self.seeds.append(seed)
         self.said.append({name: found[name][0] for name in known})
-        self.rows.append(rows_of(self.said[-1], self.references, self.constant))
+        self.rows.append(compare_captioners(self.said[-1], self.references, self.constant))
         self.figures.append({name: found[name][1] for name in known})
         self.notes.append(notes)
         for row in self.rows[-1]:
-            gain = row.over_before.get(METRIC)
+            gain = row.over_previous.get(METRIC)
             facts = {**found[row.name][1], **row.facts}
             print(
                 f"{seed}  {row.name:<22} {METRIC} {row.score:6.1f}",
-                "" if gain is None else f"{interval(gain)} {row.reading}",
-                "  ".join(f"{name} {value:.1f}" for name, value in {**row.floors, **facts}.items()),
+                "" if gain is None else f"{interval(gain)} {row.verdict}",
+                "  ".join(f"{name} {value:.1f}" for name, value in {**row.baselines, **facts}.items()),
                 f"words {row.words:.1f}  distinct {row.distinct}",
                 flush=True,
             )
@@ -106,7 +106,7 @@ class Study:
             first = [figures[self.rows[0][0].name] for figures in self.figures]
             found[row.name] = {
                 METRIC: spread([one.score for one in own]),
-                "floors": {name: spread([one.floors[name] for one in own]) for name in row.floors},
+                "baselines": {name: spread([one.baselines[name] for one in own]) for name in row.baselines},
                 "words": spread([one.words for one in own]),
                 "distinct": spread([float(one.distinct) for one in own]),
                 "facts": {name: spread([one.facts[name] for one in own]) for name in row.facts},
@@ -116,7 +116,7 @@ class Study:
                     for name in others[0]
                     if all(name in figures for figures in first)
                 },
-                **({"over_before": self.over(place - 1, place)} if place else {}),
+                **({"over_previous": self.over(place - 1, place)} if place else {}),
             }
         return found
 
@@ -125,7 +125,7 @@ class Study:
         one, other = ([rows[place] for rows in self.rows] for place in (first, second))
         gains = [b.score - a.score for a, b in zip(one, other, strict=True)]
         pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
-        below = any(floor.low <= 0 for row in other for floor in row.over_floors.values())
+        below = any(floor.low <= 0 for row in other for floor in row.over_baselines.values())
         gain = {"row": one[0].name, **seeds, "pairs": [pairs.low, pairs.high]}
         return {**gain, "reading": reading_of(gain, below, len(self.references))}
 
@@ -307,14 +307,14 @@ def show(worlds: Mapping[str, Study]) -> None:
     """Print the summaries."""
     for world, study in worlds.items():
         for row, found in study.summary().items():
-            print(f"{world:<12} {row:<22} {found[METRIC]} {found.get('over_before', '')}", flush=True)
+            print(f"{world:<12} {row:<22} {found[METRIC]} {found.get('over_previous', '')}", flush=True)
         if study.controlled:
             for row, gains in study.over_control().items():
                 for metric, gain in gains.items():
                     print(f"{world:<12} {row:<12} minus {study.control} {metric:<10} {gain}", flush=True)
 
 
-def _mean(rows: Sequence[Row]) -> Scores:
+def _mean(rows: Sequence[ComparedCaptioner]) -> Scores:
     """Scores of each pair, the mean over seeds."""
     values = np.mean([row.scores.per_pair[METRIC] for row in rows], 0)
     return Scores({METRIC: float(values.mean())}, {METRIC: values}, rows[0].scores.ids, rows[0].scores.references)

@@ -38,7 +38,7 @@ class MaskPlanted(AddonCallback):
 
     def build(self, host: LightningModule) -> Addon:
         assert isinstance(host, PairCaptioner) and host.vocabulary is not None
-        return MaskPlantedAddon(self.wrong, host.vocabulary.special.never_said[-1])
+        return MaskPlantedAddon(self.wrong, host.vocabulary.special.suppress_tokens[-1])
 
 
 class MaskPlantedAddon(Addon):

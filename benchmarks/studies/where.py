@@ -27,7 +27,7 @@ from lightning_idc import load
 from lightning_idc.data import DeepPCB, SyntheticPairs
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.images.types import PairSample
-from lightning_idc.models.where import CELLS, Box, Where, locate, refine
+from lightning_idc.models.location import CELLS, Box, ChangeLocation, locate, refine
 
 IOU = 0.3
 
@@ -48,7 +48,7 @@ def interval(hits: int, count: int) -> list[float]:
     return [round(middle - half, 3), round(middle + half, 3)]
 
 
-def pixels(sample: PairSample) -> Where:
+def pixels(sample: PairSample) -> ChangeLocation:
     """The control: all cells matter alike, so that only the pixels decide."""
     return refine(torch.ones(CELLS, CELLS), sample)
 

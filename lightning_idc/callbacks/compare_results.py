@@ -15,7 +15,13 @@ from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.results import PREDICTIONS
-from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
+from lightning_idc.report.comparison import (
+    Captioned,
+    ComparedCaptioner,
+    compare_captioners,
+    differences_table,
+    facts_table,
+)
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError, IDCError
 from lightning_idc.utils.files import write_content
@@ -67,7 +73,7 @@ class CompareResults(Callback):
         save_json(folder / "comparison.json", table)
         save(folder / "comparison.md", lambda path: write_content(path, text + "\n"))
 
-    def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[Row]:
+    def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[ComparedCaptioner]:
         references: dict[str, list[str]] = {}
         captioned = {}
         for name, folder in folders.items():
@@ -76,11 +82,11 @@ class CompareResults(Callback):
             references = {record["id"]: record["references"] for record in records}
             control = folder / CONTROL
             captioned[name] = Captioned(
-                {record["id"]: record["caption"] for record in records},
-                json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
-                {record["id"]: record["facts"] for record in records},
+                captions={record["id"]: record["caption"] for record in records},
+                identical=json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
+                facts={record["id"]: record["facts"] for record in records},
             )
-        return rows_of(captioned, references, constant_of(trainer))
+        return compare_captioners(captioned, references, constant_of(trainer))
 
 
 def constant_of(trainer: Trainer) -> str | None:

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from lightning_idc.callbacks.results import results_of
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.table import Table
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
@@ -49,7 +49,7 @@ class LogPairs(Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         results = results_of(trainer, pl_module, "val")
-        chosen = spread(results.records, self.pairs)
+        chosen = select_evenly(results.records, self.pairs)
         if not chosen:
             return
         step, table = trainer.global_step, captions_table(results, chosen)
@@ -105,7 +105,7 @@ def captions_table(results: Results, records: list[dict[str, Any]]) -> Table:
     """Table of predicted captions and references."""
     rows = []
     for record in records:
-        score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")
+        score = results.pair_scores.get(record["id"], {}).get("CIDEr-D")
         cells = [record["id"], record["caption"], next(iter(record["references"]), "")]
         rows.append([*cells, "" if score is None else f"{score:.0f}"])
     return Table(["pair", "caption", "reference", "CIDEr-D"], rows, text=3)

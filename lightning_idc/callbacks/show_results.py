@@ -19,7 +19,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, all_gather_object
 from lightning_idc.report.baselines import BaselineCheck, check_baselines
 from lightning_idc.report.html import MAX_PAIRS, check_report, write_report
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.summary import as_rich
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, IDCError
@@ -173,7 +173,7 @@ class ShowResults(Callback):
         protocols = [protocol_named(name) for name in dict.fromkeys((published, "coco"))]
         for protocol in [self.protocol] if self.protocol else protocols:
             # unchanged pairs without a reference are scored, too, under a difference-list
-            if not values and results.counted(protocol):
+            if not values and results.scorable(protocol):
                 try:
                     values = results.result(protocol, origin_of(trainer, results))
                 except IDCError as error:  # the scores of the table must not be lost
@@ -189,7 +189,7 @@ class ShowResults(Callback):
         total = f"{len(records):,} pairs"
         limit = min(self.report_pairs, MAX_PAIRS)
         if len(records) > limit:
-            ids = {record["id"] for record in spread(records, limit)}
+            ids = {record["id"] for record in select_evenly(records, limit)}
             records = [record for record in records if record["id"] in ids]
             total = f"{len(records):,} of {total}; all are in {PREDICTIONS}"
         data = "" if results.data is None else f" on {type(results.data).__name__}"
@@ -261,7 +261,7 @@ def _print_table(name: str, results: Results) -> None:
 
 
 def _print_examples(results: Results, count: int) -> None:
-    for record in spread(results.records, count):
+    for record in select_evenly(results.records, count):
         say(f"  {record['id']}" + (f" ({record['change_type']})" if record["change_type"] else ""))
         say(f"    caption   {record['caption'] or '(empty)'}")
         if record["references"]:

@@ -49,12 +49,13 @@ def describe(
             options.check_rules()
             answer = answer_of_rules("pair", describe_changes(before, after, options.image_options(), resize=True))
         else:
-            from lightning_idc.serve.answers import answer_pairs, draw_answer
+            from lightning_idc.serve.answers import draw_answer
 
-            captioner = options.open_describer()
-            answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
+            describer = options.open_describer()
+            sample = describer.input_spec.read(before, after)
+            answer = describer.answer([sample], where=not no_where)[0]
         if out is not None:
-            figure = draw_answer(answer, captioner, before, after)
+            figure = draw_answer(answer, describer.input_spec.options, before, after)
             try:
                 write_file(out, lambda path: figure.save(path, format="PNG"), overwrite)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Batcher: answers concurrent requests as one batch, in a thread next to the event loop."""
+"""Batcher: answers concurrent requests as one batch, in a thread outside the event loop."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from lightning_idc.images.types import PairSample
-from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.serve.answers import answer_pairs
-from lightning_idc.serve.rules_captioner import RulesCaptioner
+from lightning_idc.serve.describer import Describer
 from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.files import finite
 
@@ -39,24 +37,24 @@ class ImagePair:
     prompt: str | None
 
 
-Answer = dict[str, Any] | HTTPException
-"""Plain values, or the error of a pair."""
+Outcome = dict[str, Any] | HTTPException
+"""Answer as plain values, or the error of a pair."""
 
 
 class Batcher:
     """Collects pairs into batches; a context manager of the server's event loop.
 
     Args:
-        captioner: the captioner.
+        describer: captioner or rules.
         batch_size: maximum number of pairs per batch.
         timeout: maximum seconds for an answer.
     """
 
-    def __init__(self, captioner: PairCaptioner | RulesCaptioner, batch_size: int, timeout: float) -> None:
-        self.captioner, self.batch_size, self.timeout = captioner, batch_size, timeout
+    def __init__(self, describer: Describer, batch_size: int, timeout: float) -> None:
+        self.describer, self.batch_size, self.timeout = describer, batch_size, timeout
 
     async def __aenter__(self) -> None:
-        self._queue: asyncio.Queue[tuple[ImagePair, asyncio.Future[Answer]]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[ImagePair, asyncio.Future[Outcome]]] = asyncio.Queue()
         self._worker = asyncio.create_task(self._work())
 
     async def __aexit__(self, *error: object) -> None:
@@ -68,15 +66,15 @@ class Batcher:
         Raises:
             HTTPException: the pair cannot be read or answered, or the answer took too long.
         """
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((pair, future))
         try:
-            answer = await asyncio.wait_for(future, self.timeout)
+            outcome = await asyncio.wait_for(future, self.timeout)
         except asyncio.TimeoutError:
             raise HTTPException(503, f"no answer within {self.timeout:g} seconds; try again later") from None
-        if isinstance(answer, HTTPException):
-            raise answer
-        return answer
+        if isinstance(outcome, HTTPException):
+            raise outcome
+        return outcome
 
     async def _work(self) -> None:
         while True:
@@ -85,34 +83,35 @@ class Batcher:
             while len(batch) < self.batch_size and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             batch = [(pair, future) for pair, future in batch if not future.done()]  # the client may have disconnected
-            answers = await asyncio.to_thread(self.answers, [pair for pair, _ in batch])
-            for (_, future), answer in zip(batch, answers, strict=True):
+            outcomes = await asyncio.to_thread(self.answers, [pair for pair, _ in batch])
+            for (_, future), outcome in zip(batch, outcomes, strict=True):
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_result(outcome)
 
-    def answers(self, pairs: Sequence[ImagePair]) -> list[Answer]:
+    def answers(self, pairs: Sequence[ImagePair]) -> list[Outcome]:
         """Answers to a batch; errors of a pair do not affect the others."""
-        answers: list[Answer] = [{} for _ in pairs]
+        outcomes: list[Outcome] = [{} for _ in pairs]
         groups: dict[tuple[Any, ...], list[tuple[int, PairSample]]] = {}
         for index, pair in enumerate(pairs):
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", UserWarning)
-                    sample = self.captioner.input_spec.read(pair.before, pair.after)
+                    sample = self.describer.input_spec.read(pair.before, pair.after)
             except Exception as error:  # a malicious file must only fail its own request
                 text = str(error) if isinstance(error, IDCError) else f"{type(error).__name__} while reading an image"
-                answers[index] = HTTPException(422, text)
+                outcomes[index] = HTTPException(422, text)
                 continue
-            answers[index] = {"notes": [str(note.message) for note in caught]}
+            outcomes[index] = {"notes": [str(note.message) for note in caught]}
             groups.setdefault((*sample.before.shape, pair.where, pair.prompt), []).append((index, sample))
         for (*_, where, prompt), members in groups.items():
             group = self._answers_of_group([sample for _, sample in members], where, prompt)
-            for (index, _), answer in zip(members, group, strict=True):
-                notes = answers[index]
-                answers[index] = {**notes, **answer} if isinstance(notes, dict) and isinstance(answer, dict) else answer
-        return answers
+            for (index, _), outcome in zip(members, group, strict=True):
+                notes = outcomes[index]
+                has_answer = isinstance(notes, dict) and isinstance(outcome, dict)
+                outcomes[index] = {**notes, **outcome} if has_answer else outcome
+        return outcomes
 
-    def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
+    def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Outcome]:
         """Answers to pairs of one size; if the batch fails, each pair is answered separately."""
         try:
             return self._answers(samples, where, prompt)
@@ -122,10 +121,10 @@ class Batcher:
             if isinstance(error, IDCError):
                 return [HTTPException(422, str(error))]
             logging.getLogger(__name__).exception("a pair was not answered")
-            return [HTTPException(500, f"{type(error).__name__} while answering; the server's log says more")]
+            return [HTTPException(500, f"{type(error).__name__} while answering; see the log of the server")]
 
-    def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Answer]:
+    def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Outcome]:
         # chat clients always send text, also to captioners without prompts
-        if prompt and self.captioner.takes_prompt:
-            samples = self.captioner.with_prompt(samples, prompt)
-        return [finite(answer.as_dict()) for answer in answer_pairs(self.captioner, samples, where)]
+        if prompt and self.describer.takes_prompt:
+            samples = self.describer.with_prompt(samples, prompt)
+        return [finite(answer.as_dict()) for answer in self.describer.answer(samples, where)]

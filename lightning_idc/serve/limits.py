@@ -36,7 +36,7 @@ class Limits:
             headers = Headers(scope=scope)
             # browsers send the origin of a request; pages of other sites must not use a local server
             if (origin := headers.get("origin")) and urlsplit(origin).netloc != headers.get("host"):
-                raise _RefusedError(403, f"the request comes from the page {origin!r} of another site")
+                raise _RefusedError(403, f"the request comes from a page of another site, {origin!r}")
             body = await self._body(headers, receive)
         except _RefusedError as error:
             # the rest of the request is not read, so the connection cannot be used again

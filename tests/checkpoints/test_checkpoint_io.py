@@ -90,7 +90,7 @@ def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypa
 
 def test_a_folder_that_must_not_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"could not be written: .*; there is no earlier one"):
+    with pytest.raises(CheckpointError, match=r"could not be written: .*; there is no earlier checkpoint"):
         write_checkpoint(content(1), tmp_path / "file" / "last.ckpt")
 
 

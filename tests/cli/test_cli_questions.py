@@ -269,7 +269,7 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
     special = captioner.built_vocabulary.special
     stops = {"eos_token_id": list(special.ends), "pad_token_id": special.pad}
     out = net.model.generate(
-        **inputs, do_sample=False, max_new_tokens=5, suppress_tokens=list(special.never_said), **stops
+        **inputs, do_sample=False, max_new_tokens=5, suppress_tokens=list(special.suppress_tokens), **stops
     )
     assert answer == captioner.built_vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())
     other = QuestionAnswerer(captioner, 5)([file.getvalue()], ["what changed?"])

@@ -153,7 +153,7 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(
     Path("notes.txt").write_text("mine")
     assert main(["run", "toy.yaml", "--out", name, *seeds]) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()[:1]
-    assert "notes.txt' is a file" in said and "choose another folder" in said
+    assert "notes.txt' is a file" in said and "name another folder" in said
     assert runs == [] and Path("notes.txt").read_text() == "mine"
 
 

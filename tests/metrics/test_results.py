@@ -422,7 +422,7 @@ def sound_result() -> dict[str, Any]:
 
 def test_damaged_results_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", str(tmp_path)]) == 1
-    assert "holds no results" in capsys.readouterr().err
+    assert "there are no results in" in capsys.readouterr().err
     sound = sound_result()
     for text, message in (
         ("{", "not JSON"),

@@ -215,8 +215,8 @@ class Forgets(Addon):
     [
         (None, r"Built\.build returned None; expected an Addon"),
         (nn.Linear(1, 1), r"Built\.build returned Linear\(.*; expected an Addon"),
-        (Forgets("batch"), r"Forgets\.batch returned None; return step\.batch, changed or as it is"),
-        (Forgets("features"), r"Forgets\.features returned None; return step\.features, changed or as it is"),
+        (Forgets("batch"), r"Forgets\.batch returned None; expected step\.batch, changed or unchanged"),
+        (Forgets("features"), r"Forgets\.features returned None; expected step\.features, changed or unchanged"),
         (Forgets("losses"), r"Forgets\.losses returned None; expected a dict of scalar tensors"),
         (Forgets("losses", torch.ones(())), r"Forgets\.losses returned tensor\(1\.\); expected a dict of scalar"),
         (Forgets("losses", {"a": 1.0}), r"Forgets\.losses returned \{'a': 1\.0\}; expected a dict of scalar"),

@@ -382,7 +382,7 @@ class _Enlarged:
 def test_loaders_without_their_data_module_are_told_what_to_do(tmp_path: Path) -> None:
     """A loader of a data module that no trainer knows collates for modules that are no captioners."""
     data, trainer = TinyPairs(batch_size=4), Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
-    with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: give `vocabulary`"):
+    with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: set `vocabulary`"):
         trainer.fit(TinyCaptioner(), data.train_dataloader())
     known = TinyCaptioner(vocabulary=Vocabulary.build(data.train_captions()).words)
     with pytest.raises(

@@ -145,7 +145,7 @@ def test_berts_words_are_made_of_pieces_and_come_back(bert: Path) -> None:
     ids = found.encode("the cubes moved (left).")
     assert found.decode([*ids, *found.encode("red")]) == "the cubes moved (left)."
     assert found.grouped(ids[1:-1])[:3] == [("the", 1), ("cubes", 2), ("moved", 2)]
-    assert [PIECES[index] for index in found.special.never_said] == ["[PAD]", "[CLS]", "[UNK]", "[MASK]"]
+    assert [PIECES[index] for index in found.special.suppress_tokens] == ["[PAD]", "[CLS]", "[UNK]", "[MASK]"]
     again = load_vocabulary(found.key)
     assert isinstance(again, BertVocabulary) and again.encode("red cubes") == found.encode("red cubes")
 

@@ -22,7 +22,7 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.baselines import check_baselines
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
@@ -132,10 +132,10 @@ def test_a_sheet_holds_every_card() -> None:
 
 def test_examples_take_turns_between_types() -> None:
     records = [{"id": str(n), "change_type": "ab"[n % 2], "references": ["x"]} for n in range(20)]
-    chosen = spread(records, 5)
+    chosen = select_evenly(records, 5)
     assert [r["change_type"] for r in chosen] == ["a", "b", "a", "b", "a"]
-    assert chosen == spread(records, 5)
-    assert len(spread(records, 50)) == 20
+    assert chosen == select_evenly(records, 5)
+    assert len(select_evenly(records, 50)) == 20
 
 
 def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,17 +209,17 @@ def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.Captu
     Trainer(callbacks=[ShowResults()], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
     printed = capsys.readouterr().out
     assert (
-        "constant caption" in printed and "identical images" in printed and "1 different caption of 7 pairs" in printed
+        "constant caption" in printed and "identical images" in printed and "1 distinct caption for 7 pairs" in printed
     )
-    assert "1 caption for 7 pairs: this captioner does not look at the images" in printed
+    assert "1 caption for 7 pairs: this captioner does not use the images" in printed
     check = json.loads((tmp_path / "metrics.json").read_text())["baseline_check"]
     assert set(check["over"]) == {"constant caption", "identical images"} and check["distinct"] == 1
     page = (tmp_path / "report.html").read_text()
-    assert 'role="alert"' in page and "does not look at the images" in page
+    assert 'role="alert"' in page and "does not use the images" in page
     capsys.readouterr()
     assert main(["leaderboard", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "constant caption" in printed and "does not look at the images" in printed
+    assert "constant caption" in printed and "does not use the images" in printed
 
 
 def test_a_captioner_that_looks_has_no_warning() -> None:

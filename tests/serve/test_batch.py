@@ -22,6 +22,7 @@ from lightning_idc.cli import main
 from lightning_idc.images.types import PairSample
 from lightning_idc.serve import batch
 from lightning_idc.serve.answers import Answer
+from lightning_idc.serve.describer import CaptionerDescriber
 from lightning_idc.serve.pairs import Ignored, list_pairs
 from lightning_idc.utils.errors import DataError
 
@@ -98,10 +99,10 @@ def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
     """A published vision-language model has no change score."""
     changed = None if score is None else score >= 0.5
 
-    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+    def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
         return [Answer(sample.id, said, -0.1, score, changed, [[0, 0, 8, 8]]) for sample in samples]
 
-    monkeypatch.setattr(batch, "answer_pairs", answers)
+    monkeypatch.setattr(CaptionerDescriber, "answer", answer)
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     out = tmp_path / "out.jsonl"
@@ -118,10 +119,10 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
 ) -> None:  # fmt: skip
     """A captioner that sees no change in a screenshot must not leave a failed job with reports that passed."""
 
-    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+    def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
         return [Answer(sample.id, "nothing changed", -0.1, 0.1, False) for sample in samples]
 
-    monkeypatch.setattr(batch, "answer_pairs", answers)
+    monkeypatch.setattr(CaptionerDescriber, "answer", answer)
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     reg, junit = tmp_path / "reg.json", tmp_path / "junit.xml"
@@ -232,8 +233,8 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
     for text, said in (
         ("a.png", "line 1: 1 paths"),
-        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' comes twice"),
-        ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' is of other files than one above"),
+        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' appears twice"),
+        ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' has other files than an earlier one"),
         ("", "no pairs"),
     ):
         (tmp_path / "pairs.txt").write_text(text)
@@ -369,15 +370,15 @@ def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_sa
             os.utime(draw(f"{folder}/{name}.png", seed=len(folder)), (0, 0))
     compared = ["--model", str(model), "--out", str(tmp_path / "out.jsonl"), "--batch_size", "1"]
     monday, tuesday = ([str(tmp_path / "old"), str(tmp_path / day)] for day in ("monday", "tuesday"))
-    whole = batch.answered
+    whole = batch.answer_batches
 
     def stopped(*arguments: object) -> object:
         yield next(iter(whole(*arguments)))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batch, "answered", stopped)
+    monkeypatch.setattr(batch, "answer_batches", stopped)
     assert main(["compare", *monday, *compared]) == 130
-    monkeypatch.setattr(batch, "answered", whole)
+    monkeypatch.setattr(batch, "answer_batches", whole)
     assert main(["compare", *tuesday, *compared]) == 2
     assert "of other pairs" in capsys.readouterr().err
     answered = tmp_path / "out.jsonl.part"
@@ -442,7 +443,7 @@ def test_a_fault_of_the_program_is_not_taken_for_a_change(
     def broken(*arguments: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(batch, "answered", broken)
+    monkeypatch.setattr(batch, "answer_batches", broken)
     assert main(["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert "RuntimeError: a fault" in capsys.readouterr().err
 

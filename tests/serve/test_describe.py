@@ -190,7 +190,7 @@ def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path:
         lightning_idc.load("nothing-here")
     with pytest.raises(CheckpointError, match=r"there is no checkpoint '.*gone.ckpt'"):
         lightning_idc.load(tmp_path / "gone.ckpt")
-    with pytest.raises(ConfigError, match="there is no device 'cuda:7' here"):
+    with pytest.raises(ConfigError, match="the device 'cuda:7' is not available"):
         lightning_idc.load(model, device="cuda:7")
     with pytest.raises(ConfigError, match="expected NAME=VALUE; did you mean 'value_range'"):
         lightning_idc.load(model, image=["value_rang=auto"])

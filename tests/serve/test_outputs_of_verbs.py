@@ -217,7 +217,7 @@ def test_a_report_never_takes_the_folder_of_its_name_beside_it(
     given = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
     for flag in ([], ["--overwrite"]):
         assert main([*given, *flag]) == 2
-        assert "the pictures of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
+        assert "the images of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
         assert tree(tmp_path) == before
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import lightning_idc
+from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
@@ -104,3 +106,17 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean 'clevr'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="there is no pair of images called 'x'"):
         lightning_idc.sample_pair("x")
+
+
+def test_a_folder_in_the_working_directory_comes_before_a_shipped_captioner_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``open_model`` and ``resolve`` have one order, that of from_pretrained."""
+    name = sorted(shipped_models())[0]
+    other = next(path for other, path in shipped_models().items() if other != name)
+    shutil.copytree(other, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    expected = lightning_idc.load(other, device="cpu").input_spec
+    assert lightning_idc.load(name, device="cpu").input_spec == expected
+    assert resolve(name) == Path(name)
+    assert lightning_idc.load(shipped_models()[name], device="cpu").input_spec != expected

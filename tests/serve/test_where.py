@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc import PairCaptioner, PairFeatures, PairSample
-from lightning_idc.models.where import boxes_of, locate
+from lightning_idc.models.location import boxes_of, locate
 from lightning_idc.nn.vocabulary import Vocabulary
 
 

@@ -174,7 +174,7 @@ class ServerRollouts(Callback):
         has_ended = bool(ids) and ids[-1] in special.ends
         if not has_ended and choice.get("finish_reason") != "length":
             ids = [*ids, special.eos]  # some servers leave the end token out
-        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(captioner.built_vocabulary)]
+        wrong = [i for i in ids if i in special.suppress_tokens or not 0 <= i < len(captioner.built_vocabulary)]
         if wrong:
             raise DataError(
                 f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) "

@@ -90,6 +90,6 @@ def _generated(captioner: VLMCaptioner, pair: PairSample) -> str:
         max_new_tokens=MAX_TOKENS,
         eos_token_id=list(special.ends),
         pad_token_id=special.pad,
-        suppress_tokens=list(special.never_said),
+        suppress_tokens=list(special.suppress_tokens),
     )
     return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

@@ -98,6 +98,6 @@ class QuestionAnswerer:
                 max_new_tokens=self.max_tokens,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
         return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

@@ -130,10 +130,14 @@ def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.Ca
         assert same[id] == trained.describe(source.load(place).before, source.load(place).before).text
     table = json.loads((tmp_path / "dpo" / "comparison.json").read_text())
     row = table["DPO"]["compared"]
-    assert row["before"] == "SFT" and row["floors"].keys() == {"constant", "dealt", "after := before"}
-    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["reading"]
-    low, high = (row["over_before"]["CIDEr-D"][end] for end in ("low", "high"))
-    assert low <= row["over_before"]["CIDEr-D"]["difference"] <= high
+    assert row["previous"] == "SFT" and row["baselines"].keys() == {
+        "constant caption",
+        "shuffled captions",
+        "identical images",
+    }
+    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["verdict"]
+    low, high = (row["over_previous"]["CIDEr-D"][end] for end in ("low", "high"))
+    assert low <= row["over_previous"]["CIDEr-D"]["difference"] <= high
     written = (tmp_path / "dpo" / "comparison.md").read_text()
     assert (
         f"[{low:.1f}, {high:.1f}]" in written
@@ -153,7 +157,9 @@ def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> 
     callbacks = [ShowResults(examples=0, report_pairs=0), CompareResults("SFT", {})]
     with pytest.warns(UserWarning, match="no baseline of a constant caption: there is no training split"):
         Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET).test(captioner, TestOnly(), verbose=False)
-    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["floors"].keys() == {"dealt"}
+    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["baselines"].keys() == {
+        "shuffled captions"
+    }
 
 
 def test_only_captioners_are_asked_about_unchanged_pairs() -> None:

@@ -222,7 +222,7 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
     [
         ({"freeze": ["model.brain"]}, "has no module 'model.brain'"),
         ({"targets": "nothing"}, "cannot be added to"),
-        ({"targets": ".*(q_proj"}, r"targets is '\.\*\(q_proj', which is no regular expression"),
+        ({"targets": ".*(q_proj"}, r"targets is '\.\*\(q_proj', which is not a regular expression"),
         ({"rank": 0}, "rank is 0"),
         ({"alpha": 0}, "alpha is 0"),
         ({"dropout": 1.0}, "dropout is 1.0"),

@@ -220,7 +220,7 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
     model = model_of(kind)
     special = model.built_vocabulary.special
     kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
-    assert kept <= set(special.never_said)
+    assert kept <= set(special.suppress_tokens)
     with pytest.raises(ConfigError, match="leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
     first, second = samples()

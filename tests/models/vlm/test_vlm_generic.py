@@ -117,7 +117,7 @@ def test_batched_greedy_equals_generate(kind: str, model_of: Any) -> None:
                 max_new_tokens=5,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
             said.append(out[0, length:].tolist())
         found = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
@@ -197,7 +197,7 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
 
 def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ConfigError, match="is a bert, which takes no images"):
+    with pytest.raises(ConfigError, match="is a model of type bert, which does not read images"):
         VLMCaptioner(model=str(tmp_path)).build()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of", "auto_map": {"AutoConfig": "x.Y"}}))
     with pytest.raises(ConfigError, match="custom code"):
@@ -221,7 +221,7 @@ def test_a_type_that_takes_no_features_of_images_is_refused(tmp_path: Path) -> N
         GitConfig(vision_config={**sizes, "image_size": 16, "patch_size": 8}, vocab_size=300, **sizes)
     ).save_pretrained(tmp_path)
     GitProcessor(CLIPImageProcessor(), words).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"models of type 'git' take no features of images .*register_family"):
+    with pytest.raises(ConfigError, match=r"models of type 'git' do not accept image features .*register_family"):
         VLMCaptioner(model=str(tmp_path)).build()
 
 

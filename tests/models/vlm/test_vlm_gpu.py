@@ -101,7 +101,7 @@ def test_batched_greedy_equals_generate(kind: str, device: str) -> None:
                 max_new_tokens=6,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
             expected.append(model.built_vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist()))
         said = model.generate(model.encode(model.collate(pairs).to(device)), max_length=6)

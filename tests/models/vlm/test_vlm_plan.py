@@ -128,7 +128,7 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_recipe_is_named_as_run_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "own_pairs"]) == 1
-    assert "train: plan reads stages that train a VLMCaptioner" in capsys.readouterr().out
+    assert "train: plan needs a stage that trains a VLMCaptioner" in capsys.readouterr().out
     assert main(["plan", "own_pair"]) == 1
     assert "did you mean 'own_pairs'" in capsys.readouterr().err
 

@@ -100,7 +100,7 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cpu"}, "int4 on GPUs alone, not on 'cpu'; use 4bit or int8"),
+        ({"device": "cpu"}, "int4 only on GPUs, not on 'cpu'; use 4bit or int8"),
         ({"device": "cuda", "compute": torch.float32}, "int4 only in bfloat16"),
     ],
 )

@@ -17,7 +17,7 @@ COUNT, LENGTH = 3000, 2
 
 
 def processors(model: Any, temperature: float, top_p: float) -> LogitsProcessorList:
-    never = SuppressTokensLogitsProcessor(list(model.vocabulary.special.never_said), "cpu")
+    never = SuppressTokensLogitsProcessor(list(model.vocabulary.special.suppress_tokens), "cpu")
     return LogitsProcessorList([never, TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])
 
 
@@ -60,15 +60,19 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
             else:
                 expected |= {(first, second): chance * other for second, other in following([first]).items()}
         assert len(expected) > 5 and abs(sum(expected.values()) - 1) < 1e-4
-        looks = Counter[str]()
+        calls = Counter[str]()
         for name in ("encode", "prefill"):
             original = getattr(net, name)
             monkeypatch.setattr(
-                net, name, lambda *given, name=name, original=original: looks.update([name]) or original(*given)
+                net,
+                name,
+                lambda *args, name=name, original=original, **options: (
+                    calls.update([name]) or original(*args, **options)
+                ),
             )
         features = model.encode(model.collate([samples(2, size=32)[0], pair]))
         found = model.decoder.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
-        assert looks == {"encode": 1, "prefill": 1}
+        assert calls == {"encode": 1, "prefill": 1}
         torch.manual_seed(3)
         out: Tensor = net.model.generate(
             **inputs,
@@ -80,7 +84,7 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
             max_new_tokens=LENGTH,
             eos_token_id=list(special.ends),
             pad_token_id=special.pad,
-            suppress_tokens=list(special.never_said),
+            suppress_tokens=list(special.suppress_tokens),
         )
     stock = [tuple(row) for row in out[:, length:].tolist()]
     stock = [row[:1] if row[0] in special.ends else row for row in stock]
@@ -101,7 +105,7 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
 def test_every_end_token_ends_a_sample() -> None:
     model: Any = captioner("llava", max_length=6)
     special = model.vocabulary.special
-    other = next(i for i in range(50, 300) if i not in (*special.never_said, *special.ends))
+    other = next(i for i in range(50, 300) if i not in (*special.suppress_tokens, *special.ends))
     stops = special._replace(stops=(*special.ends, other))
     model.vocabulary.special = stops
     features = model.encode(model.collate(samples(1, size=32)))

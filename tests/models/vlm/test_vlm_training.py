@@ -215,7 +215,7 @@ def test_weights_that_a_sharded_checkpoint_must_bring_are_missed(tmp_path: Path)
     model._device_mesh = object()  # type: ignore[assignment]
     assert not model.strict_loading
     model.on_load_checkpoint({"weights": kept})
-    with pytest.raises(CheckpointError, match="lacks 1 weights that train here"):
+    with pytest.raises(CheckpointError, match="lacks 1 weights that this model trains"):
         model.on_load_checkpoint({"weights": kept[1:]})
 
 
