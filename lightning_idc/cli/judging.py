@@ -78,10 +78,10 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
 
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # greedy decoding would repeat the answer
-            drawn = replace(endpoint, temperature=0.7) if attempt else endpoint
-            answered = drawn.ask(prompts, [attempt] * len(prompts))
+            sampled = replace(endpoint, temperature=0.7) if attempt else endpoint
+            answers = sampled.ask(prompts, [attempt] * len(prompts))
             # "score: 8" may be the beginning of "score: 85"
-            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answered]
+            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answers]
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

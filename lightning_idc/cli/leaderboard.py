@@ -33,7 +33,7 @@ def leaderboard(
 
     Args:
         folder: folder of results, including its subfolders; other JSON files are skipped.
-        out: Markdown file to write, together with HTML and LaTeX files; the table is printed when not given.
+        out: Markdown file to write, together with HTML and LaTeX files; without it the table is printed.
         format: format of the printed table.
         data: fingerprints of data sets, as shown in the tables; only their results are included.
         samples: bootstrap samples for each p-value; 0 for no p-values.

@@ -105,16 +105,16 @@ def predict(
     PAIRS are two folders with equal file names, a folder with before/ and after/ (or A/ and B/), a .csv or .jsonl with
     the columns before and after, or a .txt with two paths a line: `predict old new --out captions.csv`.
 
-    With --config FILE, --data CLASS or --ckpt_path FILE in place of PAIRS, a split of a data module is captioned, with
+    With --config FILE, --data CLASS or --ckpt_path FILE instead of PAIRS, a split of a data module is captioned, with
     the keys of `fit`: `predict --ckpt_path best.ckpt --data FolderPairs --data.root my_pairs`.
 
     Args:
         pairs: one or two paths.
         options: the captioner and how it reads images.
         batch: the output and how batches are made.
-        sidecar: write each caption as NAME.txt next to the second image, in place of --out; existing captions are kept,
-            so that an interrupted run can be resumed.
-        questions: questions in place of captions.
+        sidecar: write each caption as NAME.txt next to the second image, instead of --out; existing files are not
+            replaced, so that an interrupted run can be resumed.
+        questions: ask questions instead of writing captions.
     """
     with capture_warnings():
         if questions.questions:

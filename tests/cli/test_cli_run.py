@@ -40,7 +40,7 @@ def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.Captu
     """A zero-shot row behind a training of the same class is not that training."""
     Path("toy.yaml").write_text(RECIPE.replace("test: {of: second}", "test: {run: test}"))
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
-    assert "ckpt_path" not in runs[-1][1] and "weights: as built" in capsys.readouterr().out
+    assert "ckpt_path" not in runs[-1][1] and "weights: initial" in capsys.readouterr().out
 
 
 def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +116,7 @@ def test_resuming_what_is_not_there_is_an_error(
 def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert main(["run", "toy.yaml", "--out", "out"]) == 1
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
 
 
 def resumed(runs: Any, *arguments: str) -> list[str]:
@@ -197,7 +197,7 @@ def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
     said = capsys.readouterr().out
     assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out" in said
     assert main(["run", "shares.yaml", "--resume", "out", *share, "1"]) == 0
-    assert "the other tasks are still at work" in capsys.readouterr().out
+    assert "other tasks are running" in capsys.readouterr().out
     assert names(runs) == ["hash", "hash", "again"]
 
 

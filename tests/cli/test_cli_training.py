@@ -194,7 +194,7 @@ def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tm
     )
     cli.build()
     assert type(cli.model) is PairTransformer and cli.model.hparams["width"] == 16
-    with pytest.raises(CheckpointError, match="does not say which class it holds"):
+    with pytest.raises(CheckpointError, match="does not store its class"):
         torch.save({"state_dict": {}}, "bare.ckpt")
         with_checkpoint(gather(["--ckpt_path", "bare.ckpt"]))
 
@@ -231,4 +231,4 @@ def test_a_checkpoint_of_other_arguments_is_one_sentence(write: Any, tmp_path: P
     assert main(["fit", "--config", write(width=5)]) == 0
     given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
     assert main(given) == 1
-    assert "the checkpoint is of another model" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert "the checkpoint was written by another model" in capsys.readouterr().err.strip().splitlines()[-1]

@@ -140,7 +140,7 @@ def test_a_folder_in_use_is_refused(runs: Any, tmp_path: Path, capsys: pytest.Ca
     with _locked(tmp_path / "out"):
         assert main(["run", "toy.yaml", "--resume", "out"]) == 1
     message = capsys.readouterr().err
-    assert "is in use by a run" in message and len(message.strip().splitlines()) == 1
+    assert "is in use by another run" in message and len(message.strip().splitlines()) == 1
     assert not runs
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0, "the lock is given back"
 
@@ -153,7 +153,7 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(
     Path("notes.txt").write_text("mine")
     assert main(["run", "toy.yaml", "--out", name, *seeds]) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()[:1]
-    assert "notes.txt' is a file" in said and "name another folder" in said
+    assert "notes.txt' is a file" in said and "choose another folder" in said
     assert runs == [] and Path("notes.txt").read_text() == "mine"
 
 
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> N
     if made.returncode:
         pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
     try:
-        with pytest.raises(ConfigError, match="cannot be written to"), _locked(tmp_path):
+        with pytest.raises(ConfigError, match="is not writable"), _locked(tmp_path):
             pass
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

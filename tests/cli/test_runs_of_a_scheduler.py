@@ -176,7 +176,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_process_that_was_killed_is_one_sentence_in_the_others(said: str) -> None:
     """As gloo says it, which depends on the moment of the kill."""
     told = readable(RuntimeError(f"[/gloo/transport/tcp/pair.cc:545] {said}. This is typically caused by a worker"))
-    assert told is not None and "another process of this run has ended" in told and "Resume the run" in told
+    assert told is not None and "another process of this run has ended" in told and "resume the run" in told
 
 
 def test_a_process_alone_has_no_fellows(variables: Any) -> None:

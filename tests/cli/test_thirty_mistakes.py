@@ -54,7 +54,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "24 a file that holds no captions": (["score", "scores.json"], "'rows' is {'a': 1}; expected one caption"),
     "26 batch size 0": ([*FIT, "--data.batch_size", "0"], "expected at least 1. Got value: 0"),
     "27 weights of another class": (
-        ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint is of another model",
+        ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint was written by another model",
     ),
     "29 a hub id without a network": ([*DESCRIBE, "nobody/nothing"], "`hf download nobody/nothing`"),
     "30 the wrong file to convert": (
@@ -128,7 +128,7 @@ def test_4_lightning_run_knows_the_names_of_recipes(inside: Path, capsys: pytest
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_7_a_gpu_that_is_not_there(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FIT, "--trainer.accelerator", "gpu"]) == 1
-    assert "give --trainer.accelerator cpu" in sentence(capsys)
+    assert "--trainer.accelerator cpu needs none" in sentence(capsys)
 
 
 def test_14_a_misspelt_verb(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:

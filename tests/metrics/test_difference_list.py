@@ -424,7 +424,7 @@ def test_scores_survive_a_failed_judge(tmp_path: Path, endpoint: str, capsys: py
     assert main(arguments) == 1
     shown = capsys.readouterr()
     assert "BLEU-4" in shown.out
-    assert "the scores are there, but not what was asked for with --judge: " in shown.err and "status 403" in shown.err
+    assert "the scores were computed, but not --judge: " in shown.err and "status 403" in shown.err
     found = json.loads((tmp_path / "out.json").read_text())
     assert "BLEU-4" in found["scores"]["all"] and "judge" not in found and "403" in found["not_computed"]["judge"]
     assert main([name if name != endpoint else str(tmp_path / "none") for name in arguments]) == 1

@@ -165,7 +165,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": [3]}], "holds 3; expected texts"),
         ([{"id": "a", "captions": "x", "change_type": 3}], "change_type is 3"),
         ([{"id": "a", "captions": "x", "iou": "far"}], "iou is 'far'"),
-        ([], "holds no references"),
+        ([], "contains no references"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
             "1 of 3 records have no split: 'c'; the others name test, train",
@@ -173,7 +173,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
         ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
         ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "x"}]}, "not among the file's images"),
-        ({"images": [], "annotations": []}, "holds no references"),
+        ({"images": [], "annotations": []}, "contains no references"),
     ],
 )
 def test_malformed_references_are_reported(tmp_path: Path, value: Any, message: str) -> None:

@@ -326,7 +326,7 @@ def test_references_may_be_in_the_captions_file(tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["counts"]["all"]["pairs"] == 3
     arguments = files(tmp_path)
     assert main([*arguments[:2], *FAST]) == 1
-    assert "name a file of them with --references" in capsys.readouterr().err
+    assert "set --references to a file of them" in capsys.readouterr().err
 
 
 def test_the_field_of_the_captions_is_named_where_there_are_several(

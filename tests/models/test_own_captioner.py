@@ -1,4 +1,4 @@
-"""A captioner of one's own, as README shows it: four methods are all it needs, in a file and in a notebook."""
+"""A user-defined captioner as in CONTRIBUTING.md: four methods suffice, in a file and in a notebook."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils import names
 from lightning_idc.utils.errors import ConfigError
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 QUIET: dict[str, Any] = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
 }  # fmt: skip
 
 
 def block() -> str:
-    """README's block that holds a captioner."""
-    return next(found for found in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "build_net" in found)
+    """Code of the captioner in CONTRIBUTING.md."""
+    return next(code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if "build_net" in code)
 
 
 def trained(kind: Any, folder: Path) -> Path:
@@ -43,7 +43,7 @@ def trained(kind: Any, folder: Path) -> Path:
     return folder / "mine.ckpt"
 
 
-def test_readmes_captioner_trains_searches_and_is_described_by_the_command(
+def test_the_captioner_of_contributing_trains_searches_and_is_described_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine_of_readme.py").write_text(block())

@@ -139,7 +139,7 @@ def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["onnx", "--out", "out", "--layout", "model"], "--layout belongs to `export hf`"),
+        (["onnx", "--out", "out", "--layout", "model"], "--layout is an option of `export hf`"),
         (["hf", "--out", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
     ],
 )
