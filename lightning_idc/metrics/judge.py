@@ -52,8 +52,8 @@ class Rubric:
     def read(self, answer: str) -> float | None:
         """Score of an answer; None unless the answer contains exactly one within the scale.
 
-        A score follows "score", "rating" or "rate it", precedes "/" or "of" and the maximum, or is the first word of the
-        answer. A fraction of the aspects may precede it, as in "Score: 1/3 = 33".
+        A score follows "score", "rating" or "rate it", precedes "/" or "of" and the maximum, or is the first word of
+        the answer. A fraction of the aspects may precede it, as in "Score: 1/3 = 33".
         """
         text = answer.replace("*", "")
         maximum = f"{self.max_score:g}"
