@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list
     assert sum(computed) == 32 + 16
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+def test_features_that_cannot_be_cached_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, is trained; freeze it"):
         fit([CacheFeatures(tmp_path)], tmp_path, captioner(freeze_backbone=False))
     with pytest.raises(ConfigError, match=r"finds no module 'net\.eye' in PairTransformer, which has"):

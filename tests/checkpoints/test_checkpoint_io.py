@@ -44,7 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_which_disk(small_disk: Path) -> None:
+def test_a_full_disk_preserves_the_earlier_checkpoint_and_is_named(small_disk: Path) -> None:
     target = small_disk / "last.ckpt"
     write_checkpoint(content(1, 100), target)
     with pytest.raises(
@@ -74,7 +74,7 @@ def test_a_full_disk_during_training_leaves_a_run_that_goes_on(small_disk: Path)
     assert again.global_step == 8
 
 
-def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_error_of_the_system_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be mounted the same error comes from a file."""
     target = tmp_path / "last.ckpt"
     write_checkpoint(content(1), target)

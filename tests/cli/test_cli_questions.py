@@ -166,7 +166,7 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
         ("1,,a,a.png,b.png", "a column is empty"),
     ],
 )
-def test_questions_that_cannot_be_asked(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_questions(tmp_path: Path, line: str, told: str) -> None:
     path = table(tmp_path / "own")
     path.write_text(f"pair,question,answer,before,after\n{line}")
     with pytest.raises(DataError, match=told):
@@ -186,7 +186,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_captioner_is_asked(
+def test_a_captioner_answers_questions(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lightning_idc.models.vlm.module import VLMCaptioner
@@ -216,7 +216,7 @@ def test_a_captioner_is_asked(
     assert "% of 1" in capsys.readouterr().out
 
 
-def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_about_a_single_image(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
     from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 

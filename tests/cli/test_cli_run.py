@@ -322,7 +322,7 @@ def test_sigterm_saves_after_the_step_in_the_process_of_a_smoke_size(tmp_path: P
     assert "--resume stopped" in said and len(list((tmp_path / "stopped").rglob("interrupted.ckpt"))) == 1
 
 
-def test_a_misspelt_key_is_found_without_importing_torch(tmp_path: Path) -> None:
+def test_a_misspelt_key_is_detected_without_importing_torch(tmp_path: Path) -> None:
     code = "import sys; from lightning_idc.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
     ended = subprocess.run(
         [sys.executable, "-c", code, "run", "quickstart", "--model.widht", "3"],

@@ -55,7 +55,7 @@ def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any,
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["class_path"] == "toy_idc.Toy"
 
 
-def test_the_saved_configuration_replaces_no_file_that_was_given(write: Any, tmp_path: Path) -> None:
+def test_the_saved_configuration_replaces_no_input_file(write: Any, tmp_path: Path) -> None:
     text = f"# mine\n{Path(write()).read_text()}"
     Path("config.yaml").write_text(text)
     assert main(["fit", "--config", "config.yaml"]) == 0
@@ -68,14 +68,14 @@ def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 5
 
 
-def test_what_was_not_asked_for_comes_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
+def test_unset_options_come_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     # width 2 is the default of the class, and the weights would not fit it
     assert main(["test", "--config", write(name="bare.yaml"), "--ckpt_path", str(trained(tmp_path))]) == 0
 
 
 @pytest.mark.parametrize("place", ["file", "command line"])
-def test_what_was_asked_for_beats_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
+def test_options_take_precedence_over_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
     assert main(["fit", "--config", write(pause=0.001)]) == 0
     path = str(trained(tmp_path))
     asked = {"pause": 0.002} if place == "file" else {}
@@ -210,7 +210,7 @@ def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tm
         (["--model.width", "-1"], "-1"),
     ],
 )
-def test_what_the_machine_or_a_value_forbids_is_one_sentence(
+def test_missing_hardware_and_invalid_values_raise_a_one_line_error(
     write: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(["fit", "--config", write(), *arguments]) == 1
@@ -227,7 +227,7 @@ def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None
     assert list((tmp_path / "mine").rglob("hparams.yaml"))
 
 
-def test_a_checkpoint_of_other_arguments_is_one_sentence(write: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_checkpoint_of_other_arguments_raises_a_one_line_error(write: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
     assert main(given) == 1

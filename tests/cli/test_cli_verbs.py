@@ -87,7 +87,7 @@ def test_the_reader_of_a_pipe_may_leave_early() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_lightning_without_lightning_sdk_says_so(
+def test_lightning_without_lightning_sdk_prints_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightning_sdk", None)
@@ -166,7 +166,7 @@ def test_doctor_warns_of_versions_that_run_code(
     assert len(said) == 1 and said[0].startswith("problem: ") and f"pip install '{package}>=" in said[0]
 
 
-def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_prints_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
     from lightning_idc.models.pair_transformer.module import PairTransformer

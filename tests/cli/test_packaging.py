@@ -65,7 +65,7 @@ def test_every_dependency_has_a_lower_bound_and_a_reason() -> None:
         assert before.startswith("# "), f"{need} has no reason"
 
 
-def test_the_lock_names_no_place() -> None:
+def test_the_lock_file_names_no_registry() -> None:
     text = re.sub(r"--hash=sha256:[0-9a-f]{64}", "", (ROOT / "requirements.lock").read_text(encoding="utf-8"))
     assert not re.search(r"https?:|://|@|--|#|/", text), "a lock with URLs, options or paths works on one machine only"
 

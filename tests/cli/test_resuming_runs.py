@@ -44,7 +44,7 @@ stages:
 
 
 @pytest.mark.slow
-def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> None:
+def test_the_last_state_is_saved_after_a_plateau(runs: Any, tmp_path: Path) -> None:
     """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
     Path("toy.yaml").write_text(MONITORED)
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
@@ -60,7 +60,7 @@ def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> No
     assert again["global_step"] == 4, "the best of before is still known after resuming"
 
 
-def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_path: Path) -> None:
+def test_training_that_ends_before_the_first_validation_is_saved(runs: Any, tmp_path: Path) -> None:
     Path("toy.yaml").write_text(MONITORED.replace("max_epochs: 3", "max_epochs: 1\n    check_val_every_n_epoch: 4"))
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert Path(runs[-1][1]["ckpt_path"]).name == "last.ckpt"
@@ -117,7 +117,7 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
 
 @pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\xff"])
-def test_damaged_records_are_one_sentence(
+def test_damaged_records_raise_a_one_line_error(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     Path("toy.yaml").write_text(FIT)
@@ -147,7 +147,7 @@ def test_a_folder_in_use_is_refused(runs: Any, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.txt/out"])
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
-def test_a_file_in_place_of_the_folder_is_one_sentence(
+def test_a_file_instead_of_the_folder_raises_a_one_line_error(
     runs: Any, capsys: pytest.CaptureFixture[str], name: str, seeds: list[str]
 ) -> None:
     Path("notes.txt").write_text("mine")
@@ -157,7 +157,7 @@ def test_a_file_in_place_of_the_folder_is_one_sentence(
     assert runs == [] and Path("notes.txt").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+def test_a_read_only_folder_raises_a_one_line_error(tmp_path: Path) -> None:
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")

@@ -69,7 +69,7 @@ def test_references_of_unchanged_pairs_say_that_nothing_changed(
     assert result["change_no_change"] == judged
 
 
-def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_as_json_describes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
     arguments = [
         *files(tmp_path),
@@ -230,7 +230,7 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
     assert len(set(found)) == 4
 
 
-def test_a_list_of_differences_says_of_which_pairs_there_are_none(
+def test_a_difference_list_reports_pairs_without_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {"id": "a", "caption": "a man came", "references": ["a man came"], "change_type": "add"}

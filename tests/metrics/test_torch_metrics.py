@@ -66,7 +66,7 @@ def test_interface_of_torchmetrics(metric_class: type[CorpusMetric], arguments: 
             metric.plot()
 
 
-def test_works_in_a_collection_beside_torchmetrics() -> None:
+def test_works_in_a_collection_with_torchmetrics() -> None:
     collection = MetricCollection([BLEU(), ROUGEL(), CIDErD(), BLEUScore()])
     for preds, target in zip(PREDS, TARGET, strict=True):
         collection.update(preds, target)

@@ -157,7 +157,7 @@ def test_one_objective_may_replace_the_caption_loss(tmp_path: Path) -> None:
         fit([CrudeObjectiveCallback("a"), CrudeObjectiveCallback("b")], tmp_path)
 
 
-def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
+def test_order_and_host_rules_raise_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="list the add-on first"):
         fit([WeightAveraging(), GuessColorCallback("color")], tmp_path)
 
@@ -223,7 +223,7 @@ class Forgets(Addon):
         (Forgets("losses", {"a": torch.ones(2)}), r"Forgets\.losses returned .*; expected a dict of scalar tensors"),
     ],
 )
-def test_what_an_addon_of_ones_own_forgets_is_told(addon: Any, says: str, tmp_path: Path) -> None:
+def test_an_incomplete_addon_raises_an_error(addon: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         fit([Built(addon)], tmp_path, max_steps=1)
 

@@ -49,7 +49,7 @@ def test_a_tiny_subclass_learns_to_describe(tmp_path: Path) -> None:
     assert caption.log_prob <= 0
 
 
-def test_init_from_keeps_the_length_that_was_asked_for(trained: TinyCaptioner) -> None:
+def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
     start = str(trained.folder / "tiny.ckpt")  # type: ignore[operator]
     for asked, expected in ((23, 23), (None, trained.hparams["max_length"])):
         tuned = TinyCaptioner(dropout=0.0, init_from=start, max_length=asked)
@@ -121,7 +121,7 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
     assert found[0] == found[1] and max(found[0]) < 0.99
 
 
-def test_what_was_loaded_to_be_asked_is_trained_as_what_was_made_to_be(trained: TinyCaptioner, tmp_path: Path) -> None:
+def test_a_loaded_captioner_trains_like_a_new_one(trained: TinyCaptioner, tmp_path: Path) -> None:
     trainer = Trainer(**QUIET, enable_checkpointing=False, max_steps=0)
     trainer.strategy.connect(trained)
     trainer.save_checkpoint(tmp_path / "first.ckpt")
@@ -139,7 +139,7 @@ def test_endings_that_are_spared_are_a_list() -> None:
         TinyCaptioner(no_decay="bias")
 
 
-def test_a_length_that_nobody_knows_is_asked_for() -> None:
+def test_an_unknown_max_length_is_required() -> None:
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "same"]).eval()
     model.build()
     sample = TinySource(1, 770).load(0)
@@ -155,7 +155,7 @@ def test_a_length_that_nobody_knows_is_asked_for() -> None:
     assert len(model.generate(features, max_length=2)) == 1
 
 
-def test_image_size_comes_from_the_data_whatever_else_is_given() -> None:
+def test_image_size_comes_from_the_data() -> None:
     data = TinyPairs(image_size=(16, 24))
     for given in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
         model = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"])
@@ -281,7 +281,7 @@ def test_a_nan_loss_stops_the_run_and_names_the_pairs(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def test_a_captioner_without_words_says_what_to_do() -> None:
+def test_a_captioner_without_vocabulary_raises_an_error_with_advice() -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     with pytest.raises(ConfigError, match="load a checkpoint, or fit it"):
         TinyCaptioner().describe(image, image)
@@ -379,7 +379,7 @@ class _Enlarged:
         return PairSample(sample.id, *sides, captions=sample.captions, change_type=sample.change_type)
 
 
-def test_loaders_without_their_data_module_are_told_what_to_do(tmp_path: Path) -> None:
+def test_loaders_without_a_data_module_raise_an_error_with_advice(tmp_path: Path) -> None:
     """A loader of a data module that no trainer knows collates for modules that are no captioners."""
     data, trainer = TinyPairs(batch_size=4), Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
     with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: set `vocabulary`"):

@@ -139,7 +139,7 @@ def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part
 
 
 @pytest.mark.parametrize("part", [1, 0.5, "gelu", None, (1, 2), [[1.0]], {"width": 3}, torch.float16, torch.ones(2)])
-def test_an_argument_of_plain_values_is_kept(part: Any, tmp_path: Path) -> None:
+def test_an_argument_of_plain_values_is_saved(part: Any, tmp_path: Path) -> None:
     model = WithPart(part)
     trainer = Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(model, TinyPairs())

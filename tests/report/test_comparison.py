@@ -27,7 +27,7 @@ HALF = {id: text if int(id) % 2 else "the red cube has moved" for id, text in SE
 CONSTANT = "the red cube has moved"
 
 
-def test_rows_stand_beside_floors_and_intervals() -> None:
+def test_rows_have_baselines_and_intervals() -> None:
     blind = dict.fromkeys(SEES, CONSTANT)
     said = {
         "blind": Captioned(blind, blind),

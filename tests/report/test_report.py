@@ -58,7 +58,7 @@ def test_rows_are_means_over_their_pairs() -> None:
     assert "relation" not in found.rows["move"]
 
 
-def test_a_change_that_nobody_names_has_a_row_beside_no_change_alone() -> None:
+def test_changes_without_a_type_have_a_row_next_to_no_change() -> None:
     def rows(*kinds: str) -> list[str]:
         records = [{**record, "change_type": kind} for record, kind in zip(RECORDS, kinds, strict=True)]
         return list(summarise(records, summary()[0], {}).rows)

@@ -52,7 +52,7 @@ def _answers(model: Path) -> Iterator[object]:
     yield from answer_batches_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), tolerance=None)
 
 
-def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_ray_raises_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**options: object) -> None:
         raise Exception("The current node timed out during startup.")  # as Ray does on a busy machine
 

@@ -92,7 +92,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
         ("There is no visible difference between the two images.", 0.9, "changed"),
     ],
 )
-def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
+def test_a_captioner_without_a_change_score_decides_by_its_caption(
     model: Path, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     said: str, score: float | None, status: str,
 ) -> None:  # fmt: skip
@@ -310,7 +310,7 @@ def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
     assert "unfinished run of another captioner" in capsys.readouterr().err
 
 
-def test_captions_are_written_beside_the_second_images_and_kept(
+def test_captions_are_written_next_to_the_second_images_and_not_replaced(
     model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):
@@ -405,7 +405,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change
 
 
 @pytest.mark.parametrize("option", ["--out", "--reg", "--junit", "--report"])
-def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
+def test_a_folder_instead_of_a_file_raises_an_error_before_the_work(
     option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "reports.csv").mkdir()

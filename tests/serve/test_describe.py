@@ -81,7 +81,7 @@ def test_files_of_another_size_are_brought_to_that_of_the_training(
         (((12, 12), (12, 12)), "scaled 3 times up"),
     ],
 )
-def test_the_user_is_told_where_images_differ_from_each_other_or_from_the_training(
+def test_images_that_differ_from_each_other_or_from_training_have_notes(
     model: Path, draw: Draw, capsys: pytest.CaptureFixture[str], sizes: tuple[tuple[int, int], ...], note: str
 ) -> None:
     pair = [str(draw(f"{side}.png", size=size)) for side, size in zip("ab", sizes, strict=True)]

@@ -49,7 +49,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_code_of_the_documentation_says_what_python_says(
+def test_the_code_of_the_documentation_equals_the_captioner(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(exported)
@@ -67,7 +67,7 @@ def test_the_code_of_the_documentation_says_what_python_says(
 
 
 @pytest.mark.slow
-def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported: Path) -> None:
+def test_probabilities_of_sentences_equal_those_of_the_change_score(exported: Path) -> None:
     import onnxruntime
 
     folder = exported / "clevr_onnx"
@@ -143,7 +143,7 @@ def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None
         (["hf", "--out", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_exports_raise_an_error(
     arguments: list[str],
     message: str,
     model: Path,
@@ -167,7 +167,7 @@ def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["torch", "hf"])
-def test_a_file_in_the_place_of_the_folder_is_named(
+def test_a_file_instead_of_the_folder_raises_an_error(
     kind: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"

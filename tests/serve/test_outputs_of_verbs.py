@@ -176,9 +176,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("case", WRITES)
-def test_a_verb_writes_what_is_asked_for_twice_and_nothing_else(
-    case: str, home: Path, model: Path, hub: list[str]
-) -> None:
+def test_a_verb_run_twice_writes_only_its_outputs(case: str, home: Path, model: Path, hub: list[str]) -> None:
     arguments, outputs = WRITES[case]
     before = tree(home)
     for _ in range(2):  # its own output needs no flag
@@ -206,7 +204,7 @@ def test_overwrite_replaces_the_files_that_are_named_and_no_others(home: Path, m
     assert changed(before, tree(home)) == {"out.jsonl", "page.html", *pictures}
 
 
-def test_a_report_never_takes_the_folder_of_its_name_beside_it(
+def test_a_report_never_replaces_an_existing_folder_of_its_name(
     tmp_path: Path, draw: Draw, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw("old_pictures/1.png", seed=1)

@@ -141,7 +141,7 @@ def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
+def test_a_rejected_upload_raises_a_one_line_error_and_leaves_the_folder(
     status: int, hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.refuses = status
@@ -151,7 +151,7 @@ def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_without_a_network_the_folder_is_written_and_that_is_said(
+def test_without_a_network_the_folder_is_written_and_reported(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

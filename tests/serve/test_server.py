@@ -318,7 +318,7 @@ def test_a_pair_that_is_not_answered_fails_alone(monkeypatch: pytest.MonkeyPatch
     assert answers[1].status_code == 500 and "MemoryError while answering" in answers[1].detail
 
 
-def test_an_answer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_takes_too_long_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     from fastapi import HTTPException

@@ -31,7 +31,7 @@ def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> 
     assert captioner.describe(*lightning_idc.sample_pair(name)).text
 
 
-def test_readmes_python_block_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_block_of_the_readme_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [b for b in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "lightning_idc.load" in b]
     exec(block, {})
     assert capsys.readouterr().out.strip() == block.rsplit("  # ", 1)[1].strip(), "the comment shows what is printed"
@@ -64,7 +64,7 @@ def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "changed   page: A red object was added in the upper right." in capsys.readouterr().out
 
 
-def test_the_board_captioner_counts_the_defects_of_its_sample_and_says_where() -> None:
+def test_the_board_captioner_counts_and_locates_the_defects_of_its_sample() -> None:
     captioner = lightning_idc.load("pcb", device="cpu")
     before, after = lightning_idc.sample_pair("pcb")
     found, same = (captioner.input_spec.read(before, other) for other in (after, before))

@@ -61,7 +61,7 @@ def test_the_strongest_change_is_the_peak_and_every_change_has_a_box() -> None:
     assert len(boxes_of(found.map, float(weaker) / 2)) == 2
 
 
-def test_equal_images_have_no_place_and_small_ones_fewer_cells() -> None:
+def test_equal_images_have_no_location_and_small_ones_fewer_cells() -> None:
     nothing = locate(captioner(), pair(16), "changed")
     assert nothing.peak is None and nothing.boxes == [] and not bool(nothing.map.any())
     tiny = locate(captioner(), pair(5, (3, 3, 2, 90)), "changed")

@@ -57,7 +57,7 @@ def test_files_are_written_and_removed_through_one_module() -> None:
 
 
 @pytest.mark.parametrize("call", ["rmtree(", "upload_folder(", "upload_file(", "create_commit("])
-def test_folders_are_removed_and_uploaded_in_few_places(call: str) -> None:
+def test_few_modules_remove_or_upload_folders(call: str) -> None:
     allowed = (
         {"utils/outputs.py", "data/store/building.py", "synthesis/run.py", "cli/recipes/run.py"}
         if call == "rmtree("

@@ -43,7 +43,7 @@ def test_an_output_replaces_its_own_files_and_removes_those_that_it_no_longer_ha
 
 
 @pytest.mark.parametrize("change", ["made by the user", "changed by the user", "of another output", "a link", "folder"])
-def test_what_is_not_of_this_output_is_replaced_only_when_that_is_asked_for(tmp_path: Path, change: str) -> None:
+def test_files_of_others_are_replaced_only_with_overwrite(tmp_path: Path, change: str) -> None:
     target, aside = tmp_path / "a", tmp_path / "aside"
     aside.write_text("aside")
     if change == "made by the user":
@@ -197,9 +197,7 @@ def test_devices_are_written_to_as_they_are(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_a_callback_says_that_it_left_a_file_of_others_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_reports_a_file_that_it_did_not_replace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "scores.json").write_text("mine")
     assert not save_json(tmp_path / "scores.json", {"a": 1}) and "could not write" in capsys.readouterr().err
     assert (tmp_path / "scores.json").read_text() == "mine"
@@ -212,7 +210,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert (tmp_path / "caf\udce9.csv").read_text() == "2"
 
 
-def test_a_new_file_never_takes_a_place(tmp_path: Path) -> None:
+def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="exists"), new_file(tmp_path / "a") as part:
         part.write_text("x")

@@ -229,7 +229,7 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
         ({"modules_to_save": ["model.nose"]}, "has no module 'model.nose'"),
     ],
 )
-def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     model = captioner("llava_onevision")
     with pytest.raises(ConfigError, match=message):
         model.add_adapter("lora", LoraAdapter, **options)

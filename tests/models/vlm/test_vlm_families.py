@@ -215,7 +215,7 @@ def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
+def test_image_tokens_are_never_generated(kind: str) -> None:
     """Some configurations call its id `image_token_index`."""
     model = model_of(kind)
     special = model.built_vocabulary.special

@@ -225,7 +225,7 @@ def test_a_type_that_takes_no_features_of_images_is_refused(tmp_path: Path) -> N
         VLMCaptioner(model=str(tmp_path)).build()
 
 
-def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:
+def test_mdp_requires_a_family(model_of: Any) -> None:
     from lightning_idc.methods.m3diff.mdp import MDP
 
     model: VLMCaptioner = model_of("mistral3")

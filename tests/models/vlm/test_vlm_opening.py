@@ -74,7 +74,7 @@ def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]
     assert together == [ask(images, [question])[0] for question in QUESTIONS]
 
 
-def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
+def test_questions_about_one_image_work_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
     model = captioner("qwen2_5_vl")
     model.add_adapter("language", LoraAdapter, rank=4, alpha=8)
     assert len(QuestionAnswerer(model, 3)(images[:1], ["what is it?"])) == 1
@@ -92,7 +92,7 @@ def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[P
         ({"checkpoint": "y", "quantize": "4bit"}, "quantize apply only to a published model"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_captioner(**options)
 
@@ -226,7 +226,7 @@ def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "the captioner stays as it is"
 
 
-def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
+def test_unsupported_exports_of_mdp_raise_an_error(stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.add_adapter("mdp", MDP)
     with pytest.raises(ConfigError, match="MDP runs only in this library"):
@@ -295,7 +295,7 @@ def test_what_is_pushed_is_whole_and_has_a_card(
     torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
+def test_what_cannot_be_pushed_raises_an_error_before_the_upload(stock: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.build()
     with pytest.raises(ConfigError, match="expected one of captioner, model, adapters"):

@@ -104,7 +104,7 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
         ({"device": "cuda", "compute": torch.float32}, "int4 only in bfloat16"),
     ],
 )
-def test_where_int4_cannot_be_used_is_said(options: dict[str, Any], message: str) -> None:
+def test_unsupported_int4_raises_an_error(options: dict[str, Any], message: str) -> None:
     pytest.importorskip("torchao")
     with pytest.raises(ConfigError, match=message):
         quantization("int4", **{"compute": None, **options})

@@ -115,7 +115,7 @@ def with_reader(reader: Path, kind: str = "llava_onevision") -> VLMCaptioner:
 
 
 @pytest.mark.parametrize("kind", ["llava_onevision", "idefics3"])
-def test_the_model_says_what_the_language_model_says(reader: Path, kind: str) -> None:
+def test_outputs_equal_those_of_the_language_model(reader: Path, kind: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = with_reader(reader, kind)
@@ -168,7 +168,7 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
         ({"model": "x", "tower_weights": "y"}, "initialize a random `architecture`"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 

@@ -240,7 +240,7 @@ def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Pat
         ({"model": "x", "scoring": "cached", "activation_checkpointing": True}, "use `packed`"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 
