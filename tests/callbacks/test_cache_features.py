@@ -66,12 +66,12 @@ def test_the_test_reads_too_and_other_weights_share_nothing(tmp_path: Path, comp
 
 
 def test_it_tells_which_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("lightning_idc.callbacks.cache_features.rank_zero_info", told.append)
+    messages: list[str] = []
+    monkeypatch.setattr("lightning_idc.callbacks.cache_features.rank_zero_info", messages.append)
     ticks = iter([0.0, 4.0, 5.0, 6.0])
     monkeypatch.setattr(feature_store.time, "perf_counter", lambda: next(ticks))
     fit([CacheFeatures(tmp_path / "kept")], tmp_path, captioner(), max_epochs=2)
-    assert told == ["CacheFeatures: 8 images/s from the disk, 2 computed; reading them"]
+    assert messages == ["CacheFeatures: 8 images/s from the disk, 2 computed; reading them"]
 
 
 def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list[int]) -> None:

@@ -38,9 +38,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predict(folder: Path, checkpoint: Path | None, data: TinyPairs, **options: Any) -> list[Any]:
     """Predict in this process; what Lightning returns is what was captioned now."""
     trainer = Trainer(default_root_dir=folder, callbacks=[WritePredictions(**options)], **QUIET)
-    found = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
-    assert found is not None
-    return [record for batch in found for record in batch]
+    result = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
+    assert result is not None
+    return [record for batch in result for record in batch]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

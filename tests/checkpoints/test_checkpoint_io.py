@@ -153,18 +153,18 @@ def test_what_cannot_be_read_is_passed_over_with_a_sentence(tmp_path: Path, how:
     write_checkpoint(content(3), tmp_path / "best.ckpt")
     write_checkpoint(content(9, 64), tmp_path / "last.ckpt")
     damage(tmp_path / "last.ckpt", how)
-    said: list[str] = []
-    assert newest_checkpoint(tmp_path, said.append) == tmp_path / "best.ckpt"
-    (sentence,) = said
+    messages: list[str] = []
+    assert newest_checkpoint(tmp_path, messages.append) == tmp_path / "best.ckpt"
+    (sentence,) = messages
     assert "skipping" in sentence and "last.ckpt" in sentence and "damaged" in sentence
 
 
 def test_weights_alone_and_other_files_are_passed_over(tmp_path: Path) -> None:
     write_checkpoint({"global_step": 9, "state_dict": {}, "loops": {}}, tmp_path / "weights.ckpt")
     torch.save([1, 2], tmp_path / "list.ckpt")
-    said: list[str] = []
-    assert newest_checkpoint(tmp_path, said.append) is None
-    assert any("weights only" in sentence for sentence in said) and any("not a checkpoint" in s for s in said)
+    messages: list[str] = []
+    assert newest_checkpoint(tmp_path, messages.append) is None
+    assert any("weights only" in sentence for sentence in messages) and any("not a checkpoint" in s for s in messages)
 
 
 def test_a_checkpoint_that_would_run_code_is_passed_over(tmp_path: Path) -> None:

@@ -37,9 +37,9 @@ def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = [("1", "a", "(a)"), ("1", "b", "B."), ("2", "a", "(a)"), ("2", "b", "who knows")]
     answers.write_text(json.dumps([dict(zip(("pair", "answer", "response"), row, strict=True)) for row in said]))
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path / "result.json")]) == 0
-    told = capsys.readouterr()
-    assert "pairs with both answers right: 50.0 % of 2" in told.out
-    assert "75.0 % of 4" in told.out and "1 answers choose nothing" in told.err
+    captured = capsys.readouterr()
+    assert "pairs with both answers right: 50.0 % of 2" in captured.out
+    assert "75.0 % of 4" in captured.out and "1 answers choose nothing" in captured.err
     expected = {"file": "answers.json", "letters": "ab", "pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
     assert json.loads((tmp_path / "result.json").read_text()) == expected
     assert main(["score", str(answers), "--questions", "pairs", "--json"]) == 0
@@ -166,10 +166,10 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
         ("1,,a,a.png,b.png", "a column is empty"),
     ],
 )
-def test_invalid_questions(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_questions(tmp_path: Path, line: str, message: str) -> None:
     path = table(tmp_path / "own")
     path.write_text(f"pair,question,answer,before,after\n{line}")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read_questions(path)
     path.write_text("pair,question,answer,before\n1,Which?,a,a.png")
     with pytest.raises(DataError, match="no column 'after'"):
@@ -278,10 +278,10 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
 
 def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["predict", str(table(tmp_path)), "--questions"]
-    for more, told in (
+    for more, message in (
         (["--out", str(tmp_path / "x")], "name one with --model"),
         (["--out", arguments[1], "--model", "m"], "is an input and would be overwritten; choose another file"),
         (["--out", str(tmp_path), "--model", "m"], "is a folder; expected the path of a file"),
     ):
         assert main([*arguments, *more]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

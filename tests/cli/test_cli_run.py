@@ -70,8 +70,8 @@ def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_ke
 ) -> None:
     keys = ["--stages.second.model.fail_at", "5", "--model.width", "4"]
     assert main(["run", "toy.yaml", "--out", "out", *keys]) == 1
-    said = capsys.readouterr().err
-    assert "became nan at step 5" in said and "lightning-idc run toy.yaml --resume out" in said
+    printed = capsys.readouterr().err
+    assert "became nan at step 5" in printed and "lightning-idc run toy.yaml --resume out" in printed
     assert names(runs) == ["first", "second"]
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out", "--stages.second.model.fail_at", "-1"]) == 0
@@ -194,8 +194,8 @@ def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
     Path("shares.yaml").write_text(SHARES)
     share = ["--engine", "array", "--engine.tasks", "2", "--engine.task"]
     assert main(["run", "shares.yaml", "--out", "out", *share, "0"]) == 0
-    said = capsys.readouterr().out
-    assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out" in said
+    printed = capsys.readouterr().out
+    assert "stage hash is not finished: 2 of 3 shards" in printed and "--resume out" in printed
     assert main(["run", "shares.yaml", "--resume", "out", *share, "1"]) == 0
     assert "other tasks are running" in capsys.readouterr().out
     assert names(runs) == ["hash", "hash", "again"]

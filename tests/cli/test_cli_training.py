@@ -39,8 +39,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 
 def trained(folder: Path) -> Path:
-    (found,) = folder.rglob("*.ckpt")
-    return found
+    (result,) = folder.rglob("*.ckpt")
+    return result
 
 
 def built(verb: str, arguments: list[str]) -> PairCLI:
@@ -80,16 +80,16 @@ def test_options_take_precedence_over_the_checkpoint(write: Any, tmp_path: Path,
     path = str(trained(tmp_path))
     asked = {"pause": 0.002} if place == "file" else {}
     more = [] if place == "file" else ["--model.pause", "0.002"]
-    given = ["--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
-    assert built("test", given).model.pause == 0.002
+    inputs = ["--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
+    assert built("test", inputs).model.pause == 0.002
 
 
 def test_a_checkpoint_of_another_class_lends_no_arguments(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     text = Path(write(name="other.yaml", width=5)).read_text().replace("toy_idc.Toy", "toy_idc.Other")
     Path("other.yaml").write_text(text)
-    given = ["--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
-    assert type(built("test", given).model).__name__ == "Other"
+    inputs = ["--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
+    assert type(built("test", inputs).model).__name__ == "Other"
 
 
 def test_a_missing_checkpoint_is_an_error(write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,9 +102,9 @@ def test_files_are_merged_and_callbacks_plus_appends(write: Any, tmp_path: Path)
     base = write(trainer={"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]})
     more = {"trainer": {"callbacks+": [{"class_path": "lightning.pytorch.callbacks.LambdaCallback"}]}}
     Path("more.yaml").write_text(yaml.safe_dump({**more, "model": {"init_args": {"width": 7}}}))
-    given = ["fit", "--config", base, "--config", "more.yaml"]
-    assert len(gather(given[1:])["trainer"]["callbacks"]) == 2
-    assert main(given) == 0
+    inputs = ["fit", "--config", base, "--config", "more.yaml"]
+    assert len(gather(inputs[1:])["trainer"]["callbacks"]) == 2
+    assert main(inputs) == 0
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 7
 
 
@@ -122,8 +122,8 @@ def test_bad_arguments_end_in_one_message(
     write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(["fit", "--config", write(), *arguments]) == 1
-    said = capsys.readouterr().err
-    assert says in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert says in printed and "Traceback" not in printed and len(printed.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
@@ -188,9 +188,9 @@ def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tm
     trainer.fit(model, datamodule=data)
     trainer.save_checkpoint("kept.ckpt")
     flags = [f"--data.{key}={value}" for key, value in sizes.items()]
-    given = ["--ckpt_path", "kept.ckpt", "--data", "SyntheticPairs", "--data.cache_dir", "cache", *flags]
+    inputs = ["--ckpt_path", "kept.ckpt", "--data", "SyntheticPairs", "--data.cache_dir", "cache", *flags]
     cli = PairCLI(
-        "test", with_checkpoint(gather([*given, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]))
+        "test", with_checkpoint(gather([*inputs, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]))
     )
     cli.build()
     assert type(cli.model) is PairTransformer and cli.model.hparams["width"] == 16
@@ -214,8 +214,8 @@ def test_missing_hardware_and_invalid_values_raise_a_one_line_error(
     write: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(["fit", "--config", write(), *arguments]) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("error: ") and says in said
+    printed = capsys.readouterr().err.strip().splitlines()[-1]
+    assert printed.startswith("error: ") and says in printed
 
 
 def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None:
@@ -229,6 +229,6 @@ def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None
 
 def test_a_checkpoint_of_other_arguments_raises_a_one_line_error(write: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
-    given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
-    assert main(given) == 1
+    inputs = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
+    assert main(inputs) == 1
     assert "the checkpoint was written by another model" in capsys.readouterr().err.strip().splitlines()[-1]

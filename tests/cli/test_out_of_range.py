@@ -140,9 +140,9 @@ def test_the_configuration_itself_trains(place: Path, monkeypatch: pytest.Monkey
 
 def test_arguments_belong_to_the_class_that_the_command_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    given = ["--config", "tiny.yaml", "--model.optimizer", "SGD", "--model.optimizer.lr", "0.5"]
-    given += ["--model.schedule", "WarmupCosine", "--model.schedule.warmup", "0.25"]
-    cli = PairCLI("fit", gather(given))
+    inputs = ["--config", "tiny.yaml", "--model.optimizer", "SGD", "--model.optimizer.lr", "0.5"]
+    inputs += ["--model.schedule", "WarmupCosine", "--model.schedule.warmup", "0.25"]
+    cli = PairCLI("fit", gather(inputs))
     cli.build()
     (group,) = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert type(cli.model.schedule).__name__ == "WarmupCosine" and cli.model.schedule.warmup == 0.25

@@ -45,9 +45,9 @@ def locked(python: str) -> dict[str, str]:
     }
     pins = [Requirement(pin) for pin in hashed_pins()]
     here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
-    found = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
-    assert len(found) == len(here), "a package is pinned twice for one Python"
-    return found
+    result = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
+    assert len(result) == len(here), "a package is pinned twice for one Python"
+    return result
 
 
 def test_every_dependency_has_a_lower_bound_and_a_reason() -> None:

@@ -77,12 +77,12 @@ def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, s
     assert main(["run", "toy.yaml", "--out", "out"]) == 130
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
     for name in ("best", "last"):
-        whole, found = (
+        whole, result = (
             torch.load(tmp_path / folder / "train" / "checkpoints" / f"{name}.ckpt", weights_only=True)
             for folder in ("whole", "out")
         )
-        assert found["global_step"] == whole["global_step"]
-        torch.testing.assert_close(found["state_dict"], whole["state_dict"], rtol=0, atol=0)
+        assert result["global_step"] == whole["global_step"]
+        torch.testing.assert_close(result["state_dict"], whole["state_dict"], rtol=0, atol=0)
 
 
 def test_another_saver_of_last_states_is_enough() -> None:
@@ -106,8 +106,8 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     last.write_bytes(last.read_bytes()[:2000])
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
-    said = capsys.readouterr().out
-    assert "skipping" in said and "last.ckpt" in said
+    printed = capsys.readouterr().out
+    assert "skipping" in printed and "last.ckpt" in printed
     assert Path(runs[0][1]["ckpt_path"]).name == "best.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 12
 
@@ -125,9 +125,9 @@ def test_damaged_records_raise_a_one_line_error(
     (tmp_path / "out" / name).write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and name.split("/")[-1] in said and "damaged" in said
-    assert len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and name.split("/")[-1] in printed and "damaged" in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 # ---- one run in a folder at a time -----------------------------------------------------------------------

@@ -51,9 +51,9 @@ def slurm_task(rank: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 def tasks_of(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:

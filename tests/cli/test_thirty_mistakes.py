@@ -106,8 +106,8 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     """What was said, which is short, and nothing of where in the program it came from."""
-    said = capsys.readouterr()
-    both = said.out + said.err
+    captured = capsys.readouterr()
+    both = captured.out + captured.err
     assert "Traceback" not in both and max(map(len, both.splitlines()), default=0) < 700
     return both
 
@@ -176,5 +176,5 @@ def test_25_very_small_images_are_trained_on_as_they_are(inside: Path, tmp_path:
     folder = ["--trainer.default_root_dir", str(tmp_path)]
     assert main([*FIT, "--data.image_size", "7", "--model.grid", "1", *folder]) == 0
     (checkpoint,) = tmp_path.rglob("*.ckpt")
-    found = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
-    assert found["input_spec"]["size"] == [7, 7], "and the checkpoint says so"
+    result = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
+    assert result["input_spec"]["size"] == [7, 7], "and the checkpoint says so"

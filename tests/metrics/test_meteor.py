@@ -284,8 +284,8 @@ def test_backend_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_result_holds_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "said.json").write_text(json.dumps({"a": "the cube moved"}), encoding="utf-8")
     (tmp_path / "truth.json").write_text(json.dumps({"a": ["the cubes move"]}), encoding="utf-8")
-    given = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
-    assert main([*given, "--meteor_backend", "python"]) == 0
+    inputs = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
+    assert main([*inputs, "--meteor_backend", "python"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["protocol"]["backends"] == {"METEOR": "python"}
     assert result["metrics"]["METEOR"] == IMPLEMENTATIONS["METEOR"] and result["scores"]["all"]["METEOR"] > 0

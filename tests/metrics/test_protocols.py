@@ -69,22 +69,22 @@ def test_unknown_protocol_suggests_the_nearest() -> None:
 
 
 def test_coco_is_one_call_of_score_captions() -> None:
-    found = evaluate(protocol_named("coco"), SAID, TRUTHS, FAST_METRICS)
+    result = evaluate(protocol_named("coco"), SAID, TRUTHS, FAST_METRICS)
     expected = score_captions(SAID, {truth.id: truth.references for truth in TRUTHS})
-    assert list(found) == ["all"]
-    assert found["all"].values == expected.values
+    assert list(result) == ["all"]
+    assert result["all"].values == expected.values
 
 
 def test_total_divides_by_the_ids_of_the_official_files() -> None:
     truths = [ReferenceRecord(f"{n:06d}.png", (f"the cube {n} moved",)) for n in range(4)]
     truths += [ReferenceRecord(f"{n:06d}.png_n", ("nothing has changed",)) for n in range(3)]
     said = {truth.id: truth.references[0] for truth in truths}
-    found = evaluate(protocol_named("clevr-change/total"), said, truths, FAST_METRICS)
-    assert {name: scores.pairs for name, scores in found.items()} == {"all": 7, "change": 4, "no change": 3}
+    result = evaluate(protocol_named("clevr-change/total"), said, truths, FAST_METRICS)
+    assert {name: scores.pairs for name, scores in result.items()} == {"all": 7, "change": 4, "no change": 3}
     for part, keep in (("change", "png"), ("no change", "png_n")):
         ids = [truth.id for truth in truths if truth.id.endswith(keep)]
         alone = score_captions({id: said[id] for id in ids}, {id: [said[id]] for id in ids})
-        assert found[part].values == alone.values, "each part has document frequencies of its own"
+        assert result[part].values == alone.values, "each part has document frequencies of its own"
     # ProCap's ids, and one half of the captions alone
     renamed = [ReferenceRecord(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
     only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
@@ -237,7 +237,7 @@ def test_protocol_scores_its_metrics_or_gives_a_reason() -> None:
     # of a part that has none of the metrics asked for nothing is computed
     truths = [ReferenceRecord("a", ("a car left",), "drop"), ReferenceRecord("b", ("nothing changed",), "no_change")]
     said = {"a": "a car left", "b": "nothing changed"}
-    found = evaluate(protocol_named("difference-list"), said, truths, ["recall"])
-    assert {part: scores.values for part, scores in found.items()} == {"changed": {"recall": 100.0}, "unchanged": {}}
+    result = evaluate(protocol_named("difference-list"), said, truths, ["recall"])
+    assert {part: scores.values for part, scores in result.items()} == {"changed": {"recall": 100.0}, "unchanged": {}}
     with pytest.raises(DataError, match="no references"):
         evaluate(protocol_named("coco"), SAID, [])

@@ -119,8 +119,8 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
 
     monkeypatch.setattr("lightning_idc.utils.outputs.fill", full)
     assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
-    said = capsys.readouterr()
-    assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err
+    captured = capsys.readouterr()
+    assert "ROUGE-L" in captured.out and "No space left on device" in captured.err and "result.json" in captured.err
 
 
 def test_folder_at_the_output_path_is_an_early_error(
@@ -132,10 +132,10 @@ def test_folder_at_the_output_path_is_an_early_error(
 
 
 def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = files(tmp_path)
+    inputs = files(tmp_path)
     for name in ("said.json", "truth.json"):
         kept = (tmp_path / name).read_bytes()
-        assert main([*given, "--out", str(tmp_path / name)]) == 1
+        assert main([*inputs, "--out", str(tmp_path / name)]) == 1
         assert f"{name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == kept
 
@@ -333,10 +333,10 @@ def test_the_field_of_the_captions_is_named_where_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = [{"id": id, "caption": REFERENCES[id][0], "prediction": "zzz"} for id in CAPTIONS]
-    given = [*files(tmp_path, records), *FAST]
-    assert main(given) == 1
+    inputs = [*files(tmp_path, records), *FAST]
+    assert main(inputs) == 1
     assert "record 1 has caption" in capsys.readouterr().err
-    assert main([*given, "--field", "prediction", "--against", given[1], "--json"]) == 0
+    assert main([*inputs, "--field", "prediction", "--against", inputs[1], "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["scores"]["all"]["ROUGE-L"] == 0 == result["against"]["ROUGE-L"]["first"]
 

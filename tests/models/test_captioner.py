@@ -105,7 +105,7 @@ def test_a_test_encodes_and_scores_a_pair_once(trained: TinyCaptioner, monkeypat
 def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() -> None:
     batch_of = [TinySource(2, 760).load(i) for i in range(2)]
     words = ["<pad>", "<bos>", "<eos>", "<unk>", "same"]
-    found = []
+    result = []
     for sentences in (["same", "same thing"], ["same", "Same", "same thing", "same object", "SAME"]):
         torch.manual_seed(0)
         model = TinyCaptioner(dropout=0.0, vocabulary=words, max_length=4, no_change_captions=sentences).eval()
@@ -117,8 +117,8 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
         wanted = (1 - model.score(features, tokens, mask).exp().sum(-1)).tolist()
         assert model.change_scores(features) == pytest.approx(wanted, abs=1e-6)
         assert model.losses_and_change_scores(features, batch)[1] == pytest.approx(wanted, abs=1e-6)
-        found.append(wanted)
-    assert found[0] == found[1] and max(found[0]) < 0.99
+        result.append(wanted)
+    assert result[0] == result[1] and max(result[0]) < 0.99
 
 
 def test_a_loaded_captioner_trains_like_a_new_one(trained: TinyCaptioner, tmp_path: Path) -> None:
@@ -157,11 +157,11 @@ def test_an_unknown_max_length_is_required() -> None:
 
 def test_image_size_comes_from_the_data() -> None:
     data = TinyPairs(image_size=(16, 24))
-    for given in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
-        model = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"])
+    for inputs in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
+        model = TinyCaptioner(**inputs, max_length=6, no_change_captions=["nothing"])
         Trainer(**QUIET, fast_dev_run=1).fit(model, data)
-        assert tuple(model.hparams["image_size"]) == (16, 24), given
-    kept = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
+        assert tuple(model.hparams["image_size"]) == (16, 24), inputs
+    kept = TinyCaptioner(**inputs, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
     Trainer(**QUIET, fast_dev_run=1).fit(kept, data)
     assert tuple(kept.hparams["image_size"]) == (8, 8)
 

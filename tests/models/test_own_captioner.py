@@ -143,5 +143,5 @@ def test_an_argument_of_plain_values_is_saved(part: Any, tmp_path: Path) -> None
     model = WithPart(part)
     trainer = Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(model, TinyPairs())
-    found = WithPart.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).hparams["part"]  # type: ignore[union-attr]
-    assert torch.equal(found, part) if isinstance(part, Tensor) else found == part
+    result = WithPart.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).hparams["part"]  # type: ignore[union-attr]
+    assert torch.equal(result, part) if isinstance(part, Tensor) else result == part

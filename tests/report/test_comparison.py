@@ -69,9 +69,9 @@ def test_pairs_without_references_do_not_count_and_missing_captions_are_an_error
 def test_facts_are_compared_where_they_apply() -> None:
     first = {str(n): {"type": n % 4 == 0, "value": None if n % 2 else False} for n in range(40)}
     second = {str(n): {"type": n % 2 == 0, "value": None if n % 2 else True} for n in range(40)}
-    found = facts_over(first, second)
-    assert found["type"].difference == pytest.approx(25) and 0 < found["type"].low < 25 < found["type"].high < 50
-    assert (found["value"].difference, found["value"].wins, found["value"].losses) == (100, 20, 0)
+    result = facts_over(first, second)
+    assert result["type"].difference == pytest.approx(25) and 0 < result["type"].low < 25 < result["type"].high < 50
+    assert (result["value"].difference, result["value"].wins, result["value"].losses) == (100, 20, 0)
     assert facts_over(first, {id: {"type": True, "value": True} for id in second}).keys() == {"type"}, "other pairs"
     ids = list(REFERENCES)
     facts = [

@@ -100,8 +100,8 @@ def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) ->
         "easiest quarter": 1,
     }
     assert result["summary"]["pairs"]["hardest quarter"] == 1
-    given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
-    assert main(given) == 0, "the file alone is enough to score it so again"
+    inputs = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
+    assert main(inputs) == 0, "the file alone is enough to score it so again"
 
 
 def test_the_table_reads_without_a_terminal() -> None:

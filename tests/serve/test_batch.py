@@ -134,9 +134,9 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
         suite = ElementTree.parse(junit).getroot()
         assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == failed
         assert suite.get("failures") == str(len(failed))
-        found = json.loads(reg.read_text())
-        assert found["failedItems"] == found["diffItems"] == [f"{name}.png" for name in failed]
-        assert ("other.png" in found["passedItems"]) == (not failed)
+        result = json.loads(reg.read_text())
+        assert result["failedItems"] == result["diffItems"] == [f"{name}.png" for name in failed]
+        assert ("other.png" in result["passedItems"]) == (not failed)
 
 
 def test_what_cannot_be_read_or_compared_is_status_two(
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_or_compared_is_status_two(
         failed = [row for row in csv.DictReader(file) if row["status"] == "failed"]
     assert [row["id"] for row in failed] == ["other"] and "damaged" in failed[0]["error"]
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
-    for wrong, said in (
+    for wrong, message in (
         (["compare", folders[0], "nowhere"], "there is no 'nowhere'"),
         (["compare", *folders, "--out", "x.txt"], "expected a name that ends with .jsonl, .csv, .parquet"),
         (["compare", *folders, "--ignore", "left"], "expected X1,Y1,X2,Y2"),
@@ -159,7 +159,7 @@ def test_what_cannot_be_read_or_compared_is_status_two(
     ):
         extra = [] if "--out" in wrong else ["--out", str(tmp_path / "new.jsonl")]
         assert main([*wrong, "--model", str(model), *extra]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["compare", *folders, "--batch_size", "0", "--out", str(tmp_path / "new.jsonl")]) == 2
     assert "argument --batch_size: expected at least 1" in capsys.readouterr().err
 
@@ -190,8 +190,8 @@ def test_what_is_transparent_in_a_mask_is_not_bright(
         path = tmp_path / f"{kind}.png"
         mask.convert(kind).save(path)
         ignored = Ignored([str(path)])
-        found = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
-        assert int((found == 0).all(0).sum()) == 16 and not found[:, :4, :4].any(), kind
+        result = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
+        assert int((result == 0).all(0).sum()) == 16 and not result[:, :4, :4].any(), kind
     out = tmp_path / "out.jsonl"
     arguments = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
     assert main([*arguments, "--ignore", str(tmp_path / "RGBA.png")]) == 1
@@ -218,10 +218,10 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
         assert main(["predict", *arguments, "--model", str(model), "--out", out, "--batch_size", "2"]) == 0
         if out.endswith(".csv"):
             with open(out, newline="") as file:
-                found = list(csv.DictReader(file))
+                result = list(csv.DictReader(file))
         else:
-            found = parquet.read_table(out).to_pylist() if out.endswith("parquet") else lines(Path(out))
-        said.append([(record["caption"], round(float(record["log_prob"]), 4)) for record in found])
+            result = parquet.read_table(out).to_pylist() if out.endswith("parquet") else lines(Path(out))
+        said.append([(record["caption"], round(float(record["log_prob"]), 4)) for record in result])
         assert not list(tmp_path.glob("*.part"))
     assert len(said[0]) == 5 and said == [said[0]] * 4
     assert "note: before is 32x32 and after is 48x48" not in capsys.readouterr().out
@@ -231,14 +231,14 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 
 
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
-    for text, said in (
+    for text, message in (
         ("a.png", "line 1: 1 paths"),
         ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' appears twice"),
         ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' has other files than an earlier one"),
         ("", "no pairs"),
     ):
         (tmp_path / "pairs.txt").write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             list_pairs([tmp_path / "pairs.txt"])
     (tmp_path / "pairs.txt").write_text(". b.png")
     assert [pair.id for pair in list_pairs([tmp_path / "pairs.txt"])] == ["...b"]  # it fails alone when it is read
@@ -292,11 +292,11 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
         file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it
     kept = part.read_text().splitlines()[1:-1]
     assert main([*arguments[:-2], "--batch_size", "32"]) == 0
-    said = capsys.readouterr()
-    assert f"{len(kept)} of 400 pairs were answered before" in said.err
-    found = out.read_text().splitlines()
-    assert [json.loads(line)["id"] for line in found] == [f"{number:03d}" for number in range(400)]
-    assert found[: len(kept)] == kept and not part.exists()
+    captured = capsys.readouterr()
+    assert f"{len(kept)} of 400 pairs were answered before" in captured.err
+    result = out.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in result] == [f"{number:03d}" for number in range(400)]
+    assert result[: len(kept)] == kept and not part.exists()
 
 
 def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
@@ -352,9 +352,9 @@ def test_names_of_files_cannot_steer_the_terminal(
     assert main(["compare", *folders, *arguments]) == 2 and main(["predict", *folders, *arguments]) == 2
     (tmp_path / "now/\x1b[2Jtwo.png").unlink()
     assert main(["predict", *folders, *arguments]) == 1  # one has no partner
-    said = capsys.readouterr()
-    assert "\\x1b[2Jone" in said.out and "\\x1b[2Jtwo" in said.err
-    assert "\x1b" not in said.out + said.err
+    captured = capsys.readouterr()
+    assert "\\x1b[2Jone" in captured.out and "\\x1b[2Jtwo" in captured.err
+    assert "\x1b" not in captured.out + captured.err
     for side in ("old", "now"):
         (tmp_path / side).rename(tmp_path / ("before" if side == "old" else "after"))
     (tmp_path / "after/\x1b[2Jtwo.png").write_text("no picture")
@@ -399,8 +399,8 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change
     (tmp_path / "taken").write_text("a file, no folder")
     arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
     assert main([*arguments, option, str(tmp_path / "taken/found.jsonl")]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ") and option in said.err and "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and option in captured.err and "Traceback" not in captured.err
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "out.jsonl.part").exists()
 
 
@@ -411,8 +411,8 @@ def test_a_folder_instead_of_a_file_raises_an_error_before_the_work(
     (tmp_path / "reports.csv").mkdir()
     arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
     assert main([*arguments, option, str(tmp_path / "reports.csv")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {option} ") and "reports.csv' is a folder" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {option} ") and "reports.csv' is a folder" in printed
     assert not list(tmp_path.glob("*.jsonl*")) and not list(tmp_path.glob("*.part"))
 
 

@@ -78,8 +78,8 @@ def test_probabilities_of_sentences_equal_those_of_the_change_score(exported: Pa
     for ids in about["no_change"]:
         past, sums = memory[..., :0, :], np.zeros(8)
         for before, after in itertools.pairwise(ids):
-            found, past = step.run(None, {"tokens": np.full(8, before), "memory": memory, "past": past})
-            sums += found[:, after]
+            result, past = step.run(None, {"tokens": np.full(8, before), "memory": memory, "past": past})
+            sums += result[:, after]
         mass += np.exp(sums)
     captioner = lightning_idc.load("clevr", device="cpu")
     with torch.no_grad():

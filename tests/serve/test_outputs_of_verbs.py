@@ -141,10 +141,10 @@ def test_no_verb_replaces_or_removes_a_file_of_the_user(
 ) -> None:
     before, model_before = tree(home), tree(model)
     assert main(filled(REFUSED[case], model)) in (1, 2)
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert changed(before, tree(home)) == set() and tree(model) == model_before and hub == []
     assert not [path for path in home.rglob(".lightning_idc-*")] and not [*home.rglob("*.partial")]
-    assert "Traceback" not in said.err and ("error: " in said.err or "problem: " in said.out)
+    assert "Traceback" not in captured.err and ("error: " in captured.err or "problem: " in captured.out)
 
 
 WRITES = {
@@ -212,10 +212,10 @@ def test_a_report_never_replaces_an_existing_folder_of_its_name(
     (tmp_path / "new_pictures/notes.txt").write_text("thesis")
     before = tree(tmp_path)
     monkeypatch.chdir(tmp_path)
-    given = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
+    inputs = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
     for flag in ([], ["--overwrite"]):
-        assert main([*given, *flag]) == 2
-        assert "the images of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
+        assert main([*inputs, *flag]) == 2
+        assert "the images of --report" in (printed := capsys.readouterr().err) or "new_pictures" in printed
         assert tree(tmp_path) == before
 
 

@@ -67,8 +67,8 @@ def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_board_captioner_counts_and_locates_the_defects_of_its_sample() -> None:
     captioner = lightning_idc.load("pcb", device="cpu")
     before, after = lightning_idc.sample_pair("pcb")
-    found, same = (captioner.input_spec.read(before, other) for other in (after, before))
-    (answer,) = answer_pairs(captioner, [found])
+    result, same = (captioner.input_spec.read(before, other) for other in (after, before))
+    (answer,) = answer_pairs(captioner, [result])
     # the official annotation of this pair, DeepPCB's 13000214: x1 y1 x2 y2
     boxes = [
         (137, 146, 182, 177),

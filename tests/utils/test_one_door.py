@@ -52,8 +52,8 @@ def sources() -> dict[str, str]:
 
 
 def test_files_are_written_and_removed_through_one_module() -> None:
-    found = {name for name, text in sources().items() if REMOVES_OR_WRITES.search(text)}
-    assert found - WRITERS.keys() == set(), "write through lightning_idc.utils.outputs"
+    result = {name for name, text in sources().items() if REMOVES_OR_WRITES.search(text)}
+    assert result - WRITERS.keys() == set(), "write through lightning_idc.utils.outputs"
 
 
 @pytest.mark.parametrize("call", ["rmtree(", "upload_folder(", "upload_file(", "create_commit("])
@@ -67,12 +67,12 @@ def test_few_modules_remove_or_upload_folders(call: str) -> None:
 
 
 def test_addresses_are_opened_through_one_module() -> None:
-    found = set()
+    result = set()
     for name, text in sources().items():
         for node in ast.walk(ast.parse(text)):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 named = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             if HTTP & set(named):
-                found.add(name)
-    assert found == {"utils/http.py"}
+                result.add(name)
+    assert result == {"utils/http.py"}

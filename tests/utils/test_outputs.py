@@ -36,8 +36,8 @@ def test_an_output_replaces_its_own_files_and_removes_those_that_it_no_longer_ha
     write(tmp_path, "a", "sub/b", "sub/deep/c")
     output = write(tmp_path, "a", "sub/b", text="newer")
     assert output.files() == ["a", "sub/b"] and not (tmp_path / "sub/deep").exists()
-    found = tree(tmp_path)
-    assert found == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
+    result = tree(tmp_path)
+    assert result == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
     output.remove()
     assert tree(tmp_path) == {"notes.txt": b"mine"}
 

@@ -59,12 +59,12 @@ def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
     pairs = samples(2)
     pairs[1].meta["part"] = "long"  # a prompt of another length: padding
     batch = model.collate(pairs)
-    found = model.log_probs(model.encode(batch), batch.tokens)
-    assert (found[..., 0] == 0).all()
+    result = model.log_probs(model.encode(batch), batch.tokens)
+    assert (result[..., 0] == 0).all()
     for b, sample in enumerate(pairs):
         for k, caption in enumerate(sample.captions):
             expected = plain_log_probs(model, sample, caption)
-            torch.testing.assert_close(found[b, k, 1 : len(expected) + 1], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result[b, k, 1 : len(expected) + 1], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -58,12 +58,12 @@ def model_of(folder: Any) -> Any:
 
 def pairs() -> list[PairSample]:
     generator = torch.Generator().manual_seed(3)
-    found = []
+    result = []
     for index, (height, width) in enumerate(SIZES):
         images = torch.randint(0, 256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
         part = {"part": "long"} if index == 2 else {}
-        found.append(PairSample(f"p{index}", images[0], images[1], CAPTIONS[index : index + 2], meta=part))
-    return found
+        result.append(PairSample(f"p{index}", images[0], images[1], CAPTIONS[index : index + 2], meta=part))
+    return result
 
 
 def question(model: VLMCaptioner, sample: PairSample) -> str:
@@ -91,11 +91,11 @@ def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
         assert torch.cat(list(expected.values())).std() > 0.05
         for way in dict.fromkeys(["plain", pick_scoring(net)]):
             net.scoring = way
-            found = model.log_probs(model.encode(batch), batch.tokens)
+            result = model.log_probs(model.encode(batch), batch.tokens)
             for (b, k), right in expected.items():
                 # padding and caches move where the chunks of a gated delta net begin, and with them its rounding
                 atol = 1e-4 if kind.startswith("qwen3_5") else 1e-5
-                torch.testing.assert_close(found[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
+                torch.testing.assert_close(result[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,8 +120,8 @@ def test_batched_greedy_equals_generate(kind: str, model_of: Any) -> None:
                 suppress_tokens=list(special.suppress_tokens),
             )
             said.append(out[0, length:].tolist())
-        found = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
-    assert found == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
+        result = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
+    assert result == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", sorted(BOTH_WAYS | RECURRENT | {"glm4v"}))

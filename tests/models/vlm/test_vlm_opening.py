@@ -66,11 +66,11 @@ def test_a_published_model_describes_without_training(stock: Path, images: tuple
 def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]) -> None:
     model = open_captioner(str(stock))
     assert isinstance(model, VLMCaptioner)
-    looks = []
-    model.net.model.model.visual.register_forward_hook(lambda *unused: looks.append(1))  # type: ignore[union-attr]
+    calls = []
+    model.net.model.model.visual.register_forward_hook(lambda *unused: calls.append(1))  # type: ignore[union-attr]
     ask = QuestionAnswerer(model, 6)
     together = ask(images, QUESTIONS)
-    assert len(looks) == 1
+    assert len(calls) == 1
     assert together == [ask(images, [question])[0] for question in QUESTIONS]
 
 

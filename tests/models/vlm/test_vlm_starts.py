@@ -124,10 +124,10 @@ def test_outputs_equal_those_of_the_language_model(reader: Path, kind: str) -> N
     assert model.tokenize([CAPTIONS[0]])[0][1:] == [*ids[0].tolist(), words.eos_token_id]
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(reader)(input_ids=ids).logits
-        found = model.net.model(input_ids=ids).logits  # type: ignore[union-attr]
+        result = model.net.model(input_ids=ids).logits  # type: ignore[union-attr]
     # the tokens of the images came on top
-    assert found.shape[-1] > expected.shape[-1]
-    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, rtol=1e-5, atol=1e-5)
+    assert result.shape[-1] > expected.shape[-1]
+    torch.testing.assert_close(result[..., : expected.shape[-1]], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_checkpoint_needs_the_language_model_no_more(reader: Path, tmp_path: Path) -> None:
