@@ -64,8 +64,8 @@ def test_plus_after_something_else_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("just text", "holds str"),
-        ("", "holds nothing"),
+        ("just text", "contains str"),
+        ("", "contains nothing"),
         ("base: {}", "expected the keys recipe, base and stages"),
         ("stages: {a: {run: fit}}\nstage: 1", "unknown key 'stage'"),
         ("stages: {a: {run: train}}", "stage a: expected run (fit, validate, test, predict)"),

@@ -162,7 +162,7 @@ def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> No
 
     captioner = lightning_idc.load(model, device="cpu")
     captioner.hparams["image_size"] = captioner.hparams["input_spec"] = None
-    with pytest.raises(ConfigError, match="a graph needs one"):
+    with pytest.raises(ConfigError, match="a graph has one"):
         write_graphs(captioner, tmp_path / "out", "torch")
 
 

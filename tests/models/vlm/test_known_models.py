@@ -86,7 +86,7 @@ def test_a_recipe_is_planned_without_a_network(capsys: pytest.CaptureFixture[str
     assert main(["plan", "paper/finetune_vlm", "--matrix.hardware", "gpus_8", "--pairs", "5000"]) == 0
     out = capsys.readouterr().out
     assert out.count("GiB per device, estimated") == 3 and out.count("h for 5,000 pairs, epochs: 3") == 15
-    assert "8 x H100" in out and "tokens of prompt" in out
+    assert "8 x H100" in out and "prompt tokens" in out
 
 
 def test_one_message_for_all_stages_with_one_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
