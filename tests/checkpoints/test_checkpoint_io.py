@@ -164,7 +164,9 @@ def test_weights_alone_and_other_files_are_passed_over(tmp_path: Path) -> None:
     torch.save([1, 2], tmp_path / "list.ckpt")
     messages: list[str] = []
     assert newest_checkpoint(tmp_path, messages.append) is None
-    assert any("only weights" in sentence for sentence in messages) and any("not a training checkpoint" in s for s in messages)
+    assert any("only weights" in sentence for sentence in messages) and any(
+        "not a training checkpoint" in s for s in messages
+    )
 
 
 def test_a_checkpoint_that_would_run_code_is_passed_over(tmp_path: Path) -> None:
