@@ -209,7 +209,7 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
         return [one.what, one.paper, NOT_MEASURED, NONE, NONE, NONE, UNDECIDED]
     gain = gain_of(world, one.row, one.over, one.measure)
     row = world["summary"][one.row]
-    floor = max(row["baselines"], key=lambda name: row["baselines"][name][0])
+    baseline = max(row["baselines"], key=lambda name: row["baselines"][name][0])
     first, second = (measured(world["summary"][name], one.measure) for name in (one.over, one.row))
     intervals = [f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["pairs"], gain["interval"])]
     return [
@@ -218,7 +218,7 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
         f"{short(first)} to {short(second)} ({short(gain['mean'], '+')})",
         f"{len(world['seeds'])}; {world['test_pairs']:,}",
         "; ".join(intervals),
-        f"{row['baselines'][floor][0]:.0f} {floor}",
+        f"{row['baselines'][baseline][0]:.0f} {baseline}",
         reading_of(gain, below(one.row, world), world["test_pairs"]),
     ]
 
@@ -241,9 +241,9 @@ def gain_of(world: Mapping[str, Any], row: str, over: str, measure: str = METRIC
 
 
 def below(row: str, world: Mapping[str, Any]) -> bool:
-    """Whether a row is not above each of its floors with the interval over pairs in every seed."""
-    floors = [floor for of_seed in world["each_seed"] for floor in of_seed[row]["over_baselines"].values()]
-    return any(floor["low"] <= 0 for floor in floors)
+    """Whether a row is not above each of its baselines with the interval over pairs in every seed."""
+    differences = [over for of_seed in world["each_seed"] for over in of_seed[row]["over_baselines"].values()]
+    return any(difference["low"] <= 0 for difference in differences)
 
 
 def measured(row: Mapping[str, Any], measure: str) -> float:
