@@ -42,8 +42,8 @@ class RewardRun(Run):
     """All training runs of one seed in one world."""
 
     def measured(self, captioner: PairTransformer) -> Tested:
-        said, figures = super().measured(captioner)
-        return Captioned(said.captions, said.unchanged, self.related(said.facts)), figures
+        tested, figures = super().measured(captioner)
+        return Captioned(tested.captions, tested.identical, self.related(tested.facts)), figures
 
     def related(self, facts: Facts) -> Facts:
         """Facts with a relation only where the references have one, which makes them those of the same pairs."""

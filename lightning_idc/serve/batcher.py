@@ -107,8 +107,9 @@ class Batcher:
             group = self._answers_of_group([sample for _, sample in members], where, prompt)
             for (index, _), outcome in zip(members, group, strict=True):
                 notes = outcomes[index]
-                has_answer = isinstance(notes, dict) and isinstance(outcome, dict)
-                outcomes[index] = {**notes, **outcome} if has_answer else outcome
+                if isinstance(notes, dict) and isinstance(outcome, dict):
+                    outcome = {**notes, **outcome}
+                outcomes[index] = outcome
         return outcomes
 
     def _answers_of_group(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[Outcome]:
