@@ -43,7 +43,7 @@ def rate(source: PairSource, model: VisionLanguageModel, pairs: int = 100, seed:
         seed: seed of their choice.
     """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[:pairs].tolist()
-    prompt = SIMILARITY.ask("", "")
+    prompt = SIMILARITY.format_prompt("", "")
 
     def ask(images: Sequence[list[Tensor]], attempt: int) -> list[str]:
         return model.answer(images, [prompt] * len(images))
