@@ -1,1 +1,1 @@
-"""What measures speed and memory: ``python -m benchmarks.NAME``; studies of methods are in ``studies``."""
+"""Benchmarks of speed and memory: ``python -m benchmarks.NAME``; ``studies`` contains studies of methods."""

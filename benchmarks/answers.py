@@ -3,11 +3,11 @@
     python -m benchmarks.answers [--model clevr] [--pairs 400] [--side 128] [--tries 5] [--requests 200]
         [--out FILE]
 
-``first caption``: the first command after an environment was made, caption and place of a change in two photographs
-of another size than the captioner's; nothing of Python is compiled yet. ``describe``: the same command again, started
-anew for every try. Their seconds of CPU stand beside those of the clock, which other programs lengthen. ``predict``:
-pairs of PNG files of so many pixels a side that one process describes a second, without what starting it takes.
-``serve``: requests that arrive at a server at once, and those that get the answer of Python. All with one thread.
+``first caption``: the first command in a new environment, before Python files are compiled: caption and location of a
+change in two photographs whose size differs from the captioner's. ``describe``: the same command again, in a new
+process for every try. Both are reported in wall and CPU seconds, since other programs affect wall time. ``predict``:
+pairs of PNG files per second of one process, without its start-up time. ``serve``: simultaneous requests to a server,
+and how many receive the same answer as in Python. All use one thread.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ COMMAND = [sys.executable, "-m", "lightning_idc"]
 
 
 def timed(*arguments: str, compiled: str) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU, of a command that must end well.
+    """Wall and CPU seconds of a command that must succeed.
 
     Args:
-        arguments: of the command.
-        compiled: folder of Python's compiled files, which an environment has after the first start.
+        arguments: arguments of the command.
+        compiled: folder of Python's compiled files, which the first start fills.
     """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
@@ -55,14 +55,14 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def starts(model: str, tries: int, place: Path) -> dict[str, Any]:
-    """The first command in an environment, and the same one again."""
+    """Times of the first command in an environment, and of repetitions."""
     pair = []
     for path in lightning_idc.sample_pair("clevr"):
         pair.append(str(place / path.name) + ".jpg")
         with Image.open(path) as image:
             image.convert("RGB").resize((1152, 768), Image.Resampling.BICUBIC).save(pair[-1], quality=92)
-    given = ("describe", *pair, "--model", model)
-    first, *again = (timed(*given, compiled=str(place / "compiled")) for _ in range(tries + 1))
+    args = ("describe", *pair, "--model", model)
+    first, *again = (timed(*args, compiled=str(place / "compiled")) for _ in range(tries + 1))
     return {
         "first caption": {"seconds": round(first[0], 2), "cpu_seconds": round(first[1], 2)},
         "describe": {"seconds": spread([wall for wall, _ in again]), "cpu_seconds": spread([cpu for _, cpu in again])},
@@ -83,14 +83,14 @@ def write_pairs(folder: Path, count: int, side: int) -> None:
 
 
 def batched(model: str, pairs: int, side: int, place: Path) -> dict[str, Any]:
-    """Pairs that one process describes a second."""
+    """Pairs per second of one process."""
     taken = []
     for name, count in (("compiling", 8), ("few", 8), ("many", pairs + 8)):
         folder = place / name
         folder.mkdir()
         write_pairs(folder, count, side)
-        given = ("predict", str(folder), "--model", model, "--out", str(folder / "answers.jsonl"))
-        taken.append(timed(*given, compiled=str(place / "compiled")))
+        args = ("predict", str(folder), "--model", model, "--out", str(folder / "answers.jsonl"))
+        taken.append(timed(*args, compiled=str(place / "compiled")))
     # the difference is what the pairs take
     rates = [round(pairs / (taken[2][kind] - taken[1][kind]), 1) for kind in (0, 1)]
     return {"pairs": pairs, "side": side, "pairs_per_second": rates[0], "pairs_per_cpu_second": rates[1]}
@@ -114,7 +114,7 @@ def form(*files: bytes) -> bytes:
 
 
 def post(port: int, body: bytes) -> tuple[int, bytes]:
-    """Ask a server for the change between two files; its status and answer."""
+    """Send a request with two images; return the status and the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("POST", "/describe", body, {"Content-Type": "multipart/form-data; boundary=xx"})
@@ -125,7 +125,7 @@ def post(port: int, body: bytes) -> tuple[int, bytes]:
 
 
 def served(model: str, requests: int) -> dict[str, Any]:
-    """Requests that arrive at a server at once, and how many of them are answered as one alone is."""
+    """Simultaneous requests, and how many receive the same answer as a single request."""
     port, body = free_port(), form(*(path.read_bytes() for path in lightning_idc.sample_pair("clevr")))
     server = subprocess.Popen([*COMMAND, "serve", "--model", model, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
@@ -140,12 +140,12 @@ def served(model: str, requests: int) -> dict[str, Any]:
                 time.sleep(0.1)
         ready, began = time.perf_counter() - began, time.perf_counter()
         with ThreadPoolExecutor(requests) as pool:
-            found = list(pool.map(lambda _: post(port, body), range(requests)))
+            results = list(pool.map(lambda _: post(port, body), range(requests)))
         seconds = time.perf_counter() - began
     finally:
         server.terminate()
         server.wait()
-    right = sum(status == 200 and json.loads(text)["caption"] == expected for status, text in found)
+    right = sum(status == 200 and json.loads(text)["caption"] == expected for status, text in results)
     return {
         "requests at once": requests,
         "lost": requests - right,

@@ -1,12 +1,12 @@
-"""How fast do the small captioners train and write at the sizes of their papers, by precision, and in how much memory?
+"""How fast do the small captioners train and decode at the sizes of their papers, and how much memory do they need?
 
-    python -m benchmarks.captioner_training --tiny  # tries the script on a CPU
+    python -m benchmarks.captioner_training --tiny  # smoke test on a CPU
     python -m benchmarks.captioner_training --device cuda [--batch 32] [--out FILE]
 
-CLIP4IDC (ViT-B/32), NAMC (ResNet-101, which it keeps frozen, BERT's number of words), ProCap's second stage (official
-edition, k = 2) at 224 pixels, and this library's own PairTransformer at 64; random weights and pixels, captions of
-about twelve words. Training steps in a Trainer in each precision; writing is greedy, of all pairs of a batch, from
-pixels. Each row is a process of its own; ratios are to 32-true.
+CLIP4IDC (ViT-B/32), NAMC (frozen ResNet-101, vocabulary size of BERT), ProCap's second stage (official
+variant, k = 2) at 224 pixels, and this library's own PairTransformer at 64; random weights and pixels, captions of
+about twelve words. Training steps run in a Trainer in each precision; decoding is greedy, for all pairs of a batch,
+from pixels. Each row runs in a separate process; ratios are relative to 32-true.
 """
 
 from __future__ import annotations
@@ -78,26 +78,26 @@ CAPTIONERS: dict[str, Callable[[bool, dict[str, Any]], Any]] = {
 }
 
 
-def measure(name: str, given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Steps and writing of one captioner in one precision."""
+def measure(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Training steps and decoding of one captioner in one precision."""
     torch.set_num_threads(1)
-    if given.device == "cuda":
+    if args.device == "cuda":
         # what 32-true means on cards that have TF32
         torch.set_float32_matmul_precision("high")
-    batch = 2 if given.tiny else given.batch
+    batch = 2 if args.tiny else args.batch
     options = {"captions_per_pair": 1, "optimizer": lambda groups: torch.optim.AdamW(groups, lr=1e-4)}
-    captioner, side = CAPTIONERS[name](given.tiny, options)
+    captioner, side = CAPTIONERS[name](args.tiny, options)
     data = MadeUpPairs(side, texts_of(2 * batch), batch_size=batch)
-    row = time_steps(captioner, data, given.steps, given.device, given.precision, [], folder)
-    captioner.to(given.device).eval()
+    row = time_steps(captioner, data, args.steps, args.device, args.precision, [], folder)
+    captioner.to(args.device).eval()
     pairs = captioner.collate([data.made_up.load(i) for i in range(batch)]).to(captioner.device)
-    kind = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(given.precision)
+    kind = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(args.precision)
     seconds, tokens, special = [], 0, captioner.built_vocabulary.special
     for _ in range(4):
-        began = now(given.device)
-        with torch.no_grad(), torch.autocast(given.device, kind, enabled=kind is not None):
+        began = now(args.device)
+        with torch.no_grad(), torch.autocast(args.device, kind, enabled=kind is not None):
             tokens = sum(map(len, greedy(captioner.built_net, captioner.encode(pairs), 24, special).ids))
-        seconds.append(now(given.device) - began)
+        seconds.append(now(args.device) - began)
     writing = statistics.median(seconds[1:])
     return {
         **row,
@@ -122,29 +122,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--name", help=argparse.SUPPRESS)
     parser.add_argument("--precision", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.name:
+    args = parser.parse_args()
+    if args.name:
         with tempfile.TemporaryDirectory() as folder:
-            give_back(measure(given.name, given, Path(folder)))
+            give_back(measure(args.name, args, Path(folder)))
         return
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
-    for name in given.captioners:
-        for precision in given.precisions:
+    for name in args.captioners:
+        for precision in args.precisions:
             label = f"{name}, {precision}"
-            common = ["--device", given.device, "--batch", given.batch, "--steps", given.steps]
+            common = ["--device", args.device, "--batch", args.batch, "--steps", args.steps]
             try:
-                row = measure_apart("--name", name, "--precision", precision, *common, *(["--tiny"] * given.tiny))
+                row = measure_apart("--name", name, "--precision", precision, *common, *(["--tiny"] * args.tiny))
             except RowFailed as error:
                 failed[label] = error.line
                 print(f"{label} failed: {str(error)[-1500:]}", flush=True)
                 continue
-            found[label] = row
-            row["times_faster"] = found.get(f"{name}, 32-true", row)["seconds_per_step"] / row["seconds_per_step"]
+            results[label] = row
+            row["times_faster"] = results.get(f"{name}, 32-true", row)["seconds_per_step"] / row["seconds_per_step"]
             print(line(label, row, row["batch"]), f"  {row['captions_per_s']:.0f} captions/s written", flush=True)
-    settings = {name: getattr(given, name) for name in ("device", "tiny", "batch", "steps")}
-    result = {"settings": settings, "rows": found, "failed": failed}
-    report(result, given.out, "lightning", "timm", "open_clip_torch", seeds=[0, 1], quiet=True)
+    settings = {name: getattr(args, name) for name in ("device", "tiny", "batch", "steps")}
+    result = {"settings": settings, "rows": results, "failed": failed}
+    report(result, args.out, "lightning", "timm", "open_clip_torch", seeds=[0, 1], quiet=True)
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

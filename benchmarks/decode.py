@@ -1,13 +1,13 @@
-"""How many captions a second does cached decoding write, and does it write what the uncached path does?
+"""How many captions per second does cached decoding generate, and are they those of the uncached path?
 
     python -m benchmarks.decode [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--larger 512]
                                 [--out FILE]
 
-The default PairTransformer with random weights, its features given: encoding costs both paths the same. The end token
-is made so likely that captions have the asked-for length on average, but end where they like. Lengths are those of the
-synthetic modes: 14 words in clevr_change, 73 in omnidiff. Figures are CPU seconds of one thread, the paths by turns.
-A step of few captions takes nearly as long as one of many, so greedy decoding of the first length is measured in
-larger batches as well (``--larger``).
+The default PairTransformer with random weights, from precomputed features, since encoding costs both paths the same.
+The bias of the end token sets the mean length of the captions. Lengths are those of the synthetic modes: 14 words in
+clevr_change, 73 in omnidiff. Figures are CPU seconds of one thread; the paths run alternately. A step of few captions
+takes nearly as long as one of many, so greedy decoding of the first length is also measured in larger batches
+(``--larger``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Search = Callable[[PairTransformerNet, PairFeatures, int], Decoded]
 
 
 def sharpened(seed: int = 0) -> PairTransformerNet:
-    """A network whose captions differ from pair to pair and from word to word without any training."""
+    """Untrained network whose captions differ between pairs and between words."""
     torch.manual_seed(seed)
     net = PairTransformerNet(SmallCNN(), (8, 8), WORDS).eval()
     torch.nn.init.normal_(net.decoder.position)
@@ -47,7 +47,7 @@ def sharpened(seed: int = 0) -> PairTransformerNet:
 
 
 def set_mean_length(net: PairTransformerNet, features: PairFeatures, wanted: int) -> None:
-    """Move the bias of the end token until captions of at most twice the wanted length have it on average."""
+    """Adjust the bias of the end token until captions, limited to twice the wanted length, have it on average."""
     low, high = -40.0, 40.0
     for _ in range(10):
         net.decoder.bias.data[EOS] = middle = (low + high) / 2
@@ -67,18 +67,18 @@ def timed(search: Search, net: PairTransformerNet, batches: list[PairFeatures], 
 def compare(
     cached: Search, uncached: Search, net: PairTransformerNet, batches: list[PairFeatures], longest: int, runs: int
 ) -> dict[str, Any]:
-    """Captions a second of both paths and whether they agree."""
+    """Captions per second of both paths, and whether they agree."""
     seconds: dict[str, list[float]] = {"cached": [], "uncached": []}
-    found = {}
+    results = {}
     for path, search in (("cached", cached), ("uncached", uncached)):  # once unmeasured
         search(net, batches[0], longest)
-        _, found[path] = timed(search, net, batches, longest)
+        _, results[path] = timed(search, net, batches, longest)
     for _ in range(runs):
         for path, search in (("cached", cached), ("uncached", uncached)):
             seconds[path].append(timed(search, net, batches, longest)[0])
-    captions = len(found["cached"].ids)
-    differences = zip(found["cached"].mean_log_probs, found["uncached"].mean_log_probs, strict=True)
-    lengths = [len(ids) for ids in found["cached"].ids]
+    captions = len(results["cached"].ids)
+    differences = zip(results["cached"].mean_log_probs, results["uncached"].mean_log_probs, strict=True)
+    lengths = [len(ids) for ids in results["cached"].ids]
     return {
         "captions_per_s": {path: captions / min(values) for path, values in seconds.items()},
         "median_captions_per_s": {path: captions / statistics.median(values) for path, values in seconds.items()},
@@ -86,11 +86,11 @@ def compare(
         "median_times_faster": statistics.median(
             slow / fast for slow, fast in zip(seconds["uncached"], seconds["cached"], strict=True)
         ),
-        "same_ids": found["cached"].ids == found["uncached"].ids,
+        "same_ids": results["cached"].ids == results["uncached"].ids,
         "log_prob_differs_at_most": max(abs(a - b) for a, b in differences),
         "tokens_mean": statistics.fmean(lengths),
         "tokens_range": [min(lengths), max(lengths)],
-        "distinct": len({tuple(ids) for ids in found["cached"].ids}),
+        "distinct": len({tuple(ids) for ids in results["cached"].ids}),
     }
 
 

@@ -1,7 +1,7 @@
-"""Is reading what a frozen backbone makes of images faster than computing it, and how much shorter is training?
+"""Is reading the features of a frozen backbone faster than computing them, and how much shorter is training?
 
-Trains a PairTransformer on rendered pairs for some epochs, with and without CacheFeatures, on a backbone of random
-weights, which costs what a trained one costs. Both see the same pairs in the same order, so losses must agree.
+Trains a PairTransformer on rendered pairs for some epochs, with and without CacheFeatures, on a backbone with
+random weights, which costs as much as a trained one. Both see the same pairs in the same order, so losses must agree.
 
     python -m benchmarks.features --out FILE
 """
@@ -25,7 +25,7 @@ from lightning_idc.models.pair_transformer.module import PairTransformer
 
 
 class Clock(Callback):
-    """Seconds of every epoch, the loss of the last step, and what the cache measured."""
+    """Seconds of every epoch, loss of the last step, and measurements of the cache."""
 
     def __init__(self, cache: CacheFeatures | None) -> None:
         self.cache = cache
@@ -62,22 +62,22 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--backbones", nargs="+", default=["cnn:64", "resnet18:128"], metavar="NAME:SIZE")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
-    for told in given.backbones:
-        backbone, _, size = told.partition(":")
+    results = {}
+    for name in args.backbones:
+        backbone, _, size = name.partition(":")
         with tempfile.TemporaryDirectory() as folder:
-            plain = train(backbone, int(size), given.pairs, given.epochs, None)
-            cached = train(backbone, int(size), given.pairs, given.epochs, CacheFeatures(folder))
+            plain = train(backbone, int(size), args.pairs, args.epochs, None)
+            cached = train(backbone, int(size), args.pairs, args.epochs, CacheFeatures(folder))
             kept = sum(path.stat().st_size for path in Path(folder).rglob("*.arrow"))
-        found[told] = {
+        results[name] = {
             "images_per_second": {name: 1 / seconds for name, seconds in cached.timed.items()},
             "seconds_per_epoch": {"computed": plain.seconds, "cached": cached.seconds},
             "last_loss": {"computed": plain.loss, "cached": cached.loss},
-            "bytes_per_image": kept / (2 * given.pairs),
+            "bytes_per_image": kept / (2 * args.pairs),
         }
-    report({"backbones": found}, given.out, "timm", seeds=[1])
+    report({"backbones": results}, args.out, "timm", seeds=[1])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Everything that is measured on a GPU, in parts of under nine minutes; or the same on a CPU with tiny networks.
+"""All GPU benchmarks, in parts of less than nine minutes; or the same on a CPU with tiny networks.
 
     make bench-gpu BENCH_PART=1  # tests marked gpu, scoring of a vision-language model, small captioners
-    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed, and decoding
-    python -m benchmarks.gpu --part 1 --tiny --out FOLDER  # on a CPU, to see that it works
+    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, and TRL's if it is installed, and decoding
+    python -m benchmarks.gpu --part 1 --tiny --out FOLDER  # smoke test on a CPU
 
-Needs the repository and its packages alone, no network. Each result is a file of ``benchmarks/results/gpu`` with the
-hardware and versions, written anew after each of its rows. A benchmark that fails stops no other; the exit status says
-that one did.
+Needs only the repository and its packages, no network. Each result is a file of ``benchmarks/results/gpu`` with
+hardware and versions, rewritten after each row. If a benchmark fails, the others still run, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ QWEN = ["--size", "qwen2_5_vl_3b"]
 
 
 def gpu_tests() -> list[str]:
-    """Files of tests that need a GPU; to collect all tests takes longer than these do."""
+    """Test files that need a GPU; collecting all tests would take longer than running these."""
     files = sorted((HERE.parent / "tests").rglob("test_*.py"))
     marked = (path for path in files if re.search(r"mark\.gpu|helpers\.devices", path.read_text(encoding="utf-8")))
     return [str(path.relative_to(HERE.parent)) for path in marked]
 
 
 def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
-    """Command lines of a part, each of which writes a result, but for the tests."""
+    """Command lines of a part; all but the tests write a result."""
     device = ["--device", "cpu" if tiny else "cuda"]
 
     def script(name: str, *arguments: str) -> list[str]:
@@ -70,14 +69,14 @@ def main() -> None:
     parser.add_argument("--part", type=int, choices=(1, 2), required=True)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
-    given = parser.parse_args()
-    if not given.tiny:
+    args = parser.parse_args()
+    if not args.tiny:
         import torch
 
         if not torch.cuda.is_available():
             raise SystemExit("there is no GPU here; --tiny tries the same on the CPU")
     failed = []
-    for command in commands(given.part, given.tiny, given.out):
+    for command in commands(args.part, args.tiny, args.out):
         print("$ python", *command, flush=True)
         began = time.perf_counter()
         status = subprocess.run([sys.executable, *command], cwd=HERE.parent, env=os.environ).returncode

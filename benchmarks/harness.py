@@ -1,4 +1,4 @@
-"""Results of benchmarks with what it takes to repeat them, a quiet Trainer, and tables within pages."""
+"""Benchmark results with the information for repeating them, a quiet Trainer, and generated tables in pages."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def report(
     java: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Print a result, and keep it where that was asked for.
+    """Print a result, and optionally write it to a file.
 
     Args:
-        result: plain values; ``question`` takes the place of the first line of the benchmark's docstring.
-        out: JSON file; None to print alone.
-        packages: distributions whose versions matter, besides torch and numpy.
-        seeds: of all chance in it; none where nothing is drawn.
+        result: plain values; ``question`` overrides the first line of the benchmark's docstring.
+        out: JSON file; None only prints.
+        packages: distributions whose versions are recorded, in addition to torch and numpy.
+        seeds: seeds of the benchmark; empty if it is deterministic.
         java: also keep Java's version, which takes a moment.
         quiet: the benchmark prints something shorter itself.
     """
@@ -46,7 +46,7 @@ def report(
 
 
 class RowFailed(Exception):
-    """A row that was measured in a process of its own ended with an error; its text is the end of what it wrote."""
+    """The process that measured a row failed; the message is the end of its output."""
 
     @property
     def line(self) -> str:
@@ -55,10 +55,10 @@ class RowFailed(Exception):
 
 
 def measure_apart(*arguments: object) -> dict[str, Any]:
-    """Run this script with other arguments in a process of its own, and return the row that it hands to `give_back`.
+    """Run this script with other arguments in a separate process, and return the row that it hands to `give_back`.
 
-    Peak memory is then that of one row, and no row inherits state from another. The processes are forked from a server
-    that has imported the script, so that each row does not import torch again.
+    Peak memory is then that of one row, and rows do not affect each other. The processes are forked from a server that
+    has imported the script, so that each row does not import torch again.
 
     Raises:
         RowFailed: the process failed.
@@ -91,12 +91,12 @@ def _run_row(module: str, arguments: list[str], output: Path, row: Path) -> None
 
 
 def give_back(row: Mapping[str, Any]) -> None:
-    """Hand a row to the process that called `measure_apart`."""
+    """Return a row to the process that called `measure_apart`."""
     Path(os.environ[_ROW_FILE]).write_text(json.dumps(row), encoding="utf-8")
 
 
 def complete(result: Mapping[str, Any], *packages: str, seeds: Sequence[int], java: bool = False) -> dict[str, Any]:
-    """A result with what it takes to repeat it; arguments as of :func:`report`."""
+    """Result with the information for repeating it; arguments as in :func:`report`."""
     return {
         "question": question(),
         "command": command(),
@@ -108,18 +108,18 @@ def complete(result: Mapping[str, Any], *packages: str, seeds: Sequence[int], ja
 
 
 def question() -> str:
-    """First line of the docstring of the script that runs."""
+    """First line of the docstring of the running script."""
     return (sys.modules["__main__"].__doc__ or "").strip().partition("\n")[0]
 
 
 def command() -> str:
-    """Command line of the script that runs; of folders of this machine only the last part."""
+    """Command line of the running script; folders of this machine are shortened to their last part."""
     arguments = [Path(text).name if Path(text).is_absolute() else text for text in sys.argv[1:]]
     return " ".join(["python", "-m", _module(), *arguments])
 
 
 def _module() -> str:
-    """Name of the module that runs, as ``python -m`` takes it."""
+    """Name of the running module for ``python -m``."""
     spec = sys.modules["__main__"].__spec__
     if spec is None:
         raise SystemExit(
@@ -129,7 +129,7 @@ def _module() -> str:
 
 
 def commit() -> str:
-    """Commit of the code, with a note where files differ from it; ``BENCH_COMMIT`` where a copy has no history."""
+    """Commit of the code, with a note if files differ from it; ``BENCH_COMMIT`` if a copy has no history."""
     if os.environ.get("BENCH_COMMIT"):
         return os.environ["BENCH_COMMIT"]
 
@@ -158,11 +158,11 @@ def _java() -> str | None:
 
 
 def environment(*packages: str, java: bool = False) -> dict[str, Any]:
-    """Hardware and versions, without names of hosts or folders.
+    """Hardware and versions, without host or folder names.
 
     Args:
-        packages: distributions whose versions matter, besides torch and numpy.
-        java: whether Java's version is read, which takes a moment.
+        packages: distributions whose versions are recorded, in addition to torch and numpy.
+        java: whether to read Java's version, which takes a moment.
     """
     versions = {}
     for package in dict.fromkeys(("torch", "numpy", *packages)):
@@ -188,7 +188,7 @@ def environment(*packages: str, java: bool = False) -> dict[str, Any]:
 
 
 def quiet_trainer(**options: Any) -> Any:
-    """A Trainer on the CPU without logger, checkpoints, bars and sanity checks, unless the options ask for them."""
+    """Trainer on the CPU without logger, checkpoints, progress bar and sanity checks by default."""
     from lightning.pytorch import Trainer  # a benchmark sets its number of threads before torch is imported
 
     quiet = {
@@ -203,11 +203,11 @@ def quiet_trainer(**options: Any) -> Any:
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:
-    """A page with its tables made anew.
+    """Page with regenerated tables.
 
     Args:
-        text: of the page.
-        tables: by the name of their marks.
+        text: text of the page.
+        tables: tables by the name of their marks.
 
     Raises:
         SystemExit: the page lacks a mark.

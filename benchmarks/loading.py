@@ -1,6 +1,6 @@
 """How many pairs per second does one core read: from PNG and JPEG files, from a shard, and through the loader?
 
-Writes noise-free synthetic pictures as files of CLEVR-Change's size (480 x 320) once, then times the same pairs.
+Writes noise-free synthetic images as files of CLEVR-Change's size (480 x 320) once, then times reading them.
 
     python -m benchmarks.loading --pairs 256 --out FILE
 """
@@ -26,7 +26,7 @@ HEIGHT, WIDTH = 320, 480
 
 
 def write(root: Path, pairs: int, ending: str, cache: Path) -> FolderPairs:
-    """The same rendered pairs as files of one kind."""
+    """Write the rendered pairs as files of one format."""
     rendered = SyntheticPairs(
         train_pairs=pairs, val_pairs=1, test_pairs=1, render_size=(HEIGHT, WIDTH), cache_dir=cache
     ).pairs_of("train")
@@ -42,7 +42,7 @@ def write(root: Path, pairs: int, ending: str, cache: Path) -> FolderPairs:
 
 
 def rate(source: PairSource, rounds: int = 3) -> dict[str, float]:
-    """Pairs per second: median, least and greatest of some rounds over all pairs."""
+    """Pairs per second: median, minimum and maximum of several rounds over all pairs."""
     rates = []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -57,23 +57,23 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=256)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    size = (given.size, given.size)
+    size = (args.size, args.size)
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         for ending in ("png", "jpg"):
-            data = write(base / ending, given.pairs, ending, base / "rendered")
+            data = write(base / ending, args.pairs, ending, base / "rendered")
             results[f"{ending} files, {WIDTH}x{HEIGHT}"] = rate(data.pairs_of("train"))
             for interpolation in ("bilinear", "bicubic"):
                 files = FolderPairs(base / ending, image_size=size, interpolation=interpolation)
                 source = files.pairs_of("train")
-                results[f"{ending} files, {interpolation} to {given.size}"] = rate(source)
+                results[f"{ending} files, {interpolation} to {args.size}"] = rate(source)
         began = time.perf_counter()
         shard = DecodedSource(source, decode(source, base / "shards", size, "bicubic"))
         seconds = time.perf_counter() - began
-        results[f"shard of {given.size}"] = rate(shard)
+        results[f"shard of {args.size}"] = rate(shard)
         once = FolderPairs(base / "jpg", image_size=size, cache_images=base / "shards", batch_size=32)
         loader = once.loader("train")
         began = time.perf_counter()
@@ -81,9 +81,9 @@ def main() -> None:
         results["loader over the shard, batches of 32"] = {"median": count / (time.perf_counter() - began)}
     for name, rates in results.items():
         print(f"{name:<45} {rates['median']:8,.0f} pairs/s")
-    print(f"writing the shard took {seconds:.1f} s for {given.pairs} pairs")
-    result = {"pairs": given.pairs, "shard_seconds": seconds, "pairs_per_second": results}
-    report(result, given.out, seeds=[], quiet=True)
+    print(f"writing the shard took {seconds:.1f} s for {args.pairs} pairs")
+    result = {"pairs": args.pairs, "shard_seconds": seconds, "pairs_per_second": results}
+    report(result, args.out, seeds=[], quiet=True)
 
 
 if __name__ == "__main__":

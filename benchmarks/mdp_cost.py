@@ -1,9 +1,9 @@
-"""What does MDP cost?
+"""What does MDP cost in parameters, time and memory?
 
     python -m benchmarks.mdp_cost [--device cpu] [--runs 3] [--out FILE]
 
-Parameters at the shapes of LLaVA-OneVision-7B (SigLIP: 1,152 channels, 729 patches, four depths) beside those of the
-full model, counted without memory, and seconds and memory of one pair through MDP, forward and backward.
+Parameters at the shapes of LLaVA-OneVision-7B (SigLIP: 1,152 channels, 729 patches, four depths), compared with
+the full model's (counted on the meta device), and seconds and memory of one pair through MDP, forward and backward.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def whole_model() -> dict[str, int]:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config)
     parts = {"vision": "model.vision_tower", "projector": "model.multi_modal_projector", "language": ""}
-    found = {name: sum(p.numel() for p in model.get_submodule(path).parameters()) for name, path in parts.items()}
-    found["language"] -= found["vision"] + found["projector"]
-    return found
+    results = {name: sum(p.numel() for p in model.get_submodule(path).parameters()) for name, path in parts.items()}
+    results["language"] -= results["vision"] + results["projector"]
+    return results
 
 
-def cost(given: argparse.Namespace) -> dict[str, Any]:
+def cost(args: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {"model": whole_model()}
     total = sum(result["model"].values())
     print(f"{'LLaVA-OneVision-7B':<28}{total / 1e6:9.1f} M parameters")
@@ -70,20 +70,20 @@ def cost(given: argparse.Namespace) -> dict[str, Any]:
         count = sum(p.numel() for p in mdp.parameters())
         result[f"mdp {name}"] = count
         print(f"{'MDP, ' + name:<28}{count / 1e6:9.1f} M parameters, {100 * count / total:.2f} %")
-    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
-    mdp = MultiScaleDifferentialPerception(WIDTH, DEPTHS).to(given.device, dtype)
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    mdp = MultiScaleDifferentialPerception(WIDTH, DEPTHS).to(args.device, dtype)
     torch.nn.init.normal_(mdp.out.weight, std=0.02)
-    features = [torch.randn(1, 2, PATCHES, WIDTH, device=given.device, dtype=dtype) for _ in range(DEPTHS)]
+    features = [torch.randn(1, 2, PATCHES, WIDTH, device=args.device, dtype=dtype) for _ in range(DEPTHS)]
     seconds = []
-    for _ in range(given.runs + 1):
+    for _ in range(args.runs + 1):
         start = time.perf_counter()
         mdp(features).sum().backward()
-        if given.device == "cuda":
+        if args.device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     result["seconds"] = seconds[1:]
-    print(f"{'one pair, both ways':<28}{statistics.median(seconds[1:]):9.3f} s on {given.device}")
-    if given.device == "cuda":
+    print(f"{'one pair, forward and backward':<28}{statistics.median(seconds[1:]):9.3f} s on {args.device}")
+    if args.device == "cuda":
         result["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
         print(f"{'peak memory':<28}{result['peak_mib']:9.0f} MiB")
     return result
@@ -94,11 +94,11 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    settings = {"device": given.device, "runs": given.runs}
-    found = {"settings": settings, "result": cost(given)}
-    report(found, given.out, "transformers", "lightning", seeds=[0], quiet=True)
+    settings = {"device": args.device, "runs": args.runs}
+    results = {"settings": settings, "result": cost(args)}
+    report(results, args.out, "transformers", "lightning", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
     python -m benchmarks.meteor FOLDER [--sets 100000] [--out FILE]
 
-FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a
-candidate with its references. Candidates are made of references: one held out against the others of its pair, one of
-another pair ("shuffled"), half of one ("truncated"), one with other words ("replaced"), several in a row against
-several ("long"), one with signs, figures and repetitions thrown in ("odd"), and phrases of METEOR's own paraphrase
+FOLDER contains annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a
+candidate with its references. Candidates are made from references: one held out from the others of its pair, one of
+another pair ("shuffled"), half of one ("truncated"), one with other words ("replaced"), several joined and compared
+with several ("long"), one with inserted symbols, digits and repetitions ("odd"), and phrases of METEOR's own paraphrase
 table against their paraphrases ("paraphrased"). The jar runs once and answers all sets; both programs see the same
 tokens. The first call, the index and the table of scores (5,000 captions with five references each, as in
-`benchmarks/metrics.py`) are timed in processes of their own.
+`benchmarks/metrics.py`) are timed in separate processes.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ ODD = [
 TIMED = """
 import time
 from benchmarks.metrics import corpus
-from lightning_idc.metrics.captions import USUAL, score_captions
+from lightning_idc.metrics.captions import STANDARD_METRICS, score_captions
 said, expected = corpus(5000, 5)
 began, used = time.perf_counter(), time.process_time()
-score_captions(said, expected, USUAL)
+score_captions(said, expected, STANDARD_METRICS)
 print(time.perf_counter() - began, time.process_time() - used)
 """
 FIRST = """
@@ -96,12 +96,12 @@ def paraphrases(generator: random.Random, count: int) -> list[tuple[list[str], l
     assert folder is not None
     with gzip.open(folder / "meteor" / "data" / "paraphrase-en.gz", "rt", encoding="utf-8") as file:
         lines = itertools.islice(file, 6_000_000)
-        found = [
+        results = [
             (one.split(), two.split())
             for _, one, two in zip(lines, lines, lines, strict=True)
             if generator.random() < 0.05
         ]
-    return generator.choices(found, k=count)
+    return generator.choices(results, k=count)
 
 
 def make_sets(folder: Path, wanted: int) -> Sets:
@@ -110,51 +110,53 @@ def make_sets(folder: Path, wanted: int) -> Sets:
     pairs = list(pairs_of(folder))
     words = sorted({word for of_pair in pairs for tokens in of_pair for word in tokens})
     kinds = ("held out", "shuffled", "truncated", "replaced", "long", "odd", "paraphrased")
-    found: Sets = []
+    results: Sets = []
     table = paraphrases(generator, 2 * wanted)
-    while len(found) < wanted:
-        kind, expected = kinds[len(found) % len(kinds)], generator.choice(pairs)
-        said = list(generator.choice(expected))
+    while len(results) < wanted:
+        kind, expected = kinds[len(results) % len(kinds)], generator.choice(pairs)
+        candidates = list(generator.choice(expected))
         if kind == "held out":
-            expected = [tokens for tokens in expected if tokens != said] or [generator.choice(generator.choice(pairs))]
+            expected = [tokens for tokens in expected if tokens != candidates] or [
+                generator.choice(generator.choice(pairs))
+            ]
         elif kind == "shuffled":
-            said = generator.choice(generator.choice(pairs))
+            candidates = generator.choice(generator.choice(pairs))
         elif kind == "truncated":
-            said = said[: (len(said) + 1) // 2]
+            candidates = candidates[: (len(candidates) + 1) // 2]
         elif kind == "replaced":
-            said = [generator.choice(words) if generator.random() < 0.2 else word for word in said]
+            candidates = [generator.choice(words) if generator.random() < 0.2 else word for word in candidates]
         elif kind == "long":
             near = [*expected, *generator.choice(pairs)]
-            said = [word for tokens in generator.choices(near, k=3) for word in tokens]
+            candidates = [word for tokens in generator.choices(near, k=3) for word in tokens]
             expected = [[word for tokens in generator.choices(near, k=3) for word in tokens] for _ in range(2)]
         elif kind == "odd":
-            said, expected = odd(said, generator), [odd(tokens, generator) for tokens in expected]
+            candidates, expected = odd(candidates, generator), [odd(tokens, generator) for tokens in expected]
         else:
             chosen = generator.choices(table, k=3)
-            fill = [generator.choice(said) for _ in chosen]
+            fill = [generator.choice(candidates) for _ in chosen]
             expected = [[word for (one, _), more in zip(chosen, fill, strict=True) for word in (*one, more)]]
             generator.shuffle(chosen)
-            said = [word for (_, two), more in zip(chosen, fill, strict=True) for word in (*two, more)]
-        found.append((kind, said, expected))
-    return found
+            candidates = [word for (_, two), more in zip(chosen, fill, strict=True) for word in (*two, more)]
+        results.append((kind, candidates, expected))
+    return results
 
 
 def odd(tokens: list[str], generator: random.Random) -> list[str]:
     """Tokens with signs within and between them, capitals, repetitions, and sometimes none at all."""
-    found: list[str] = []
+    results: list[str] = []
     for word in tokens if generator.random() > 0.02 else []:
         chance = generator.random()
         if chance < 0.15:
             place = generator.randint(0, len(word))
             word = word[:place] + generator.choice(ODD) + word[place:]
         elif chance < 0.25:
-            found.append(generator.choice(ODD))
+            results.append(generator.choice(ODD))
         elif chance < 0.3:
             word = word.upper()
         elif chance < 0.35:
-            found.append(word)
-        found.append(word)
-    return found
+            results.append(word)
+        results.append(word)
+    return results
 
 
 def child(script: str, runs: int, **environment: str) -> dict[str, float]:
@@ -177,7 +179,7 @@ def child(script: str, runs: int, **environment: str) -> dict[str, float]:
 def timed(sets: Sets, backend: Backend) -> tuple[MeteorScores, dict[str, float]]:
     """Scores, and the seconds that they took."""
     began, used = time.perf_counter(), cpu_seconds(backend)
-    outcome = meteor_scores([said for _, said, _ in sets], [expected for _, _, expected in sets], backend)
+    outcome = meteor_scores([candidates for _, candidates, _ in sets], [expected for _, _, expected in sets], backend)
     if not isinstance(outcome, MeteorScores):
         sys.exit(f"{backend}: {outcome}")
     wall, cpu = time.perf_counter() - began, cpu_seconds(backend) - used
@@ -185,7 +187,7 @@ def timed(sets: Sets, backend: Backend) -> tuple[MeteorScores, dict[str, float]]
 
 
 def cpu_seconds(backend: Backend) -> float:
-    """Of this process, or of the Java program with all its threads."""
+    """CPU seconds of this process, or of the Java program with all its threads."""
     program = java.running() if backend == "java" else None
     if not isinstance(program, java.Meteor):
         return time.process_time()
@@ -194,9 +196,9 @@ def cpu_seconds(backend: Backend) -> float:
 
 
 def speed(sets: Sets) -> dict[str, Any]:
-    """Seconds of both programs, and how often the Java program's is ours."""
-    found = {backend: timed(sets, backend)[1] for backend in BACKENDS}
-    return {**found, "times_faster": faster(found)}
+    """Seconds of both programs, and the ratio of the Java program's to ours."""
+    results = {backend: timed(sets, backend)[1] for backend in BACKENDS}
+    return {**results, "times_faster": faster(results)}
 
 
 def faster(seconds: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -214,7 +216,7 @@ def main() -> None:
     sets = make_sets(options.folder, options.sets)
     for backend in BACKENDS:  # both read their tables before the clock starts
         timed(sets[:1], backend)
-    said, expected = corpus(5000, 5)
+    candidates, expected = corpus(5000, 5)
     ours, our_seconds = timed(sets, "python")
     theirs, their_seconds = timed(sets, "java")
     difference = np.abs(ours.per_pair - theirs.per_pair)
@@ -240,7 +242,7 @@ def main() -> None:
             "seconds": {"python": our_seconds, "java": their_seconds},
             "times_faster": faster({"python": our_seconds, "java": their_seconds}),
             "captions_5000x5_seconds": speed(
-                [("coco", said[id].split(), [t.split() for t in expected[id]]) for id in said]
+                [("coco", candidates[id].split(), [t.split() for t in expected[id]]) for id in candidates]
             ),
             "first_call_seconds": {"without_index": build, "with_index": child(FIRST, options.runs)},
             "index_bytes": index,

@@ -1,11 +1,11 @@
-"""How much faster are BLEU, ROUGE-L and CIDEr-D here than along pycocoevalcap's own path, with the same numbers?
+"""How much faster are BLEU, ROUGE-L and CIDEr-D here than with pycocoevalcap, for the same scores?
 
     python -m benchmarks.metrics [--pairs 5000] [--references 5] [--runs 5] [--out FILE]
 
-Real COCO captions, which pycocoevalcap carries inside its SPICE jar: the references of an image, and as candidate one
-of them with every seventh word replaced. Both paths go from text to scores in one process, in turn: pycocoevalcap's is
-its Java tokenizer and its three scorers, ours is `score_captions` with an empty memory of words ("ours") and with
-references prepared before ("ours again", what a validation after every epoch does). CPU seconds count Java's too.
+COCO captions from pycocoevalcap's SPICE jar: the references of an image, and as candidate one of them with every
+seventh word replaced. Both paths compute scores from text in one process, alternately: pycocoevalcap's Java tokenizer
+and three scorers, and `score_captions` with an empty word cache ("ours") and with prepared references ("ours again", as
+in validation after every epoch). CPU seconds include Java's.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def corpus(pairs: int, references: int) -> tuple[dict[str, str], dict[str, list[
 
 
 def theirs(candidates: dict[str, str], references: dict[str, list[str]]) -> dict[str, float]:
-    """Scores along pycocoevalcap's own path."""
+    """Scores of pycocoevalcap."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.rouge.rouge import Rouge
@@ -66,7 +66,7 @@ def theirs(candidates: dict[str, str], references: dict[str, list[str]]) -> dict
 
 
 def cpu_seconds() -> float:
-    """Of this process and of the Java processes that it started and that ended."""
+    """CPU seconds of this process and of its finished Java processes."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

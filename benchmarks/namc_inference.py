@@ -1,19 +1,19 @@
-"""How many tokens a second do full-size captioners write, with random weights and the same greedy decoding?
+"""How many tokens per second do full-size captioners generate, with random weights and the same greedy decoding?
 
     python -m benchmarks.namc_inference [--batches 1 8] [--tokens 32] [--runs 3] [--device cpu] [--columns ...]
                                         [--out FILE]
 
 NAMC's Table 5 gives 1789 tokens per second for CLIP4IDC and 2249 for NAMC, without a protocol. Here every caption has
-exactly ``--tokens`` tokens (the end token is made impossible), so that all columns do the same work, and looking at
-the pairs is timed apart from writing. Columns:
+exactly ``--tokens`` tokens (the end token is suppressed), so that all columns do the same work, and encoding is
+timed separately from decoding. Columns:
 
 - ``clip4idc``: our decoding, with cached keys and values.
-- ``clip4idc_official``: what the official greedy loop does, on the same weights: it also encodes an (empty) text, reads
-  the image tokens anew for every word, and runs the decoder over the whole prefix each time. Its words must be ours.
+- ``clip4idc_official``: the official greedy loop with the same weights: it also encodes an (empty) text, attends to the
+  image tokens again for every word, and runs the decoder over the whole prefix each time. Its words must equal ours.
 - ``namc``: our decoding, its ResNet-101 included.
-- ``namc_stored``: the same from features of the ResNet that lie on disk, as in the paper; reading them is counted.
+- ``namc_stored``: the same from ResNet features on disk, as in the paper; reading them is included.
 
-Wall seconds, the columns by turns, the best of all runs.
+Wall seconds; the columns run alternately, and the best of all runs counts.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ BERT_WORDS = 30522
 
 @dataclass
 class Column:
-    """One captioner and its way to decode.
+    """A captioner and its decoding function.
 
     Args:
-        net: full size, random weights, unable to end a caption.
+        net: full-size network with random weights and a suppressed end token.
         special: ids of its vocabulary.
         decode: ids ``(B, tokens)`` from its features.
         size: height and width of its images.
@@ -64,7 +64,7 @@ def cached(net: Any, features: PairFeatures, tokens: int, special: SpecialIds) -
 
 @torch.no_grad()
 def clip4idc_official(net: Any, features: PairFeatures, tokens: int, special: SpecialIds) -> list[list[int]]:
-    """The official loop: nothing is kept from one word to the next."""
+    """The official loop, which caches nothing between words."""
     count, device = len(features), features.memory.device
     net.encoder.embed_tokens(torch.tensor([[special.bos, special.eos]], device=device).expand(count, -1))
     said = torch.full((count, 1), special.bos, device=device)
@@ -84,26 +84,26 @@ def clip4idc() -> tuple[nn.Module, SpecialIds]:
     net, special = model.net, load_vocabulary("clip").special
     assert net is not None
     net.eval()
-    net.bias.data[list({special.eos, *special.never_said})] = NEVER  # type: ignore[index,union-attr]
+    net.bias.data[list({special.eos, *special.suppress_tokens})] = NEVER  # type: ignore[index,union-attr]
     return net, special
 
 
 def namc() -> tuple[NamcNet, SpecialIds]:
-    """NAMC as its paper trains it, with as many words as BERT has."""
+    """NAMC as in its paper, with the vocabulary size of BERT."""
     from lightning_idc.nn.backbones import TimmGrid
 
     torch.manual_seed(0)
     net, special = NamcNet(TimmGrid("resnet101", stage=-2), (14, 14), BERT_WORDS).eval(), SpecialIds()
-    net.decoder.bias.data[list({special.eos, *special.never_said})] = NEVER
+    net.decoder.bias.data[list({special.eos, *special.suppress_tokens})] = NEVER
     return net, special
 
 
 class Kept(GridBackbone):
-    """What another backbone makes of images, read from disk; computed at the first call with so many.
+    """Features of another backbone, read from disk; computed in the first call of each batch size.
 
     Args:
-        inner: the other one.
-        folder: of the files.
+        inner: the other backbone.
+        folder: folder of the files.
     """
 
     def __init__(self, inner: GridBackbone, folder: Path) -> None:
@@ -121,7 +121,7 @@ class Kept(GridBackbone):
 
 
 def columns(device: str, folder: Path) -> dict[str, Column]:
-    """All captioners; those of one network share it, and the folder holds its features."""
+    """All captioners; columns of one network share it, and the folder contains its features."""
     clip_net, clip_ids = clip4idc()
     namc_net, namc_ids = namc()
     stored = NamcNet(Kept(namc_net.backbone, folder), (14, 14), BERT_WORDS).eval()
@@ -138,7 +138,7 @@ def columns(device: str, folder: Path) -> dict[str, Column]:
 
 
 def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    """Wall seconds and the result; waits for the accelerator, which the usual measurements do not."""
+    """Wall seconds and the result, synchronised with the accelerator."""
     if device != "cpu":
         torch.cuda.synchronize()
     began = time.perf_counter()
@@ -150,7 +150,7 @@ def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def compare(wanted: dict[str, Column], batch: int, tokens: int, runs: int, device: str) -> dict[str, Any]:
-    """Seconds and tokens per second of all columns for one size of batch."""
+    """Seconds and tokens per second of all columns for one batch size."""
     generator = torch.Generator().manual_seed(1)
     pictures: dict[int, Tensor] = {
         size: torch.randint(0, 256, (batch, 2, 3, size, size), dtype=torch.uint8, generator=generator).to(device)

@@ -1,12 +1,12 @@
-"""What does each callback of NAMC cost a pre-training step, in time and in memory?
+"""How much time and memory does each callback of NAMC add to a pre-training step?
 
     python -m benchmarks.noise_overhead [--batch 32] [--steps 8] [--full] [--out FILE]
 
-One process, one thread, four ways by turns: neither callback, `NoiseMasking`, `MaskedReconstruction`, both. A step is
-forward and backward of the real `training_step`; its time is CPU seconds, the least and the median of all turns. Memory
-is what the graph keeps for the backward pass (the distinct storages that autograd saves, parameters left out), which
-depends on no allocator, and the bytes of all parameters. Small is NAMC at width 128 on 64 pixels; --full takes the
-paper's (ResNet-101, CLIP ViT-B/16, a 16-fold VQGAN, all with random weights).
+One process and one thread; four variants alternate: neither callback, `NoiseMasking`, `MaskedReconstruction`, both. A
+step is forward and backward of `training_step`; its time is the minimum and the median of its CPU seconds. Memory is
+that of tensors saved for the backward pass (distinct storages that autograd saves, without parameters), which does not
+depend on the allocator, and that of all parameters. By default NAMC has width 128 and 64 pixels; --full uses the
+paper's sizes (ResNet-101, CLIP ViT-B/16, a 16-fold VQGAN, all with random weights).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def parts(full: bool, vocabulary: Vocabulary) -> tuple[NAMC, DualEncoder, ImageT
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of every step, bytes kept for the backward pass, bytes of parameters."""
+    """Seconds of every step, bytes saved for the backward pass, bytes of parameters."""
     vocabulary = Vocabulary.build([CAPTION])
     model, encoder, tokenizer = parts(options.full, vocabulary)
     size = 224 if options.full else 64
@@ -101,7 +101,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 class SavedBytes:
-    """Counts the distinct storages that autograd saves in a step, those of parameters left out."""
+    """Counts the distinct storages that autograd saves in a step, without those of parameters."""
 
     def __init__(self, model: LightningModule) -> None:
         self.model, self.bytes = model, 0
@@ -136,11 +136,11 @@ def main() -> None:
     from benchmarks.harness import report
 
     torch.set_num_threads(1)
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    results: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for _ in range(options.turns):
         for way in WAYS:
-            found[way].append(measure(way, options))
-    seconds = {way: [s for run in runs for s in run["seconds"]] for way, runs in found.items()}
+            results[way].append(measure(way, options))
+    seconds = {way: [s for run in runs for s in run["seconds"]] for way, runs in results.items()}
     least = {way: min(values) for way, values in seconds.items()}
     result: dict[str, Any] = {
         "question": "time and memory of a pre-training step with each callback of NAMC",
@@ -151,8 +151,8 @@ def main() -> None:
             for way, values in seconds.items()
         },
         "times_slower": {way: least[way] / least["neither"] for way in WAYS},
-        "saved_for_backward_mb": {way: found[way][0]["saved_bytes"] / 1e6 for way in WAYS},
-        "parameters_mb": {way: found[way][0]["parameter_bytes"] / 1e6 for way in WAYS},
+        "saved_for_backward_mb": {way: results[way][0]["saved_bytes"] / 1e6 for way in WAYS},
+        "parameters_mb": {way: results[way][0]["parameter_bytes"] / 1e6 for way in WAYS},
     }
     report(result, options.out, "lightning", "open_clip_torch", seeds=[0, 1])
 

@@ -1,4 +1,4 @@
-"""DPO on a two-image vision-language model: PreferenceOptimization beside TRL's DPOTrainer, one model, one batch.
+"""DPO on a two-image vision-language model: PreferenceOptimization and TRL's DPOTrainer with equal model and batch.
 
     pip install trl accelerate datasets
     python -m benchmarks.preference_trl [--steps 5] [--size prototype] [--out FILE]
@@ -6,15 +6,15 @@
 
 ``prototype`` is a random LLaVA-OneVision of 26 M parameters (vision 6 x 256, language 6 x 256, 32,000 words), two
 images of 224 px with 256 tokens each, answers of about 50 tokens, 2 pairs a batch, float32, one thread, AdamW, a
-separate frozen copy as the reference on both sides, both timed inside their own trainers. ``qwen2_5_vl_3b`` has full
-shapes, random weights in bf16 and LoRA on the language model, whose absence is the reference on both sides. The small
-sizes are there to try the script. The log-probabilities of the answers under the same weights are compared first. Each
-side runs in a process of its own; memory is that process's (or the GPU's) peak, and its growth over what it held when
-the model stood ready.
+separate frozen copy as the reference on both sides, each timed inside its own trainer. ``qwen2_5_vl_3b`` has full
+shapes, random weights in bf16 and LoRA on the language model; the reference on both sides is the model without LoRA.
+The small sizes are for testing the script. The log-probabilities of the answers under the same weights are compared
+first. Each side runs in a separate process; memory is the peak of that process (or of the GPU), and its growth after
+the model was loaded.
 
-Where the gain comes from: its parts, each switched off in turn. ``own prompt`` reads the prompt anew for every answer;
-``own look`` does that and encodes the pair anew for every answer. The reference policy costs ours one pass without
-gradient, like TRL's; ``kept scores`` reads its log-probabilities from CachedScores, which TRL refuses for images.
+The sources of the speedup are switched off in turn: ``own prompt`` processes the prompt again for every answer; ``own
+look`` also encodes the pair again for every answer. Both sides evaluate the reference in one pass without gradient;
+``kept scores`` reads its log-probabilities from CachedScores, which TRL does not support for images.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Size:
 
     Args:
         architecture: configuration of the random model.
-        side: of the images in pixels.
+        side: side of the images in pixels.
         lora: train LoRA on the language model in bf16 instead of all weights in float32.
-        device: where.
-        faster: target, times TRL's speed.
-        equal: target, relative difference of the log-probabilities.
+        device: device of the training.
+        faster: target speed, as a multiple of TRL's.
+        equal: maximum relative difference of the log-probabilities.
     """
 
     architecture: dict[str, Any]
@@ -172,8 +172,8 @@ def make(folder: Path, size: Size) -> None:
     processor.save_pretrained(folder)
 
 
-def asked(pair: torch.Tensor) -> dict[str, Any]:
-    """Images ``(2, 3, H, W)`` and question as TRL's data sets have them."""
+def prompt_columns(pair: torch.Tensor) -> dict[str, Any]:
+    """Images ``(2, 3, H, W)`` and question in the format of TRL's data sets."""
     from PIL import Image
 
     content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]
@@ -183,8 +183,8 @@ def asked(pair: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def said(text: str) -> list[dict[str, Any]]:
-    """An answer as TRL's data sets have it."""
+def assistant_message(text: str) -> list[dict[str, Any]]:
+    """Answer in the format of TRL's data sets."""
     return [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
 
 
@@ -203,7 +203,7 @@ def trl_clock(watch: Stopwatch) -> Any:
 
 
 def trl_options(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """Settings of TRL's trainers that all of them take, as ours are run."""
+    """Settings shared by TRL's trainers, equal to ours."""
     return {
         "output_dir": str(folder / "trl"),
         "per_device_train_batch_size": batch,
@@ -227,10 +227,10 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer
 
-    told = answers(batch * 2)
+    answer_pairs = answers(batch * 2)
     rows = [
-        {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
-        for pair, (chosen, rejected) in zip(MadeUp(size.side, told).images, told, strict=True)
+        {"chosen": assistant_message(chosen), "rejected": assistant_message(rejected), **prompt_columns(pair)}
+        for pair, (chosen, rejected) in zip(MadeUp(size.side, answer_pairs).images, answer_pairs, strict=True)
     ]
     watch = Stopwatch(partial(now, size.device))
     config = DPOConfig(**trl_options(folder, size, steps, batch), bf16=size.lora)
@@ -247,7 +247,7 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     before = forget_peak(size.device)
     trainer.train()
     return {
-        **watch.found(),
+        **watch.measurements(),
         "bytes": peak(size.device),
         "growth": peak(size.device) - before,
         "log_probs": (picked * mask).sum(1).tolist(),
@@ -265,12 +265,12 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     from lightning_idc.models.vlm.module import VLMCaptioner
     from lightning_idc.models.vlm.net import VLMNet
 
-    told = answers(batch * 2)
-    data = MadeUpPairs(size.side, [[chosen] for chosen, _ in told], batch_size=batch)
+    answer_pairs = answers(batch * 2)
+    data = MadeUpPairs(size.side, [[chosen] for chosen, _ in answer_pairs], batch_size=batch)
 
     class Rejected(NegativeSource):
         def draw(self, step: Any, count: int, generator: torch.Generator) -> RejectedCaptions:
-            return RejectedCaptions([[told[int(id)][1]] for id in step.batch.ids])
+            return RejectedCaptions([[answer_pairs[int(id)][1]] for id in step.batch.ids])
 
     class Captioner(VLMCaptioner):
         seen: Any = None
@@ -300,12 +300,14 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     assert isinstance(captioner.net, VLMNet)
     captioner.eval().to(size.device)
     first = captioner.collate([data.made_up.load(i) for i in range(batch)]).to(captioner.device)
-    found = []
+    results = []
     for side in (0, 1):
-        tokens, mask = pad_captions([[ids] for ids in captioner.tokenize([told[i][side] for i in range(batch)])], 1)
+        tokens, mask = pad_captions(
+            [[ids] for ids in captioner.tokenize([answer_pairs[i][side] for i in range(batch)])], 1
+        )
         with torch.no_grad():
             scores = captioner.score(captioner.encode(first), tokens.to(size.device), mask.to(size.device))
-            found += scores[:, 0].tolist()
+            results += scores[:, 0].tolist()
     captioner.train()
     reference: ReferencePolicy = AdaptersOff() if size.lora else FrozenCopy()
     if "reference" in without:
@@ -314,7 +316,7 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     if size.lora:
         callbacks = [LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"]), *callbacks]
     precision = "bf16-mixed" if size.lora else "32-true"
-    return {"log_probs": found, **time_steps(captioner, data, steps, size.device, precision, callbacks, folder)}
+    return {"log_probs": results, **time_steps(captioner, data, steps, size.device, precision, callbacks, folder)}
 
 
 def main() -> None:
@@ -325,30 +327,39 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    size = SIZES[given.size]
-    if given.side:
-        common = given.folder, size, given.steps, given.batch
-        row = of_trl(*common) if given.side == "trl" else of_ours(*common, SIDES[given.side])
+    arguments = parser.parse_args()
+    size = SIZES[arguments.size]
+    if arguments.side:
+        common = arguments.folder, size, arguments.steps, arguments.batch
+        row = of_trl(*common) if arguments.side == "trl" else of_ours(*common, SIDES[arguments.side])
         give_back(row)
         return
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         make(Path(name), size)
         for side in SIDES:
-            shared = ("--folder", name, "--size", given.size, "--steps", given.steps, "--batch", given.batch)
-            found[side] = measure_apart("--side", side, *shared)
-            row = found[side]
-            times = row["seconds_per_step"] / found.get("ours", row)["seconds_per_step"]
+            shared = (
+                "--folder",
+                name,
+                "--size",
+                arguments.size,
+                "--steps",
+                arguments.steps,
+                "--batch",
+                arguments.batch,
+            )
+            results[side] = measure_apart("--side", side, *shared)
+            row = results[side]
+            times = row["seconds_per_step"] / results.get("ours", row)["seconds_per_step"]
             print(
                 f"{side:<20} {row['seconds_per_step']:7.2f} s a step, peak {row['bytes'] / 2**30:5.2f} GB, "
                 f"{row['growth'] / 2**30:5.2f} GB of it for training" + (f", {times:.2f} x ours" if times != 1 else ""),
                 flush=True,
             )
-    trl, ours = found["trl"], found["ours"]
+    trl, ours = results["trl"], results["ours"]
     apart = {
         side: max(abs(a - b) / abs(a) for a, b in zip(trl["log_probs"], row["log_probs"], strict=True))
-        for side, row in found.items()
+        for side, row in results.items()
         if side != "trl"
     }
     ratios = {
@@ -358,9 +369,9 @@ def main() -> None:
         "log_probs_apart": max(apart.values()),
     }
     print(
-        f"log-probabilities apart by {ratios['log_probs_apart']:.1e} at most (asked: {size.equal}), "
-        f"{ratios['faster']:.2f} times as fast (asked: {size.faster}), {ratios['memory']:.2f} of the memory "
-        f"(asked: {SMALLER})"
+        f"log-probabilities apart by {ratios['log_probs_apart']:.1e} at most (target: {size.equal}), "
+        f"{ratios['faster']:.2f} times as fast (target: {size.faster}), {ratios['memory']:.2f} of the memory "
+        f"(target: {SMALLER})"
     )
     if size.device == "cpu":
         rate = matrix_rate()
@@ -377,7 +388,7 @@ def main() -> None:
             f"{ratios['limit']['faster_at_that_rate']:.1f} times as fast"
         )
     packages = ("lightning", "transformers", "trl", "accelerate")
-    report({"sides": found, "ours_beside_trl": ratios}, given.out, *packages, seeds=[0, 1], quiet=True)
+    report({"sides": results, "ours_beside_trl": ratios}, arguments.out, *packages, seeds=[0, 1], quiet=True)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""How many tokens a second does ProCap's second stage write, beside the loop of the authors' code?
+"""How many tokens per second does ProCap's second stage generate, compared with the loop of the authors' code?
 
     python -m benchmarks.procap_decode [--pairs 8] [--queries 1 2 4 7] [--runs 3] [--small] [--out FILE]
 
 Both paths have the same weights, the official variant at the paper's sizes (12 layers of 768, decoder 2 of 512, images
-of 224), random but sharpened so that captions differ. The loop of the code is restated here and nowhere else: all 24
-positions of the decoder at each of 23 steps, with the keys and values of all (k + 2) * 196 memory tokens computed anew,
-whatever was said before. Ours keeps keys and values and stops at the end token. Ids must agree up to that token.
+of 224), random but sharpened so that captions differ. The loop of the code is reimplemented only here: all 24 positions
+of the decoder at each of 23 steps, with the keys and values of all (k + 2) * 196 memory tokens computed again in every
+step. Ours caches keys and values and stops at the end token. Ids must agree up to that token.
 
-From the pixels on there are three ways more of ours: with features of the tokenizer kept, as `CacheFeatures` keeps them
-(reading counted); with the image before encoded once for two pairs, as CLEVR's scenes have them; and kept in bfloat16,
-with the share of captions that stay the same. Captions of untrained networks hardly depend on the images, so that share
-is no reason for a default.
+From pixels, three more variants of ours are measured: with cached features of the tokenizer, as with `CacheFeatures`
+(reading is included); with the before image encoded once for two pairs, as in CLEVR-Change; and with features cached in
+bfloat16, with the fraction of equal captions. Captions of untrained networks hardly depend on the images, so that
+fraction does not justify a default.
 
-Tokens are counted twice: those that are said (words and the end token) and, as the code counts them for its TPS, 24 per
-caption, padding included. Times are CPU seconds of one thread, the paths by turns; once for writing alone, with the
-memory given, and once from the pixels on. ``--queries`` then times ours for other k, as the paper's Table 3.
+Tokens are counted in two ways: generated ones (words and the end token) and, like the authors' TPS, 24 per caption
+including padding. Times are CPU seconds of one thread; the paths alternate, once for decoding from precomputed memory
+and once from pixels. ``--queries`` then times ours for other k, as in the paper's Table 3.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def made(queries: int, small: bool, seed: int = 0) -> OfficialNet:
 
 @torch.no_grad()
 def official_loop(net: OfficialNet, memory: Tensor) -> list[list[int]]:
-    """The code's greedy decoding: the whole decoder over all slots at every step."""
+    """Greedy decoding of the authors' code: the whole decoder over all positions at every step."""
     said = torch.full((len(memory), SLOTS), PAD)
     said[:, 0] = BOS
     for place in range(SLOTS - 1):
@@ -78,35 +78,35 @@ def ours(net: OfficialNet, memory: Tensor) -> list[list[int]]:
 
 @torch.no_grad()
 def encoded(net: OfficialNet, features: Tensor) -> Tensor:
-    """Memory of pairs from the features of the tokenizer ``(B, 2, latent, h, w)``."""
+    """Memory of pairs from tokenizer features ``(B, 2, latent, h, w)``."""
     return net.projector(net.encoder(net.encoder.queries(net.encoder.embed(features))))
 
 
 @torch.no_grad()
 def with_features(net: OfficialNet, images: Tensor, runs: int) -> dict[str, Any]:
-    """Seconds of the parts of encoding, and whether bfloat16 changes captions."""
+    """Seconds of each part of encoding, and whether bfloat16 changes captions."""
     features = net.features(images)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "features.npy"
         np.save(path, features.numpy())
         reading = seconds(lambda: torch.from_numpy(np.load(path)), runs)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "tokenizer_s": seconds(lambda: net.features(images), 1),
         "reading_s": reading,
         "transformer_s": seconds(lambda: encoded(net, features), 1),
     }
     exact = ours(net, encoded(net, features))
     with torch.autocast("cpu", torch.bfloat16):
-        found["transformer_bf16_s"] = seconds(lambda: encoded(net, features), 1)
+        results["transformer_bf16_s"] = seconds(lambda: encoded(net, features), 1)
         rounded = encoded(net, features)
     same = sum(a == b for a, b in zip(exact, ours(net, rounded.float()), strict=True))
-    found["same_captions_in_bf16"] = same / len(images)
-    found["distinct_captions"] = len({tuple(ids) for ids in exact})
-    return found
+    results["same_captions_in_bf16"] = same / len(images)
+    results["distinct_captions"] = len({tuple(ids) for ids in exact})
+    return results
 
 
 def set_mean_length(net: OfficialNet, memory: Tensor, wanted: float) -> None:
-    """Set the bias of the end token so that captions are as near to the wanted mean length as it can bring them."""
+    """Set the bias of the end token so that the mean caption length is as close as possible to the wanted one."""
     low, high = -60.0, 60.0
     tried: dict[float, float] = {}
     for _ in range(14):
@@ -118,13 +118,13 @@ def set_mean_length(net: OfficialNet, memory: Tensor, wanted: float) -> None:
 
 
 def seconds(work: Any, runs: int) -> float:
-    """Least CPU seconds of a few runs."""
-    found = []
+    """Minimum CPU seconds of several runs."""
+    results = []
     for _ in range(runs):
         began = time.process_time()
         work()
-        found.append(time.process_time() - began)
-    return min(found)
+        results.append(time.process_time() - began)
+    return min(results)
 
 
 def main() -> None:
@@ -189,11 +189,11 @@ def main() -> None:
         other = made(queries, options.small)
         other.decoder.load_state_dict(net.decoder.state_dict())
         size = (options.pairs, (queries + 2) * 196, memory.shape[-1])
-        given = 4 * torch.randn(size, generator=generator)
+        args = 4 * torch.randn(size, generator=generator)
         with torch.no_grad():
             spent = seconds(lambda net=other: net.encode(images), 1)
-        tokens = sum(map(len, ours(other, given)))
-        spent += seconds(lambda net=other, given=given: ours(net, given), options.runs)
+        tokens = sum(map(len, ours(other, args)))
+        spent += seconds(lambda net=other, args=args: ours(net, args), options.runs)
         result["by_k"][queries] = {"tokens_said_per_s": tokens / spent, "pairs_per_s": options.pairs / spent}
     report(result, options.out, seeds=[0, 1])
 

@@ -1,9 +1,10 @@
-"""How many pairs a second does the renderer draw on one core?
+"""How many pairs per second does the renderer draw on one core?
 
     python -m benchmarks.render [--pairs 100] [--runs 5] [--out FILE]
 
-Scenes are those of the clevr_change mode with three to eight things. A pair is two pictures; turning scenes into arrays
-counts, drawing their contents by lot does not. Figures are CPU seconds of one thread: the fastest run, and the median.
+Scenes are those of the clevr_change mode with three to eight objects. The time of a pair includes both images and the
+conversion of scenes to arrays, but not sampling the scenes. Figures are CPU seconds of one thread: fastest run and
+median.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def speed(drawn: list[Scene], size: int, runs: int) -> dict[str, float]:
 
 
 def first_call() -> tuple[float, float]:
-    """CPU seconds of the first picture where nothing is compiled yet, and in the next process."""
+    """CPU seconds of the first image before anything is compiled, and in the next process."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
         command = [sys.executable, "-c", _FIRST]

@@ -1,15 +1,15 @@
-"""How often are the rules right about what changed, and what does an answer cost?
+"""How often do the rules describe a change correctly, and what does an answer cost?
 
     python -m benchmarks.rules --data DIR [--pairs 200] [--boards 200] [--out FILE]
 
-DIR holds folders `aurora_magicbrush`, `clevr_change`, `levir_cc`, `rs_change_masks` with a manifest.json each, and
-`deeppcb` in its official layout; what is missing is left out. The thresholds of the rules were chosen on the first 24
-pairs of `aurora_magicbrush`, on rendered pairs of the training split and on no other data; figures of the other 26
-MagicBrush pairs (other photographs) and of the validation split of rendered pairs are held back.
+DIR contains folders `aurora_magicbrush`, `clevr_change`, `levir_cc`, `rs_change_masks` with a manifest.json each, and
+`deeppcb` in its official layout; missing ones are skipped. The thresholds of the rules were chosen on the first 24
+pairs of `aurora_magicbrush`, and on rendered pairs of the training split; the other 26 MagicBrush
+pairs (other photographs) and the validation split of rendered pairs are held out.
 
-- Nothing changed: the fraction of pairs of equal pictures, and of a PNG and its JPEG, of which no region is named.
-- MagicBrush: the fraction of edits with a region, and how often the largest region has the kind that the instruction
-  asks for, by rules over its verbs (:func:`kind_asked`); edits of another kind are not counted.
+- Nothing changed: the fraction of identical pairs, and of pairs of a PNG and its JPEG, without a detected region.
+- MagicBrush: the fraction of edits with a region, and how often the largest region has the kind of
+  the instruction, which rules infer from its verb (:func:`instruction_kind`); edits of another kind are not counted.
 - Rendered pairs and CLEVR-Change: whether a pair changed, its kind, and whether a region overlaps the change.
 - DeepPCB: the fraction of the defects that overlap a region, and of the regions that overlap a defect.
 - Satellite pairs with a mask: the fraction of the changed parts that overlap a region.
@@ -54,8 +54,8 @@ RENDERED = {"add": "added", "drop": "removed", "move": "moved", "color": "recolo
 Box = Sequence[float]
 
 
-def kind_asked(instruction: str) -> str | None:
-    """Kind of the change that an instruction asks for, by its verb; None of others, such as replacements."""
+def instruction_kind(instruction: str) -> str | None:
+    """Kind of change of an instruction, inferred from its verb; None for other kinds, such as replacements."""
     text = instruction.lower().strip()
     return next((kind for kind, pattern in _VERBS if re.search(pattern, text)), None)
 
@@ -76,7 +76,7 @@ def boxes_of(answer: Description) -> list[Box]:
 
 
 def re_encoded(path: Path, quality: int) -> tuple[bytes, bytes]:
-    """A picture as PNG, and as JPEG."""
+    """An image as PNG and as JPEG."""
     picture = Image.open(path).convert("RGB")
     streams = io.BytesIO(), io.BytesIO()
     picture.save(streams[0], "PNG")
@@ -85,14 +85,14 @@ def re_encoded(path: Path, quality: int) -> tuple[bytes, bytes]:
 
 
 def manifest(folder: Path) -> list[dict[str, Any]]:
-    """Pairs of a folder with the paths of their pictures."""
+    """Pairs of a folder with image paths."""
     pairs = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["pairs"]
     return [{**pair, **{name: folder / pair[name] for name in ("before", "after", "mask") if pair.get(name)}}
             for pair in pairs]  # fmt: skip
 
 
 def magicbrush(folder: Path) -> dict[str, Any]:
-    """Edits of photographs, in the part that thresholds were chosen on and in the part that was held back."""
+    """Edits of photographs, separately for the pairs that thresholds were chosen on and the held-out pairs."""
     pairs = manifest(folder)
     return {"tuning": edits(pairs[:TUNED]), "held back": edits(pairs[TUNED:])}
 
@@ -109,7 +109,7 @@ def edits(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 quiet[f"JPEG {quality}"] += not describe_changes(*re_encoded(pair[side], quality)).changed
         answer = describe_changes(pair["before"], pair["after"], resize=True)
         regions += answer.changed
-        if kind := kind_asked(pair["captions"][0]):
+        if kind := instruction_kind(pair["captions"][0]):
             kinds[kind, answer.regions[0].kind if answer.changed else "nothing"] += 1
     return {
         "pairs": len(pairs),
@@ -122,7 +122,7 @@ def edits(pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def kinds_table(kinds: Mapping[tuple[str, str], int]) -> dict[str, Any]:
-    """How often kinds were named right, in all and by kind, and what was named."""
+    """Accuracy of kinds, overall and by kind, and the predicted kinds."""
     table: dict[str, Any] = {
         "kind right": percent(sum(n for (a, b), n in kinds.items() if a == b), sum(kinds.values()))
     }
@@ -136,10 +136,10 @@ def rendered(pairs: int, jitter: float, folder: Path, split: str) -> dict[str, A
     """Rendered pairs of 320 by 240 pixels.
 
     Args:
-        pairs: Number of pairs.
-        jitter: World units by which the camera moves; 0 also leaves the lamps where they are.
-        folder: Folder of the rendered data.
-        split: Split of the data.
+        pairs: number of pairs.
+        jitter: camera movement in world units; 0 also fixes the lights.
+        folder: folder of the rendered data.
+        split: split of the data.
     """
     from lightning_idc.data.synthetic.cache import Key
     from lightning_idc.data.synthetic.modes import load_mode
@@ -171,7 +171,7 @@ def rendered(pairs: int, jitter: float, folder: Path, split: str) -> dict[str, A
 
 
 def change_or_not(pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Pairs of CLEVR-Change, whose ids say whether they changed."""
+    """Pairs of CLEVR-Change, whose ids encode whether they changed."""
     counts: Counter[str] = Counter()
     for pair in pairs:
         unchanged = str(pair["id"]).endswith("nochange")
@@ -187,7 +187,7 @@ def change_or_not(pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def deeppcb(folder: Path, boards: int) -> dict[str, Any]:
-    """Boards of the official test list, evenly thinned out."""
+    """Boards at regular intervals of the official test list."""
     lines = (folder / "test.txt").read_text(encoding="utf-8").split("\n")
     entries = [line.split() for line in lines if line.strip()]
     entries = entries[:: max(1, len(entries) // boards)][:boards]
@@ -221,7 +221,7 @@ def _board(folder: Path, image: str, side: str) -> Path:
 
 
 def satellite(pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Satellite pairs with a mask of what changed, or with captions alone."""
+    """Satellite pairs with a mask of what changed, or with captions only."""
     counts: Counter[str] = Counter()
     for pair in pairs:
         answer = describe_changes(pair["before"], pair["after"], resize=True)
@@ -247,7 +247,7 @@ def satellite(pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def cost(pictures: Sequence[tuple[Any, Any]], runs: int = 3) -> dict[str, float]:
-    """CPU milliseconds of an answer on one core, without decoding; of each pair the quickest run."""
+    """CPU milliseconds per answer on one core, without image decoding; minimum over runs for each pair."""
     times = []
     for pair in pictures:
         arrays = [np.asarray(Image.open(side).convert("RGB").resize((512, 512))).transpose(2, 0, 1) for side in pair]

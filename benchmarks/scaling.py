@@ -1,12 +1,13 @@
-"""How does cost grow with the number of pairs, with captions, images, frames and captions of a pair?
+"""How do costs grow with the number of pairs, caption length, image size, frames and captions per pair?
 
     python -m benchmarks.scaling [--pairs 1000 10000 100000] [--repeats 1] [--out FILE] [--plot docs/images/scaling.svg]
 
-Each number of pairs has a process of its own, since memory is counted: a table of so many pairs (200 small pictures
-serve them all) is read, checked and loaded from; as many captions are scored, resampled, put on pages and compared.
-What takes a minute at a tenth of a number is left out of it (``--longest``). Then the other sizes, each alone: words of
-a caption, pixels of a side, frames between the images (ProCap, tiny), and captions trained with one pair. Seconds are
-CPU seconds of one thread; the exponent is the slope of their logarithms between the two greatest sizes.
+Each number of pairs has a separate process, since memory is measured: a table of that many pairs (which share 200 small
+images) is read, checked and loaded; the same number of captions is scored, resampled, written to report pages and
+compared. An operation that takes a minute at a tenth of a number is skipped (``--longest``). The other sizes are then
+varied one at a time: words per caption, pixels per side, frames between the images (a tiny ProCap), and captions per
+pair in training. Seconds are CPU seconds of one thread; the exponent is the slope of their logarithms between the two
+largest sizes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SIZES: dict[str, tuple[int, ...]] = {
 
 
 def said(count: int, words: int = 12, seed: int = 0) -> list[str]:
-    """Captions whose words are drawn."""
+    """Captions of random words."""
     draw = random.Random(seed)
     return [" ".join(draw.choices(WORDS, k=words)) for _ in range(count)]
 
@@ -83,7 +84,7 @@ def write_table(root: Path, pairs: int) -> None:
 
 
 def write_results(root: Path, pairs: int) -> None:
-    """Two results with their captions, as two runs leave them."""
+    """Two results with their captions, as written by two runs."""
     protocol = protocol_named("coco")
     truths = [ReferenceRecord(f"p{n}", (text,)) for n, text in enumerate(said(pairs))]
     for seed in (1, 2):
@@ -98,8 +99,8 @@ def write_results(root: Path, pairs: int) -> None:
 
 
 def of_pairs(pairs: int, longest: float) -> dict[str, float]:
-    """Seconds of every part for one number of pairs, and bytes that a pair takes."""
-    found: dict[str, float] = {}
+    """Seconds of every operation for one number of pairs, and bytes per pair."""
+    costs: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         write_table(root / "small", 1000)
@@ -107,26 +108,26 @@ def of_pairs(pairs: int, longest: float) -> dict[str, float]:
         FolderPairs(root / "small").pairs_of("train")  # what the first reading of all imports and keeps
         before = resident()
         data = FolderPairs(root / "data", batch_size=32)
-        found["set up"] = seconds(lambda: data.pairs_of("train"))
-        found["bytes of a pair"] = max(0, resident() - before) / pairs
+        costs["set up"] = seconds(lambda: data.pairs_of("train"))
+        costs["bytes of a pair"] = max(0, resident() - before) / pairs
         loader = data.loader("train")
-        found["first batch"] = seconds(lambda: next(iter(loader)))
-        found["start of a further epoch"] = seconds(lambda: next(iter(loader)))
+        costs["first batch"] = seconds(lambda: next(iter(loader)))
+        costs["start of a further epoch"] = seconds(lambda: next(iter(loader)))
         if pairs <= 10_000 * longest:
-            found["data check"] = seconds(lambda: check_pairs(data, ("train", "val"), say=lambda line: None))
+            costs["data check"] = seconds(lambda: check_pairs(data, ("train", "val"), say=lambda line: None))
         captions, references = said(pairs, seed=1), said(pairs)
         ids = [f"p{n}" for n in range(pairs)]
         scored: list[Any] = []
         wanted = dict(zip(ids, ([text] for text in references), strict=True))
-        found["scoring"] = seconds(lambda: scored.append(score_captions(dict(zip(ids, captions, strict=True)), wanted)))
-        found[f"bootstrap, {DRAWS} draws"] = seconds(lambda: bootstrap(scored[0], DRAWS))
+        costs["scoring"] = seconds(lambda: scored.append(score_captions(dict(zip(ids, captions, strict=True)), wanted)))
+        costs[f"bootstrap, {DRAWS} draws"] = seconds(lambda: bootstrap(scored[0], DRAWS))
         entries = (Entry(*row) for row in zip(ids, captions, wanted.values(), strict=True))
         target = root / "report.html"
-        found["report"] = seconds(lambda: write_report(target, "Report", entries))
+        costs["report"] = seconds(lambda: write_report(target, "Report", entries))
         if pairs <= 10_000 * longest:
             write_results(root / "runs", pairs)
-            found["leaderboard"] = seconds(lambda: boards(read_results(root / "runs"), root / "runs", DRAWS))
-    return found
+            costs["leaderboard"] = seconds(lambda: boards(read_results(root / "runs"), root / "runs", DRAWS))
+    return costs
 
 
 def of_words(words: int) -> float:
@@ -138,7 +139,7 @@ def of_words(words: int) -> float:
 
 
 def of_pixels(side: int) -> float:
-    """Reading four pairs of large pictures, scaled to 224."""
+    """Reading four pairs of large images, resized to 224."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         noise = np.random.default_rng(0).integers(0, 256, (side // 4, side // 4, 3), np.uint8)
@@ -152,7 +153,7 @@ def of_pixels(side: int) -> float:
 
 
 def of_frames(queries: int) -> float:
-    """Encoding four pairs by a tiny ProCap."""
+    """Encoding four pairs with a tiny ProCap."""
     from benchmarks.procap_decode import made
 
     net = made(queries, small=True)
@@ -163,7 +164,7 @@ def of_frames(queries: int) -> float:
 
 
 def of_captions(count: int) -> float:
-    """A forward and backward pass of the default captioner, with so many captions of each of 32 pairs."""
+    """A forward and backward pass of the default captioner, with this number of captions for each of 32 pairs."""
     from benchmarks.decode import CELLS, WIDTH, sharpened
 
     net = sharpened()
@@ -178,27 +179,27 @@ def least(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: min(row[name] for row in rows) for name in rows[0]}
 
 
-def exponents(found: dict[int, dict[str, float]]) -> dict[str, float]:
-    """Slope of the logarithms between the two greatest sizes that have a figure."""
+def exponents(costs: dict[int, dict[str, float]]) -> dict[str, float]:
+    """Slope of the logarithms between the two largest measured sizes."""
     slopes = {}
-    for name in dict.fromkeys(name for row in found.values() for name in row):
-        known = sorted((size, row[name]) for size, row in found.items() if row.get(name))
+    for name in dict.fromkeys(name for row in costs.values() for name in row):
+        known = sorted((size, row[name]) for size, row in costs.items() if row.get(name))
         if len(known) > 1:
             (small, first), (large, last) = known[-2:]
             slopes[name] = round(math.log(last / first) / math.log(large / small), 2)
     return slopes
 
 
-def plot(found: dict[int, dict[str, float]]) -> str:
-    """Seconds over pairs on logarithmic axes, as a small SVG; thin lines are linear growth."""
+def plot(costs: dict[int, dict[str, float]]) -> str:
+    """Seconds over pairs on logarithmic axes, as an SVG; thin lines show linear growth."""
     curves = {
-        name: [(size, row[name]) for size, row in sorted(found.items()) if row.get(name)]
-        for name in dict.fromkeys(name for row in found.values() for name in row)
+        name: [(size, row[name]) for size, row in sorted(costs.items()) if row.get(name)]
+        for name in dict.fromkeys(name for row in costs.values() for name in row)
         if "bytes" not in name and "files" not in name
     }
     times = [value for curve in curves.values() for _, value in curve]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
-    left, right = math.log10(min(found)), math.log10(max(found))
+    left, right = math.log10(min(costs)), math.log10(max(costs))
 
     def at(size: float, value: float) -> tuple[float, float]:
         x = 50 + 380 * (math.log10(size) - left) / max(right - left, 1e-9)
@@ -210,7 +211,7 @@ def plot(found: dict[int, dict[str, float]]) -> str:
         parts.append(
             f'<path d="M50 {y}H430" stroke="#ddd"/><text x="45" y="{y + 4}" text-anchor="end">1e{power} s</text>'
         )
-    parts += [f'<text x="{at(size, 1)[0]}" y="340" text-anchor="middle">{size:,}</text>' for size in sorted(found)]
+    parts += [f'<text x="{at(size, 1)[0]}" y="340" text-anchor="middle">{size:,}</text>' for size in sorted(costs)]
     for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: -item[1][-1][1])):
         colour = f"hsl({number * 360 // len(curves)} 70% 40%)"
         line = " ".join(f"{x},{y}" for x, y in (at(*point) for point in curve))
@@ -222,33 +223,33 @@ def plot(found: dict[int, dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    parser.add_argument("--repeats", type=int, default=1, help="of which the least seconds are kept")
+    parser.add_argument("--repeats", type=int, default=1, help="the minimum seconds count")
     parser.add_argument("--longest", type=float, default=10.0, help="of data check and leaderboard, in 10,000 pairs")
     parser.add_argument("--without-others", action="store_true", help="only the number of pairs")
-    parser.add_argument("--note", help="kept with the result, such as what else ran")
+    parser.add_argument("--note", help="stored with the result, such as other programs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if given.one:
-        give_back(of_pairs(given.one, given.longest))
+    if args.one:
+        give_back(of_pairs(args.one, args.longest))
         return
-    found: dict[int, dict[str, float]] = {}
+    costs: dict[int, dict[str, float]] = {}
     others: dict[str, Any] = {}
-    for name, sizes in ({} if given.without_others else SIZES).items():
-        rows = {size: {"seconds": min(ALONE[name](size) for _ in range(2 + given.repeats))} for size in sizes}
+    for name, sizes in ({} if args.without_others else SIZES).items():
+        rows = {size: {"seconds": min(ALONE[name](size) for _ in range(2 + args.repeats))} for size in sizes}
         taken = {size: row["seconds"] for size, row in rows.items()}
         others[name] = {"seconds": taken, "exponent": exponents(rows)["seconds"]}
-    for pairs in given.pairs:
-        common = ("--one", pairs, "--longest", given.longest)
-        found[pairs] = least([measure_apart(*common) for _ in range(given.repeats)])
+    for pairs in args.pairs:
+        common = ("--one", pairs, "--longest", args.longest)
+        costs[pairs] = least([measure_apart(*common) for _ in range(args.repeats)])
         # after each size, as the last one takes longer than all others
-        result = {"note": given.note, "pairs": found, "exponents": exponents(found), "others": others}
-        report(result, given.out, "pyarrow", seeds=[0, 1, 2], quiet=pairs != given.pairs[-1])
-        if given.plot:
-            given.plot.parent.mkdir(parents=True, exist_ok=True)
-            given.plot.write_text(plot(found), encoding="utf-8")
+        result = {"note": args.note, "pairs": costs, "exponents": exponents(costs), "others": others}
+        report(result, args.out, "pyarrow", seeds=[0, 1, 2], quiet=pairs != args.pairs[-1])
+        if args.plot:
+            args.plot.parent.mkdir(parents=True, exist_ok=True)
+            args.plot.write_text(plot(costs), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What benchmarks of training steps share: made-up pairs, a clock, and the time and memory of steps on a device."""
+"""Shared code of training benchmarks: random pairs, a stopwatch, and time and memory of steps on a device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTS_GROUPED_ATTENTION = torch.__version__ >= "2.12"
 
 
 def now(device: str) -> float:
-    """Seconds: of the processor on a CPU, of the clock, with the queue of the device empty, elsewhere."""
+    """Current time in seconds: CPU time on a CPU; otherwise wall time after synchronising the device."""
     if device == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
@@ -33,14 +33,14 @@ def now(device: str) -> float:
 
 
 def peak(device: str) -> int:
-    """Most bytes that were held so far: by the process, or on the device."""
+    """Peak memory in bytes: of the process, or of the device."""
     if device == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated()
 
 
 def forget_peak(device: str) -> int:
-    """Bytes that are held from now on; the peak of a device starts anew, that of a process cannot."""
+    """Current memory in bytes; resets the peak of a device (that of a process cannot be reset)."""
     if device == "cpu":
         return peak(device)
     torch.cuda.synchronize()
@@ -49,7 +49,7 @@ def forget_peak(device: str) -> int:
 
 
 class MadeUp(PairSource):
-    """Pairs of random pixels with given captions."""
+    """Pairs of random pixels with captions."""
 
     def __init__(self, side: int, texts: Sequence[Sequence[str]]) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -79,7 +79,7 @@ class MadeUpPairs(PairDataModule):
 
 
 class Stopwatch:
-    """Seconds of every training step, and the floating-point operations of one of them, which counting slows.
+    """Seconds of every training step, and the floating-point operations of one step, which counting slows down.
 
     Operations are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them. They
     are counted in the second step, as the first also makes the optimizer's state and checks how a model is scored, and
@@ -112,7 +112,7 @@ class Stopwatch:
         if self.counts and len(self.seconds) == self.counted + 1:
             self.counter.__exit__(None, None, None)
 
-    def found(self) -> dict[str, Any]:
+    def measurements(self) -> dict[str, Any]:
         """Seconds of all steps, the median of those after the counted one (or of it), and the operations of a step."""
         typical = sorted(self.seconds[self.counted + 1 :] or self.seconds[self.counted :])
         tenth = len(typical) // 10
@@ -125,10 +125,9 @@ class Stopwatch:
 
 
 class Clock(Callback):
-    """A stopwatch on all that happens between the hooks of a batch.
+    """Stopwatch of everything between the hooks of a batch.
 
-    Operations are counted anew in the second epoch, where there is one: with features that the first epoch stored, its
-    steps are others.
+    Operations are counted again in the second epoch, if there is one, since its steps may use cached features.
     """
 
     def __init__(self, watch: Stopwatch, recounts: bool = True) -> None:
@@ -162,7 +161,7 @@ def convolution_rate(clock: Callable[[], float] = time.process_time) -> float:
 
 
 def _fastest(run: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of the best of six runs."""
+    """Minimum seconds of six runs."""
     seconds = []
     for _ in range(6):
         start = clock()
@@ -183,10 +182,10 @@ def time_steps(
     recounts: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Seconds of training steps in a Trainer, and the memory that they took.
+    """Seconds and memory of training steps in a Trainer.
 
     Args:
-        captioner: trained from now on.
+        captioner: captioner to train.
         data: at least as many pairs as a batch has.
         steps: to train; the first one, which makes the state of the optimizer, does not count in the median.
         device: ``cpu`` or ``cuda``.
@@ -212,7 +211,7 @@ def time_steps(
     before = forget_peak(device)
     trainer.fit(captioner, data)
     losses = {"first_loss": float(clock.losses[0])} if clock.losses else {}
-    return {"bytes": peak(device), "growth": peak(device) - before, **losses, **clock.watch.found()}
+    return {"bytes": peak(device), "growth": peak(device) - before, **losses, **clock.watch.measurements()}
 
 
 def steps_of(seconds: Sequence[float]) -> dict[str, Any]:
@@ -221,7 +220,7 @@ def steps_of(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def line(name: str, row: Mapping[str, Any], pairs: int) -> str:
-    """One row for the terminal."""
+    """One row of printed output."""
     seconds = row["seconds_per_step"]
     return (
         f"{name:<24} {seconds:8.3f} s a step  {pairs / seconds:8.2f} pairs/s  peak {row['bytes'] / 2**30:6.2f} GiB"

@@ -1,12 +1,12 @@
-"""How good the embedded boxes are, how fast each stage is, what batches gain, how mining scales, and what kills cost.
+"""Quality of embedded boxes, speed of stages and batches, scaling of mining, and the cost of killed processes.
 
 python -m benchmarks.synthesis boxes          precision and recall on rendered scenes by light and camera, without each
                                               filter of the area generator in turn, and what each filter leaves out
-python -m benchmarks.synthesis cutouts        kept boxes that are rightly named where one's own cut-outs are pasted
+python -m benchmarks.synthesis cutouts        correctly named boxes when the user's own cut-outs are pasted
 python -m benchmarks.synthesis throughput     records per second of each stage with the embedded slots
 python -m benchmarks.synthesis batches        stages with pretrained slots (random weights), one by one and in batches
 python -m benchmarks.synthesis mining 100000  building and searching the index, memory, recall of the approximate one
-python -m benchmarks.synthesis kills 10       a process killed at random moments against one that was not
+python -m benchmarks.synthesis kills 10       a process killed at random times compared with an uninterrupted one
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "synthesis.json"
 
 
 def scenes(count: int, size: int, light: bool, jitter: float, seed: int) -> list[Any]:
-    """Records of rendered pairs; without light both pictures have the same lights and the same camera."""
+    """Records of rendered pairs; without light, both images have the same lights and camera."""
     from lightning_idc.data.synthetic.modes import clevr_change
     from lightning_idc.data.synthetic.render import render
     from lightning_idc.data.synthetic.sampling import Rng
@@ -68,17 +68,17 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_idc.synthesis.models.contours import DifferenceContours
     from lightning_idc.synthesis.records import Record
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     conditions = {
         "same light and camera": (False, 0.0),
         "other light": (True, 0.0),
         "other light and camera": (True, 0.7),
     }
     for name, (light, jitter) in conditions.items():
-        found[name] = {which: _boxes_of(arguments.count, light, jitter, seed) for which, seed in SCENES.items()}
+        rows[name] = {which: _boxes_of(arguments.count, light, jitter, seed) for which, seed in SCENES.items()}
         for which in ("fitted", "tested again"):
             for detail in ("areas", "recall by kind"):
-                del found[name][which][detail]
+                del rows[name][which][detail]
     usual = load_filters("embedded")
     off = {
         "nothing": {},
@@ -95,7 +95,7 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
         again = [Record(r.id, dict(r.facts), decoded=r.decoded) for r in records]
         without[name] = box_scores(stage.transform(again))
     # small regions are let through by the segmenter, so that the filters have something to do
-    return {**found, "filter left out, same light and camera": without}
+    return {**rows, "filter left out, same light and camera": without}
 
 
 def _boxes_of(count: int, light: bool, jitter: float, seed: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _boxes_of(count: int, light: bool, jitter: float, seed: int) -> dict[str, An
 
 
 def own_cutouts(folder: Path) -> Path:
-    """Cut-outs of one's own: parts of photographs in five outlines, which no renderer has made."""
+    """User-defined cut-outs: parts of photographs in five shapes, none of them rendered."""
     from PIL import Image
 
     from lightning_idc.synthesis.sources import SamplePhotos
@@ -132,7 +132,7 @@ def own_cutouts(folder: Path) -> Path:
 
 
 def pasted_and_described(library: str | None, known: str | None, seed: int = 0) -> Any:
-    """All of Img-Diff with the embedded slots, with things of one library pasted and those of another known."""
+    """Img-Diff with the embedded slots, pasting objects of one library and naming those of another."""
     from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
@@ -151,7 +151,7 @@ def pasted_and_described(library: str | None, known: str | None, seed: int = 0) 
 
 
 def rightly_named(records: Any) -> tuple[int, int]:
-    """Kept boxes whose captions of both pictures are word for word right, and all kept boxes."""
+    """Number of accepted boxes whose captions of both images are exactly right, and of all accepted boxes."""
     from lightning_idc.methods.img_diff.filtering import accepted
 
     right = total = 0
@@ -185,7 +185,7 @@ def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         copies = -(-arguments.count // 6)
@@ -201,16 +201,16 @@ def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
             target = root / stage.name
             began = time.perf_counter()
             store = run(stage, source, target, batch_size=16)
-            found[stage.name] = round(len(store) / (time.perf_counter() - began), 1)
+            rows[stage.name] = round(len(store) / (time.perf_counter() - began), 1)
             source = str(target)
-    return found
+    return rows
 
 
 def batches(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every stage with models of transformers on the same records, one by one and in batches.
+    """Run every stage with models of transformers on the same records, one by one and in batches.
 
-    The weights are random and the models small, but built as the paper's are: what a batch saves depends on how they
-    compute, not on what they know. The outcome of all records must be the same either way.
+    The weights are random and the models small, with the architectures of the paper's, on which the speedup of batches
+    depends. All records must have the same outcome either way.
     """
     from benchmarks.synthesis_models import build, stages
     from lightning_idc.methods.img_diff.edits import PasteEdits
@@ -218,7 +218,7 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
     from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         build(root)
@@ -238,21 +238,21 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
                 for start in range(0, len(records), size):
                     stage.transform(records[start : start + size])
                 seconds[size] = time.process_time() - began
-                outcome[size] = [told(record) for record in records]
+                outcome[size] = [outcome_of(record) for record in records]
             rates = {f"batch {size}": round(len(store) / spent, 2) for size, spent in seconds.items()}
             same = sum(a == b for a, b in zip(outcome[1], outcome[arguments.batch], strict=True))
             asked = ", ".join(type(slot).__name__ for slot in stage.modules() if isinstance(slot, Pretrained))
-            found[f"{stage.name}: {asked}"] = {
+            rows[f"{stage.name}: {asked}"] = {
                 **rates,
                 "times": round(seconds[1] / seconds[arguments.batch], 2),
                 "equal outcomes": f"{same} of {len(store)}",
             }
-            print(list(found.items())[-1], flush=True)
-    return found
+            print(list(rows.items())[-1], flush=True)
+    return rows
 
 
 def prepared(store: Any) -> list[Any]:
-    """Records with all that the stages ask for: their pictures decoded, and an area each."""
+    """Records with all inputs of the stages: decoded images and one area each."""
     records = list(store)
     for record in records:
         for side in ("before", "after"):
@@ -267,8 +267,8 @@ def prepared(store: Any) -> list[Any]:
     return records
 
 
-def told(record: Any) -> str:
-    """What became of a record, with scores to four digits: sums in another order differ in the seventh."""
+def outcome_of(record: Any) -> str:
+    """Outcome of a record, with scores rounded to four digits, since sums in another order differ in the seventh."""
     scores = {name: round(value, 4) for name, value in record.history[-1]["scores"].items()}
     dropped = record.dropped
     if dropped is not None and isinstance(dropped["value"], float):
@@ -287,7 +287,7 @@ def mining(arguments: argparse.Namespace) -> dict[str, Any]:
         values = centres[np.arange(start, end) // 20] + 0.5 * noise
         return (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float16)
 
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     reference = None
     for exact in (True, False):
         starts = range(0, count, 16_384)
@@ -301,7 +301,7 @@ def mining(arguments: argparse.Namespace) -> dict[str, Any]:
         ids, _ = search.top(queries, 51)
         spent = time.perf_counter() - began
         name = "exact" if exact else "approximate"
-        found[name] = {
+        rows[name] = {
             "build_s": round(built, 1),
             "queries_per_s": round(500 / spent, 1),
             "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
@@ -310,12 +310,12 @@ def mining(arguments: argparse.Namespace) -> dict[str, Any]:
             reference = ids
         else:
             same = [len(set(a[:21]) & set(b[:21])) / 21 for a, b in zip(reference.tolist(), ids.tolist(), strict=True)]
-            found[name]["recall_at_20"] = round(float(np.mean(same)), 4)
-    return found
+            rows[name]["recall_at_20"] = round(float(np.mean(same)), 4)
+    return rows
 
 
 def kills(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The whole of Img-Diff in processes of its own that are killed, against one that is left alone."""
+    """Img-Diff in processes that are killed, compared with an uninterrupted one."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
 
@@ -350,7 +350,7 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _digests(folder: Path) -> list[str]:
-    """Names of all shards, which hold their checksums."""
+    """Names of all shards, which contain their checksums."""
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.arrow"))
 
 
@@ -378,7 +378,7 @@ def main() -> None:
     several = verbs.add_parser("batches")
     several.add_argument("pairs", type=int, nargs="?", default=16)
     several.add_argument("--batch", type=int, default=16)
-    several.add_argument("--only", nargs="+", help="names of stages; the results of others are kept")
+    several.add_argument("--only", nargs="+", help="names of stages; results of the others are not replaced")
     scale = verbs.add_parser("mining")
     scale.add_argument("count", type=int, nargs="?", default=100_000)
     scale.add_argument("--width", type=int, default=768)

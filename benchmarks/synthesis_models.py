@@ -1,4 +1,4 @@
-"""Small models with random weights, built as those of the Img-Diff paper are, and the stages that ask them."""
+"""Small random models with the architectures of the Img-Diff paper, and the stages that use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1376, "num_atte
 
 
 def build(root: Path) -> None:
-    """Write all models below a folder."""
+    """Write all models to a folder."""
     import transformers as hf
 
     torch.manual_seed(0)
@@ -79,7 +79,7 @@ def build(root: Path) -> None:
 
 
 def tokenizer(**special: Any) -> Any:
-    """Whole words of the prompts, and names for the rest of the vocabulary."""
+    """Tokenizer of the words of the prompts, with placeholder names for the rest of the vocabulary."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -104,7 +104,7 @@ def tokenizer(**special: Any) -> Any:
 
 
 def stages(root: Path, batch: int) -> list[PipelineStage]:
-    """The stages whose models are the cost; other slots in them are embedded."""
+    """Stages with these models; other slots are embedded."""
 
     def sees(most: int) -> ChatVisionModel:
         return ChatVisionModel(str(root / "llava"), dtype="float32", batch_size=2 * batch, max_new_tokens=most)

@@ -1,10 +1,10 @@
-"""Is anything lost or made twice when two Ray launchers share a target and their workers are killed?
+"""Is any record lost or produced twice if two Ray launchers share a target and their workers are killed?
 
     python -m benchmarks.synthesis_ray --kills 10 --out FILE
 
-Two programs, each with a Ray of its own, make the same two stores at once, the second stage streaming behind the first.
-Meanwhile workers that are at a shard are killed with SIGKILL, drawn at random. What is left is compared with what the
-Trainer makes. A kill costs a worker that imports the package anew, which is most of the time that this takes.
+Two programs, each with its own Ray cluster, write the same two stores simultaneously; the second stage streams the
+output of the first. Meanwhile, random workers that process a shard are killed with SIGKILL. The result is compared with
+the Trainer's. Each kill starts a new worker, whose import of the package takes most of the time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PATIENCE = 120
 
 
 class Numbers:
-    """Records with a number and a picture of one colour."""
+    """Records with a number and an image of one colour."""
 
     fingerprint = "numbers"
 
@@ -53,7 +53,7 @@ class Numbers:
 
 
 def slowly(record: Record) -> list[Record]:
-    """Drop every seventh record, make two of every fifth."""
+    """Drop every seventh record, and duplicate every fifth."""
     time.sleep(PAUSE)
     number = record.facts["number"]
     if number % 7 == 0:
@@ -79,7 +79,7 @@ def steps(root: Path) -> list[tuple[Any, Any]]:
 
 
 def drive(root: Path) -> None:
-    """One of the programs."""
+    """Run one of the programs."""
     from lightning_idc.synthesis.ray import RayPool
 
     pool = RayPool(workers=1, num_cpus=0.5, retries=100)
@@ -88,32 +88,32 @@ def drive(root: Path) -> None:
 
 
 def processes(mark: str, name: bytes = b"") -> list[int]:
-    """Processes that were started, directly or not, by this run, and whose command begins with a name."""
-    found = []
+    """Descendant processes of this run whose command begins with a name."""
+    results = []
     for path in Path("/proc").iterdir():
         try:
             command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
         except OSError:
             continue
         if command.startswith(name) and f"{MARK}={mark}".encode() in environment:
-            found.append(int(path.name))
-    return found
+            results.append(int(path.name))
+    return results
 
 
 def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subprocess.Popen[bytes]]) -> Any:
-    """What a function gives when it is true for the first time; None where all programs end before that.
+    """First true result of a function; None if all programs end before.
 
     Raises:
         RuntimeError: a program failed.
-        TimeoutError: it takes more than `PATIENCE` seconds.
+        TimeoutError: there is none within `PATIENCE` seconds.
     """
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         statuses = [program.poll() for program in programs]
         if any(statuses):
             raise RuntimeError(f"{what}: the programs ended with {statuses}")
-        if found := happens():
-            return found
+        if results := happens():
+            return results
         if None not in statuses:
             return None
         time.sleep(0.05)
@@ -121,7 +121,7 @@ def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subproces
 
 
 def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list[float]:
-    """Let two programs make the stores and kill workers meanwhile; seconds to each kill, and to the end."""
+    """Run two programs that write the stores, and kill workers; return seconds to each kill and to the end."""
     command = [sys.executable, "-m", "benchmarks.synthesis_ray", "--drive", str(root / "shared")]
     began = time.perf_counter()
     times: list[float] = []
@@ -154,18 +154,18 @@ def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list
 
 
 def state_of(root: Path) -> dict[str, Any]:
-    """Digests of all shards, and how often each was made."""
-    found: dict[str, Any] = {}
+    """Digests of all shards, and how often each was produced."""
+    results: dict[str, Any] = {}
     for name in ("first", "second"):
         shards = sorted(path.name for path in (root / name).glob("*.arrow"))
         lines = (root / name / "progress.jsonl").read_text().splitlines()
         noted = [json.loads(line)["shard"] for line in lines]
-        found[name] = {
+        results[name] = {
             "shards": len(shards),
             "digests": shards,
             "made twice": len(noted) - len(set(noted)),
         }
-    return found
+    return results
 
 
 def main() -> None:
@@ -174,16 +174,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--drive", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.drive:
-        drive(given.drive)
+    args = parser.parse_args()
+    if args.drive:
+        drive(args.drive)
         return
     from benchmarks.harness import report
     from lightning_idc.synthesis.run import run
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        *killed, spent = kill_workers(root, folder, given.kills, random.Random(given.seed))
+        *killed, spent = kill_workers(root, folder, args.kills, random.Random(args.seed))
         globals()["PAUSE"] = 0.0
         for stage, job in steps(root / "alone"):
             run(
@@ -200,14 +200,14 @@ def main() -> None:
         "kills": len(killed),
         "kills_in_mid_shard": died,
         "seconds_of_kills": [round(at, 1) for at in killed],
-        "shards": {name: found["shards"] for name, found in shared.items()},
+        "shards": {name: results["shards"] for name, results in shared.items()},
         "same_bytes_as_the_trainer": {
             name: shared[name]["names with checksums"] == alone[name]["names with checksums"] for name in alone
         },
-        "made_twice": {name: found["made twice"] for name, found in shared.items()},
+        "made_twice": {name: results["made twice"] for name, results in shared.items()},
         "seconds": round(spent, 1),
     }
-    report(result, given.out, "ray", seeds=[given.seed])
+    report(result, args.out, "ray", seeds=[args.seed])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""What data making costs beside its models: time per record, memory and bytes read, with stages that do nothing.
+"""What does data synthesis cost without its models? Time per record, memory and bytes read, with trivial stages.
 
     python -m benchmarks.synthesis_scale --records 1000000 --out FILE
 
-Two text stages follow each other in one process, each with a store of its own. Then a stage makes pictures, and two
-more follow: one that reads texts only and one that reads a picture. Memory is what the process holds beyond its
-imports.
+Two text stages run one after the other in one process, each with its own store. Then a stage produces images, and two
+more follow: one that reads only texts and one that reads an image. Memory is that of the process minus its imports.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Captions:
-    """Records of a caption each, drawn from their number.
+    """Records of one caption each, generated from the index of the record.
 
     Args:
-        count: of records.
+        count: number of records.
     """
 
     def __init__(self, count: int) -> None:
@@ -63,7 +62,7 @@ def read_picture(record: Record) -> Record:
 
 
 class Memory(threading.Thread):
-    """Largest resident memory of this process, in MB, looked at twenty times a second."""
+    """Peak resident memory of this process in MB, sampled twenty times per second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -80,11 +79,11 @@ class Memory(threading.Thread):
 
 
 def measure(stages: dict[str, Any], source: Any, root: Path, shard_size: int, memory: Memory) -> dict[str, Any]:
-    """Cost of each stage, the next one reading what the last one made."""
+    """Cost of each stage; each reads the output of the previous one."""
     from lightning_idc.synthesis.run import run
     from lightning_idc.synthesis.stages import MapStage
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     before = memory.now()
     for name, (function, reads) in stages.items():
         memory.peak = memory.now()
@@ -93,16 +92,16 @@ def measure(stages: dict[str, Any], source: Any, root: Path, shard_size: int, me
         again = time.perf_counter()
         run(MapStage(function, reads), source, root / name, shard_size=shard_size)  # finished already
         ended = time.perf_counter()
-        found[name] = {
+        results[name] = {
             "ms_per_record": (again - began) / len(store) * 1e3,
             "cpu_ms_per_record": (time.process_time() - spent) / len(store) * 1e3,
             "resume_seconds": ended - again,
             "memory_mb_beyond_imports": memory.peak - before,
             "bytes_per_record": sum(path.stat().st_size for path in (root / name).glob("*.arrow")) / len(store),
         }
-        print(name, found[name], flush=True)
+        print(name, results[name], flush=True)
         source = str(root / name)
-    return found
+    return results
 
 
 def main() -> None:
@@ -111,7 +110,7 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=10_000)
     parser.add_argument("--shard-size", type=int, default=1024)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     from benchmarks.harness import report
     from lightning_idc.synthesis.run import run
@@ -125,18 +124,18 @@ def main() -> None:
         memory = Memory()
         imported = memory.now()
         memory.start()
-        text = measure(letters, Captions(given.records), root, given.shard_size, memory)
-        image = measure(pictures, Captions(given.pictures), root, 128, memory)
+        text = measure(letters, Captions(args.records), root, args.shard_size, memory)
+        image = measure(pictures, Captions(args.pictures), root, 128, memory)
         memory.ended = True
     result = {
-        "records": given.records,
-        "pictures": given.pictures,
-        "shard_size": given.shard_size,
+        "records": args.records,
+        "pictures": args.pictures,
+        "shard_size": args.shard_size,
         "imports_mb": imported,
         "text": text,
         "images": image,
     }
-    report(result, given.out, "pyarrow", seeds=[], quiet=True)
+    report(result, args.out, "pyarrow", seeds=[], quiet=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How many tokens a second does a vision-language model write about pairs, beside transformers' own ``generate``?
+"""How many tokens per second does a vision-language model generate for pairs, compared with ``generate``?
 
     python -m benchmarks.vlm_decode [--size small] [--device cpu] [--pairs 4] [--length 32] [--runs 3]
     python -m benchmarks.vlm_decode --size qwen2_5_vl_3b --device cuda --pairs 16 --length 64 [--out FILE]
 
-Greedy, from prepared pixels on, random weights (bf16 on a GPU), captions of exactly ``--length`` tokens: the tokens
-that end one cannot be said. ``stock`` is ``generate`` of the same model on the same prompts; the share of equal tokens
-stands beside it, since products of 16 bits in another order break ties otherwise. Then four samples a pair: ours reads
-images and prompt once, ``generate`` is given every pair four times.
+Greedy decoding from prepared pixels, random weights (bf16 on a GPU), captions of exactly ``--length`` tokens (end
+tokens are suppressed). ``stock`` is ``generate`` of transformers with the same model and prompts; the fraction of equal
+tokens is reported, since 16-bit products in another order break ties differently. Then four samples per pair: ours
+encodes images and prompt once, ``generate`` processes every pair four times.
 """
 
 from __future__ import annotations
@@ -58,50 +58,50 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    model, side = model_of(given.size, given.device)
-    batch = batch_of(model.eval(), side, given.pairs, 1, 4)
+    model, side = model_of(args.size, args.device)
+    batch = batch_of(model.eval(), side, args.pairs, 1, 4)
     net: Any = model.built_net
     special = model.built_vocabulary.special
     # what may end a caption, or is not a word of it
-    ends = sorted({*special.ends, *special.never_said})
-    unending = special._replace(never_said=tuple(ends), stops=(-1,))
-    found: dict[str, dict[str, Any]] = {}
+    ends = sorted({*special.ends, *special.suppress_tokens})
+    unending = special._replace(suppress_tokens=tuple(ends), stops=(-1,))
+    results: dict[str, dict[str, Any]] = {}
 
     def ours(samples: int) -> list[list[int]]:
         features = model.encode(batch)
         if samples == 1:
-            return greedy(net, features, given.length, unending).ids
-        return sample(net, features, given.length, samples, special=unending).ids
+            return greedy(net, features, args.length, unending).ids
+        return sample(net, features, args.length, samples, special=unending).ids
 
     def measured(name: str, write: Callable[[], Any], samples: int) -> Any:
-        seconds, said, before = [], None, forget_peak(given.device)
-        for _ in range(given.runs + 1):
-            began = now(given.device)
+        seconds, said, before = [], None, forget_peak(args.device)
+        for _ in range(args.runs + 1):
+            began = now(args.device)
             with torch.no_grad():
                 said = write()
-            seconds.append(now(given.device) - began)
+            seconds.append(now(args.device) - began)
         spent = statistics.median(seconds[1:])
-        tokens = given.pairs * samples * given.length
-        found[name] = {"seconds": seconds, "tokens_per_s": tokens / spent, "growth": peak(given.device) - before}
+        tokens = args.pairs * samples * args.length
+        results[name] = {"seconds": seconds, "tokens_per_s": tokens / spent, "growth": peak(args.device) - before}
         print(f"{name:<16} {tokens / spent:9.0f} tokens/s", flush=True)
         return said
 
     said = measured("ours", lambda: ours(1), 1)
-    other = measured("stock", lambda: stock(model, batch, ends, given.length, 1), 1)
+    other = measured("stock", lambda: stock(model, batch, ends, args.length, 1), 1)
     measured("ours x4", lambda: ours(SAMPLES), SAMPLES)
-    measured("stock x4", lambda: stock(model, batch, ends, given.length, SAMPLES), SAMPLES)
-    assert all(len(row) == given.length for row in said), "a caption ended early"
+    measured("stock x4", lambda: stock(model, batch, ends, args.length, SAMPLES), SAMPLES)
+    assert all(len(row) == args.length for row in said), "a caption ended early"
     same = (torch.tensor(said) == other.cpu()).float().mean().item()
     ratios = {
-        "greedy": found["ours"]["tokens_per_s"] / found["stock"]["tokens_per_s"],
-        "samples": found["ours x4"]["tokens_per_s"] / found["stock x4"]["tokens_per_s"],
+        "greedy": results["ours"]["tokens_per_s"] / results["stock"]["tokens_per_s"],
+        "samples": results["ours x4"]["tokens_per_s"] / results["stock x4"]["tokens_per_s"],
     }
-    print(f"beside stock: {ratios}, tokens equal: {same:.3f}")
-    settings = {name: getattr(given, name) for name in ("size", "device", "pairs", "length", "runs")}
-    result = {"settings": settings, "rows": found, "equal_tokens": same, "times_faster": ratios}
-    report(result, given.out, "transformers", seeds=[0], quiet=True)
+    print(f"relative to stock: {ratios}, tokens equal: {same:.3f}")
+    settings = {name: getattr(args, name) for name in ("size", "device", "pairs", "length", "runs")}
+    result = {"settings": settings, "rows": results, "equal_tokens": same, "times_faster": ratios}
+    report(result, args.out, "transformers", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What do one encoding of the pair and one prompt for K answers save, in time and memory, forward and backward?
+"""How much time and memory do one encoding of the pair and one prompt for K answers save, forward and backward?
 
     python -m benchmarks.vlm_scoring [--size small] [--device cpu] [--pairs 2] [--answers 2] [--length 20] [--runs 5]
                                      [--out FILE]
     python -m benchmarks.vlm_scoring --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
 
-Ways: `stock` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
-know nothing of pairs do it; `plain`, `packed` and `cached` are the ways of models/vlm/scoring.py.
-Each way runs in a process of its own, so that its peak memory is its own;
-weights are random. The summed log-probabilities of all ways are compared, too.
+Ways: `stock` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as in
+trainers without support for pairs; `plain`, `packed` and `cached` are those of models/vlm/scoring.py. Each runs in a
+separate process, so that peak memory is measured separately; weights are random. The summed log-probabilities of all
+ways are compared as well.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ SIZES: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def tokenizer_of(size: str) -> str:
-    """Tokenizer that knows a few words and the special tokens of a size."""
+    """Tokenizer with a few words and the special tokens of a size."""
     words = ["the small red cube moved to the left of the large sphere", "nothing changed in this scene"]
     return train_tokenizer(words, 400, family_of(SIZES[size][1]["model_type"]).special_tokens.values())
 
 
 def model_of(size: str, device: str) -> tuple[VLMCaptioner, int]:
-    """Random captioner of a size, and the side of its images."""
+    """Random captioner of a size, and the image size."""
     side, architecture = SIZES[size]
     torch.manual_seed(0)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
@@ -142,8 +142,8 @@ def stock(model: VLMCaptioner, batch: PairBatch) -> Tensor:
         if "image_grid_thw" in pixels:
             inputs["mm_token_type_ids"] = (ids == net.model.config.image_token_id).int()
         logits = net.model(**inputs).logits[:, :-1].float()
-        told = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        scores.append(-told[:, prompt.shape[1] - 1 :].sum(-1))
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        scores.append(-losses[:, prompt.shape[1] - 1 :].sum(-1))
     return torch.stack(scores, 1)
 
 
@@ -167,10 +167,10 @@ def timed(run: Callable[[], Any], runs: int, device: str) -> list[float]:
     return seconds[1:]  # the first one warms up
 
 
-def measure(way: str, given: argparse.Namespace) -> dict[str, Any]:
-    """One way, in this process."""
-    model, side = model_of(given.size, given.device)
-    batch = batch_of(model, side, given.pairs, given.answers, given.length)
+def measure(way: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one way in this process."""
+    model, side = model_of(args.size, args.device)
+    batch = batch_of(model, side, args.pairs, args.answers, args.length)
     empty = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     scores: list[Tensor] = []
 
@@ -179,15 +179,15 @@ def measure(way: str, given: argparse.Namespace) -> dict[str, Any]:
         scores[:] = [scores_of(way, model, batch)]
         scores[0].sum().backward()
 
-    seconds = timed(step, given.runs, given.device)
-    if given.device == "cuda":
+    seconds = timed(step, args.runs, args.device)
+    if args.device == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
     else:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "seconds": seconds,
         "peak_mib": peak,
-        "mib_before": empty if given.device == "cpu" else None,
+        "mib_before": empty if args.device == "cpu" else None,
         "scores": scores[0].tolist(),
         "prompt_tokens": batch.model_inputs["prompt_ids"].shape[1],
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -204,16 +204,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    if given.way:
-        give_back(measure(given.way, given))
+    if args.way:
+        give_back(measure(args.way, args))
         return
-    found = {}
+    results = {}
     for way in WAYS:
-        found[way] = measure_apart(*sys.argv[1:], "--way", way)
-    base = found["stock"]
-    for way, row in found.items():
+        results[way] = measure_apart(*sys.argv[1:], "--way", way)
+    base = results["stock"]
+    for way, row in results.items():
         row["median_s"] = statistics.median(row["seconds"])
         row["times_faster"] = statistics.median(base["seconds"]) / row["median_s"]
         row["largest_difference"] = float((torch.tensor(row["scores"]) - torch.tensor(base["scores"])).abs().max())
@@ -221,8 +221,8 @@ def main() -> None:
             f"{way:<8}{row['median_s']:9.3f} s  {row['times_faster']:5.2f} x  {row['peak_mib']:9.0f} MiB  "
             f"off by {row['largest_difference']:.1e}"
         )
-    settings = {name: value for name, value in vars(given).items() if name not in ("out", "way")}
-    report({"settings": settings, "ways": found}, given.out, "transformers", seeds=[0], quiet=True)
+    settings = {name: value for name, value in vars(args).items() if name not in ("out", "way")}
+    report({"settings": settings, "ways": results}, args.out, "transformers", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

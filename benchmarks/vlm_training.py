@@ -1,21 +1,22 @@
-"""How fast do SFT, DPO, ADPO and GRPO train a two-image vision-language model, how near to the limit, beside TRL?
+"""How fast do SFT, DPO, ADPO and GRPO train a two-image vision-language model, compared with TRL and the hardware?
 
-    python -m benchmarks.vlm_training --size small_qwen --steps 3  # tries the script on a CPU
+    python -m benchmarks.vlm_training --size small_qwen --steps 3  # smoke test on a CPU
     python -m benchmarks.vlm_training --size qwen2_5_vl_3b --batch 8 --steps 12 --seconds 440  # a GPU of 80 GB
     python -m benchmarks.vlm_training --rows "trl sft" sft [--out FILE]
 
 Random weights in bf16, two images a pair (448 pixels at full shapes), answers of 48 words, LoRA of rank 16 on the
-language model, whose absence is the reference of DPO; nothing is recomputed, gradients are clipped, AdamW is fused.
-``trl sft`` and ``trl dpo`` are TRL's trainers on the same model, pairs and settings; with four captions a pair it gets
-four rows of each. TRL's vision tower attends to all windows at once, as ours does, in all rows but ``stock``, where
-transformers calls attention once per window. ``compiled`` is ``compile: layers`` of ours and ``torch_compile`` of
-TRL's. All rows run in one process, one after the other; a row that begins after ``--seconds`` is left out.
+language model; the reference of DPO is the model without LoRA. No gradient checkpointing, clipped gradients, fused
+AdamW. ``trl sft`` and ``trl dpo`` are TRL's trainers with the same model, pairs and settings; with four captions per
+pair, TRL gets four rows for each pair. TRL's vision tower attends to all windows at once, as ours does, in all rows but
+``stock``, where transformers calls attention once per window. ``compiled`` is ``compile: layers`` for ours and
+``torch_compile`` for TRL. All rows run one after the other in one process; rows that would begin after ``--seconds``
+are skipped.
 
 ``limit`` measures the machine first: products of large matrices, copies, and how long the host takes to launch a
-kernel. ``of_limit`` is the share of that rate of products that a step reaches, by the operations that torch counts in
-a step. ``seconds_per_step`` is the median of the steps after the third, ``spread`` the 10th and 90th percentile; the
-making of batches is not in it, but in ``with_loading``. ``first_loss`` is the loss of the first step, the same batch
-on both sides. GRPO draws four captions a pair by sampling, and that is in its step.
+kernel. ``of_limit`` is the fraction of that rate of products that a step reaches, by the operations that torch counts
+in a step. ``seconds_per_step`` is the median of the steps after the third, ``spread`` the 10th and 90th percentile; it
+excludes the loading of batches, which ``with_loading`` includes. ``first_loss`` is the loss of the first step, the same
+batch on both sides. A step of GRPO includes sampling four captions per pair.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ from benchmarks.preference_trl import (  # noqa: E402
     SIZES,
     Size,
     answers,
-    asked,
+    assistant_message,
     make,
-    said,
+    prompt_columns,
     trl_clock,
     trl_options,
 )
@@ -59,13 +60,13 @@ LONGEST, PLANNED = 64, 49
 
 
 def captions_of(pairs: int, count: int) -> list[list[str]]:
-    """``count`` different captions of each pair."""
+    """``count`` distinct captions of each pair."""
     texts = [text for pair in answers(pairs * (count + 1) // 2) for text in pair]
     return [texts[i * count : (i + 1) * count] for i in range(pairs)]
 
 
 def limits(device: str) -> dict[str, Any]:
-    """Best rates of products and copies on this device, medians of ten."""
+    """Rates of products and copies on this device, medians of ten."""
     side = 8192 if device == "cuda" else 1024
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     left, right = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
@@ -134,7 +135,7 @@ def callbacks_of(row: str, folder: Path, device: str) -> list[Any]:
 
 
 def of_ours(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """A row of this library: seconds, memory, operations and, without compiling, planned bytes."""
+    """Row of this library: seconds, memory, operations and, without compilation, planned bytes."""
     from lightning_idc.models.vlm.module import VLMCaptioner
 
     row, compiled, _ = row.partition(", compiled")
@@ -167,7 +168,7 @@ SCORED = {"sft": 1, "sft x4": 4, "dpo": 2, "grpo": 4}
 
 
 class Pace(Callback):
-    """Seconds from step to step, the loading of batches included, over the second half of a training."""
+    """Seconds per step including loading, over the second half of a training."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -184,18 +185,25 @@ class Pace(Callback):
 
 
 def planned(folder: str, side: int, scored: int, batch: int) -> dict[str, float]:
-    """Bytes and operations that ``lightning-idc plan`` expects."""
-    from lightning_idc.models.vlm.plan import Images, plan_of
+    """Bytes and operations computed by ``lightning-idc plan``."""
+    from lightning_idc.models.vlm.plan import StepShape, plan_of
 
     adapter = lora()
-    images = Images((side, side), PROMPT, scored, PLANNED, batch)
-    plan = plan_of(folder, {"lora": adapter.kind(**adapter.options)}, "bf16-mixed", images=images)
-    flops = 0.0 if plan.cost is None else plan.cost.step * batch
+    step_shape = StepShape(
+        image_size=(side, side),
+        prompt=PROMPT,
+        captions_per_pair=scored,
+        max_caption_tokens=PLANNED,
+        batch_size=batch,
+    )
+    adapters = {"lora": adapter.adapter_class(**adapter.options)}
+    plan = plan_of(folder, adapters, "bf16-mixed", step_shape=step_shape)
+    flops = 0.0 if plan.cost is None else plan.cost.step_flops * batch
     return {"states": plan.states, "activations": plan.activations, "flops": flops}
 
 
 def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """A row of TRL's supervised trainer or its DPO."""
+    """Row of TRL's SFTTrainer or DPOTrainer."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -208,12 +216,12 @@ def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[s
     images = MadeUp(size.side, texts).images
     if preferences:
         rows = [
-            {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
+            {"chosen": assistant_message(chosen), "rejected": assistant_message(rejected), **prompt_columns(pair)}
             for pair, (chosen, rejected) in zip(images, texts, strict=True)
         ]
     else:
         rows = [
-            {"completion": said(text), **asked(pair)}
+            {"completion": assistant_message(text), **prompt_columns(pair)}
             for pair, captions in zip(images, texts, strict=True)
             for text in captions
         ]
@@ -237,7 +245,7 @@ def of_trl(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[s
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {
-        **watch.found(),
+        **watch.measurements(),
         "bytes": peak(size.device),
         "growth": peak(size.device) - before,
         "first_loss": losses[0] if losses else None,
@@ -268,7 +276,7 @@ ROWS = (
 
 
 def summary(rows: dict[str, dict[str, Any]], limit: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Ratios within this run; fills in what follows from other rows."""
+    """Ratios within this run; also adds values to the rows that depend on other rows."""
     ratios: dict[str, Any] = {}
     for row, figures in rows.items():
         eager = rows.get(row.removesuffix(", compiled").removesuffix(", stock"), {})
@@ -312,7 +320,7 @@ def losses_apart(row: dict[str, Any], other: dict[str, Any]) -> float | None:
 
 
 def measured(row: str, folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """A row, with an empty device before it."""
+    """Measure a row after emptying the device's memory."""
     gc.collect()
     if size.device == "cuda":
         torch.cuda.empty_cache()
@@ -330,24 +338,24 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no row begins after so many seconds")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     began = time.perf_counter()
-    size = SIZES[given.size]
+    size = SIZES[arguments.size]
     rows: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     left_out: list[str] = []
-    settings = {name: getattr(given, name) for name in ("size", "steps", "batch")}
+    settings = {name: getattr(arguments, name) for name in ("size", "steps", "batch")}
     limit = limits(size.device)
     print(json.dumps(limit), flush=True)
     with tempfile.TemporaryDirectory() as name:
         make(Path(name), size)
         print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
-        for row in given.rows:
-            if time.perf_counter() - began > given.seconds:
+        for row in arguments.rows:
+            if time.perf_counter() - began > arguments.seconds:
                 left_out.append(row)
                 continue
             try:
-                rows[row] = measured(row, Path(name), size, given.steps, given.batch)
+                rows[row] = measured(row, Path(name), size, arguments.steps, arguments.batch)
             except Exception as error:  # one row is not worth the others
                 failed[row] = f"{type(error).__name__}: {error}"[:500]
                 print(f"{row:<24} failed: {traceback.format_exc()[-3000:]}", flush=True)
@@ -355,12 +363,12 @@ def main() -> None:
                 gc.collect()
                 torch.cuda.empty_cache()
                 continue
-            ratios = summary(rows, limit, given.batch)
-            print(line(row, rows[row], given.batch), f"{rows[row]['seconds_in_all']:.0f} s in all", flush=True)
+            ratios = summary(rows, limit, arguments.batch)
+            print(line(row, rows[row], arguments.batch), f"{rows[row]['seconds_in_all']:.0f} s in all", flush=True)
             result = {"settings": settings, "limit": limit, "rows": rows, "failed": failed, "ratios": ratios}
             packages = ("lightning", "transformers", "peft", "trl", "triton")
-            report(result, given.out, *packages, seeds=[0, 1], quiet=True)
-    print(json.dumps(summary(rows, limit, given.batch), indent=1))
+            report(result, arguments.out, *packages, seeds=[0, 1], quiet=True)
+    print(json.dumps(summary(rows, limit, arguments.batch), indent=1))
     print(f"left out for want of time: {', '.join(left_out) or 'nothing'}")
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")

@@ -1,1 +1,1 @@
-"""Studies of methods: trainings over several seeds, their results, and the tables made of them."""
+"""Studies of methods: training runs with several seeds, their results, and tables of them."""

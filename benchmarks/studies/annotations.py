@@ -1,11 +1,11 @@
-"""Do our scores equal pycocoevalcap's on real difference captions, file by file?
+"""Do our scores equal pycocoevalcap's on each file of real difference captions?
 
     python -m benchmarks.studies.annotations FOLDER [--meteor] [--most 2000] [--out FILE]
 
-FOLDER holds annotation files that `score --references` reads (``.json`` and ``.json.gz``, at any depth; others are
-passed over). Of every file, references are scored against themselves (the first of a pair against all), against those
-of another pair ("shuffled"), and cut to half of their words ("truncated"). pycocoevalcap's path is its own: Java
-tokenizer, scorers, and with --meteor its Java METEOR. Differences are given times 100; METEOR's must be 0.
+FOLDER contains annotation files that `score --references` reads (``.json`` and ``.json.gz``, at any depth; others are
+skipped). The references of each file are scored as captions of their own pair (the first of a pair against all), of
+another pair ("shuffled"), and cut to half of their words ("truncated"). pycocoevalcap runs unmodified: Java tokenizer,
+scorers, and with --meteor its Java METEOR. Differences are multiplied by 100; METEOR's must be 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
-from lightning_idc.metrics.captions import FAST, score_captions
+from lightning_idc.metrics.captions import FAST_METRICS, score_captions
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.reading import read_references
 from lightning_idc.utils.errors import IDCError
@@ -39,16 +39,16 @@ def oracle(said: Mapping[str, str], expected: Texts, meteor: Any) -> dict[str, f
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         candidates = PTBTokenizer().tokenize({id: [{"caption": text}] for id, text in said.items()})
         references = PTBTokenizer().tokenize({id: [{"caption": t} for t in texts] for id, texts in expected.items()})
-        found = {f"BLEU-{n + 1}": v for n, v in enumerate(Bleu(4).compute_score(references, candidates)[0])}
-        found["ROUGE-L"] = float(Rouge().compute_score(references, candidates)[0])
-        found["CIDEr-D"] = float(Cider().compute_score(references, candidates)[0])
+        results = {f"BLEU-{n + 1}": v for n, v in enumerate(Bleu(4).compute_score(references, candidates)[0])}
+        results["ROUGE-L"] = float(Rouge().compute_score(references, candidates)[0])
+        results["CIDEr-D"] = float(Cider().compute_score(references, candidates)[0])
         if meteor is not None:
-            found["METEOR"] = meteor.compute_score(references, candidates)[0]
-    return {name: 100 * value for name, value in found.items()}
+            results["METEOR"] = meteor.compute_score(references, candidates)[0]
+    return {name: 100 * value for name, value in results.items()}
 
 
 def variants(expected: Texts) -> dict[str, dict[str, str]]:
-    """Candidates made of references."""
+    """Candidates made from references."""
     ids = list(expected)
     generator = random.Random(0)
     others = generator.sample(ids, len(ids))
@@ -61,7 +61,7 @@ def variants(expected: Texts) -> dict[str, dict[str, str]]:
 
 
 def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
-    """Largest differences of one file; None where it is no file of references."""
+    """Largest differences of one file; None if it contains no references."""
     try:
         truths = grouped(read_references(path))["all"]
     except IDCError:
@@ -71,12 +71,12 @@ def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
     words = [len(text.split()) for texts in expected.values() for text in texts]
     if sum(words) < 2 * len(words):  # a map of names, such as types of change
         return None
-    found: dict[str, Any] = {"pairs": len(expected), "references": sum(map(len, expected.values()))}
-    metrics = FAST if meteor is None else (*FAST, "METEOR")
+    results: dict[str, Any] = {"pairs": len(expected), "references": sum(map(len, expected.values()))}
+    metrics = FAST_METRICS if meteor is None else (*FAST_METRICS, "METEOR")
     for name, said in variants(expected).items():
         ours, theirs = score_captions(said, expected, metrics).values, oracle(said, expected, meteor)
-        found[name] = {metric: abs(ours[metric] - theirs[metric]) for metric in theirs}
-    return found
+        results[name] = {metric: abs(ours[metric] - theirs[metric]) for metric in theirs}
+    return results
 
 
 def main() -> None:

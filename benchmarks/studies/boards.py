@@ -1,11 +1,11 @@
-"""What does a captioner say of real circuit boards that it has not seen, beside captions that see nothing?
+"""How well does a captioner describe unseen circuit boards, compared with baselines that do not see them?
 
     python -m benchmarks.studies.boards FOLDER [--model pcb] [--limit 500] [--out FILE]
 
-The official test split of DeepPCB. Counted are the boards of which the right types, all numbers, the total and the
-places of the commonest type are named, and CIDEr-D. Beside them stand a constant caption chosen on the training
-references, captions that are given to other boards, and the controls: the template with itself, and boards whose
-defects are repaired, of which the captioner should say that there is none. Intervals are Wilson's, 95 %.
+The official test split of DeepPCB. Measured are CIDEr-D and the fractions of boards with correct types, all numbers,
+the total, and the locations of the most common type. Baselines are a constant caption selected on the training
+references and shuffled captions; controls are the template with itself, and boards with repaired defects, for which the
+captioner should report none. Intervals are Wilson's, 95 %.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ BATCH = 10
 
 
 def judged(data: DeepPCB, ids: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
-    """Shares of captions that have a fact right, and CIDEr-D."""
+    """Fraction of captions with each fact right, and CIDEr-D."""
     source = data.source("test")
-    found: dict[str, list[bool]] = {}
+    results: dict[str, list[bool]] = {}
     for id, text in zip(ids, texts, strict=True):
         for name, right in data.facts("test", id, text).items():
             if right is not None:
-                found.setdefault(name, []).append(right)
+                results.setdefault(name, []).append(right)
     shares: dict[str, Any] = {
         name: {"share": round(sum(values) / len(values), 3), "interval": interval(sum(values), len(values))}
-        for name, values in found.items()
+        for name, values in results.items()
     }
     return {**shares, "CIDEr-D": cider_d(list(texts), [source.captions(source.ids.index(id)) for id in ids])}
 

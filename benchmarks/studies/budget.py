@@ -1,4 +1,4 @@
-"""Equal cost of trainings: seconds of the processor end a training and its learning rate, whatever a step costs."""
+"""Training runs of equal cost: CPU seconds end a run and its learning-rate schedule, whatever a step costs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ENDLESS = 1_000_000
 
 @dataclass(frozen=True)
 class Budget:
-    """Seconds of the processor for a training and all that it needs, from the moment that :meth:`begin` makes it.
+    """CPU seconds for a training run and its preparation, counted from :meth:`begin`.
 
     Args:
-        began: what the clock of the process showed.
-        seconds: in all.
+        began: CPU time of the process at the beginning.
+        seconds: seconds in total.
     """
 
     began: float
@@ -34,7 +34,7 @@ class Budget:
         """A budget that runs from now on.
 
         Args:
-            seconds: in all.
+            seconds: seconds in total.
             charged: of them that were spent before, on what this training shares with others.
         """
         return cls(time.process_time() - charged, seconds)
@@ -51,12 +51,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class ByClock(Schedule):
-    """Linear rise, then half a cosine down that ends with the budget; steps do not count.
+    """Linear warm-up, then cosine decay to the end of the budget, by time instead of steps.
 
     Args:
-        budget: of the training.
-        start: share of it that was spent when the training began.
-        warmup: share of the rest that is spent rising.
+        budget: budget of the training run.
+        start: fraction of the budget spent before training.
+        warmup: fraction of the rest for the warm-up.
     """
 
     budget: Budget
@@ -73,10 +73,10 @@ class ByClock(Schedule):
 
 
 class StopAtBudget(Callback):
-    """Ends a training with its budget; counts its steps.
+    """Ends training with the budget; counts steps.
 
     Args:
-        budget: of the training.
+        budget: budget of the training run.
     """
 
     def __init__(self, budget: Budget) -> None:
@@ -91,14 +91,14 @@ class StopAtBudget(Callback):
 def fitted(
     model: LightningModule, data: Any, budget: Budget, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> tuple[Trainer, int]:
-    """Train until the budget is spent: the trainer, and the number of steps.
+    """Train until the budget is spent; return the trainer and the number of steps.
 
     Args:
-        model: to train.
-        data: that it learns from.
-        budget: that ends it.
-        folder: for what callbacks write.
-        callbacks: of the training.
+        model: model to train.
+        data: training data.
+        budget: budget of the training run.
+        folder: folder of the callbacks' files.
+        callbacks: callbacks of the training run.
     """
     stop = StopAtBudget(budget)
     trainer = quiet_trainer(

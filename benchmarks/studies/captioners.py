@@ -1,4 +1,4 @@
-"""The four captioners of ``combinations.py`` in one world, what they start from, and produced pairs for all of them."""
+"""The four captioners of ``combinations.py``, their pre-trained parts, and the real and produced pairs of all."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def adamw(rate: float) -> Callable[[Any], torch.optim.Optimizer]:
 
 
 class CaptionRelevance(RelevancePretraining):
-    """Learns which word is about which patch from captions, each of which speaks of both images."""
+    """Learns which words describe which patches, from captions that each describe both images."""
 
     def _texts(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
         words = [words_of(own[0]) for own in captions]
@@ -81,7 +81,7 @@ class CaptionRelevance(RelevancePretraining):
 
 
 class SteadyClip4Idc(Clip4Idc):
-    """CLIP4IDC whose first convolutions stay as they were pre-trained, as the backbones of the others do."""
+    """CLIP4IDC with frozen first convolutions, like the backbones of the others."""
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         net = super().build_net(vocabulary)
@@ -98,23 +98,23 @@ CLASSES: dict[str, type[PairCaptioner]] = {
 
 
 class World:
-    """Pairs, produced pairs and pre-trained parts, which all seeds share.
+    """Pairs, produced pairs and pre-trained parts, shared by all seeds.
 
     Args:
-        given: command line.
-        folder: where they are kept; what is there is taken.
+        args: command line.
+        folder: folder of these; existing ones are reused.
     """
 
-    def __init__(self, given: argparse.Namespace, folder: Path) -> None:
-        self.given, self.folder = given, folder
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self.args, self.folder = args, folder
         folder.mkdir(parents=True, exist_ok=True)
         self.sizes: dict[str, Any] = {
-            "train_pairs": given.pairs,
+            "train_pairs": args.pairs,
             "val_pairs": 8,
-            "test_pairs": given.test_pairs,
+            "test_pairs": args.test_pairs,
             "render_size": SIDE,
-            "no_change": given.no_change,
-            "cache_dir": given.cache,
+            "no_change": args.no_change,
+            "cache_dir": args.cache,
             "progress": False,
             **WORLD,
         }
@@ -122,7 +122,7 @@ class World:
     def pairs(self, seed: int = 0, noise: float = 0.0) -> SyntheticPairs:
         """Real pairs; a share of the words of their training captions is replaced by others."""
         corruption = ReplaceWords(noise) if noise else None
-        return SyntheticPairs(**self.sizes, seed=seed, batch_size=self.given.batch, corruption=corruption)
+        return SyntheticPairs(**self.sizes, seed=seed, batch_size=self.args.batch, corruption=corruption)
 
     def produced(self) -> tuple[PairDataModule, float]:
         """Pairs that were pasted together in other scenes, with the captions that the slots of Img-Diff wrote.
@@ -137,17 +137,17 @@ class World:
             slots = (PairSimilarity, DifferenceAreas, RegionCaptions)
             release = ReleasePairs(str(target / "release"), shares=(1.0, 0.0, 0.0))
             chain = Sequential([*(part(filters="embedded") for part in slots), DifferenceCaptions(), release])
-            scenes = ImageFolder(str(self._scenes()), copies=-(-self.given.produced // self.given.scenes))
-            run(edits, scenes, target / "edits", limit=self.given.produced)
+            scenes = ImageFolder(str(self._scenes()), copies=-(-self.args.produced // self.args.scenes))
+            run(edits, scenes, target / "edits", limit=self.args.produced)
             counts = run(chain, str(target / "edits"), target / "made").counts()
             save_json(record, {"seconds": time.process_time() - began, "counts": counts}, overwrite=True)
-        found = json.loads(record.read_text(encoding="utf-8"))
-        return FolderPairs(target / "release", shares=(1.0, 0.0, 0.0)), found["seconds"]
+        results = json.loads(record.read_text(encoding="utf-8"))
+        return FolderPairs(target / "release", shares=(1.0, 0.0, 0.0)), results["seconds"]
 
     def _scenes(self) -> Path:
         """Pictures of other scenes of the world, the after of no pair, without a label."""
         folder = self.folder / "scenes"
-        sizes = {**self.sizes, "train_pairs": self.given.scenes, "val_pairs": 1, "test_pairs": 1}
+        sizes = {**self.sizes, "train_pairs": self.args.scenes, "val_pairs": 1, "test_pairs": 1}
         source = SyntheticPairs(**{**sizes, "render_size": EDITED}, data_seed=1).source("train")
         folder.mkdir(exist_ok=True)
         for number in range(len(source)):
@@ -176,7 +176,7 @@ class World:
             model = ObjectNaming(optimizer=adamw(1e-2), schedule=WarmupCosine(0.1))
             return model, SyntheticCells(**self.sizes, batch_size=64)
 
-        return self._once("look", self.given.look_epochs, make)
+        return self._once("look", self.args.look_epochs, make)
 
     def tower(self) -> str:
         """CLIP4IDC's image tower, which names the objects of each patch of its own and of the other image."""
@@ -187,7 +187,7 @@ class World:
             model = PairNaming(**TOWER, stem_weights=look, **rate)
             return model, SyntheticCells(**self.sizes, pairs=True, batch_size=32)
 
-        return self._once("tower", self.given.tower_epochs, make)
+        return self._once("tower", self.args.tower_epochs, make)
 
     def adapted(self) -> str:
         """The same tower after its stage of retrieval between pairs and the captions that CLIP4IDC learns from."""
@@ -196,9 +196,9 @@ class World:
         def make() -> tuple[LightningModule, Any]:
             rate: dict[str, Any] = {"optimizer": adamw(1e-3), "schedule": WarmupCosine(0.1)}
             model = Clip4IdcRetrieval(**TOWER, tower_weights=tower, vocabulary=self.words(), mask_equal=True, **rate)
-            return model, self.pairs(noise=self.given.noise)
+            return model, self.pairs(noise=self.args.noise)
 
-        return self._once("adapted", self.given.adapt_epochs, make)
+        return self._once("adapted", self.args.adapt_epochs, make)
 
     def tokenizer(self) -> str:
         """ProCap's tokenizer, which also learned to name objects."""
@@ -207,7 +207,7 @@ class World:
             model = NamingTokenizer(**TOKENIZER, optimizer=adamw(6e-3), schedule=WarmupCosine(0.1))
             return model, SyntheticCells(**self.sizes, grid=4, batch_size=16)
 
-        return self._once("tokenizer", self.given.token_epochs, make)
+        return self._once("tokenizer", self.args.token_epochs, make)
 
     def prepare(self) -> None:
         """Make everything that the captioners start from."""

@@ -1,18 +1,18 @@
-"""What no paper has: methods of the five papers on other captioners, at equal cost. Which combination is best?
+"""Which combinations of methods and captioners work best at equal cost? No paper reports them.
 
     python -m benchmarks.studies.combinations [--seeds 1 2 3] [--world baseline namc procap clip4idc] [--out FILE]
     python -m benchmarks.studies.combinations --world namc --seeds 3 --only SFT SFT+ GRPO --part parts/namc-3.json
-    python -m benchmarks.studies.combinations --pairs 24 --test_pairs 8 --smallest  # tries the script
+    python -m benchmarks.studies.combinations --pairs 24 --test_pairs 8 --smallest  # smoke test
 
-Each world is a captioner: ``baseline`` (PairTransformer), ``namc``, ``procap`` and ``clip4idc``, all in one rendered
-world of two or three things and tested on the same pairs. Per seed a captioner is trained by likelihood (SFT), and
-from its checkpoint trainings go on that each take the same seconds of the processor (``--seconds``): by likelihood
-(SFT+, the control), by likelihood on real and produced pairs half and half (SFT+ produced), by ADPO and by GRPO (all
-but clip4idc), with MDP (baseline), with noise masking (clip4idc). What a method needs before its first step counts:
-pairs that are produced, encoders that find noise, rewards. ``clip4idc`` learns from captions of which a share of words
-was replaced, in all its rows; the others learn from captions as they are. Pre-trained parts (a backbone that names
-objects, an adapted tower, ProCap's tokenizer) are made once for all seeds and stand in for those of the papers.
-``harness.py`` says what stands beside every score.
+Each world is a captioner: ``baseline`` (PairTransformer), ``namc``, ``procap`` and ``clip4idc``, all trained in one
+rendered world of two or three objects and tested on the same pairs. For each seed a captioner is trained by likelihood
+(SFT); from its checkpoint, training continues for the same CPU seconds (``--seconds``): by likelihood (SFT+, the
+control), by likelihood on equal parts of real and produced pairs (SFT+ produced), by ADPO and by GRPO (all but
+clip4idc), with MDP (baseline), with noise masking (clip4idc). The budget includes preparation: producing pairs,
+encoders that detect noise, rewards. In all rows of ``clip4idc`` a fraction of the caption words is replaced; the others
+use unmodified captions. Pre-trained parts (a backbone that names objects, an adapted tower, ProCap's tokenizer) are
+trained once for all seeds in place of those of the papers.
+``harness.py`` describes the baselines and intervals of every score.
 """
 
 from __future__ import annotations
@@ -34,7 +34,17 @@ from lightning.pytorch import Callback, seed_everything  # noqa: E402
 from benchmarks.harness import quiet_trainer  # noqa: E402
 from benchmarks.studies.budget import Budget, ByClock, fitted  # noqa: E402
 from benchmarks.studies.captioners import CLASSES, FROZEN, RATES, SIDE, CaptionRelevance, World, adamw  # noqa: E402
-from benchmarks.studies.harness import Said, Study, arguments, asked, each_run, keep, once, show, wanted  # noqa: E402
+from benchmarks.studies.harness import (  # noqa: E402
+    Study,
+    Tested,
+    arguments,
+    each_run,
+    load_or_test,
+    print_summaries,
+    save_results,
+    selected_rows,
+    test_captions,
+)
 from lightning_idc.callbacks import CacheFeatures  # noqa: E402
 from lightning_idc.data.datamodule import PairDataModule  # noqa: E402
 from lightning_idc.data.mixture import Mixture  # noqa: E402
@@ -66,19 +76,19 @@ LOOK_FOR_NOISE = 0.3
 
 
 class Run:
-    """All trainings of one captioner with one seed.
+    """All training runs of one captioner with one seed.
 
     Args:
-        given: command line.
-        world: pairs and parts of all captioners.
-        folder: for checkpoints and what was said; what is there is taken.
-        seed: of training.
-        name: of the captioner.
+        args: command line.
+        world: pairs and pre-trained parts of all captioners.
+        folder: folder of checkpoints and captions; existing files are reused.
+        seed: seed of training.
+        name: name of the captioner.
     """
 
-    def __init__(self, given: argparse.Namespace, world: World, folder: Path, seed: int, name: str) -> None:
-        self.given, self.world, self.folder, self.seed, self.name = given, world, folder, seed, name
-        self.noise = given.noise if name == "clip4idc" else 0.0
+    def __init__(self, args: argparse.Namespace, world: World, folder: Path, seed: int, name: str) -> None:
+        self.args, self.world, self.folder, self.seed, self.name = args, world, folder, seed, name
+        self.noise = args.noise if name == "clip4idc" else 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def pairs(self) -> PairDataModule:
@@ -94,22 +104,22 @@ class Run:
         path = self.folder / f"first-{self.name}.ckpt"
         if not path.is_file():
             seed_everything(self.seed, workers=True, verbose=False)
-            budget = Budget.begin(dict(zip(ROWS, self.given.first_seconds, strict=True))[self.name])
+            budget = Budget.begin(dict(zip(ROWS, self.args.first_seconds, strict=True))[self.name])
             captioner = self.world.captioner(self.name, budget, None, RATES[self.name])
             trainer, _ = fitted(captioner, self.pairs(), budget, self.folder, self.kept())
             trainer.save_checkpoint(path)
         return path
 
-    def measured(self, captioner: Any) -> Said:
+    def measured(self, captioner: Any) -> Tested:
         data = self.world.pairs()
         data.batch_size = TEST_BATCH
-        said, _ = asked(quiet_trainer(default_root_dir=self.folder), captioner, data)
+        said, _ = test_captions(quiet_trainer(default_root_dir=self.folder), captioner, data)
         return said, {}
 
-    def start(self) -> Said:
+    def start(self) -> Tested:
         return self.measured(CLASSES[self.name].load_from_checkpoint(self.first()))
 
-    def continued(self, row: str) -> Said:
+    def continued(self, row: str) -> Tested:
         """What the captioner says after more seconds of training in one way, and how many steps these were."""
         start = str(self.first())
         seed_everything(self.seed, workers=True, verbose=False)
@@ -119,12 +129,12 @@ class Run:
             produced, charged = self.world.produced()
             parts = {"real": data, "produced": produced}
             data = Mixture(
-                parts, dict.fromkeys(parts, 1.0), self.given.pairs, batch_size=self.given.batch, image_size=SIDE
+                parts, dict.fromkeys(parts, 1.0), self.args.pairs, batch_size=self.args.batch, image_size=SIDE
             )
-        budget = Budget.begin(self.given.seconds, charged)
+        budget = Budget.begin(self.args.seconds, charged)
         callbacks = self.callbacks(row, data, budget)
         addon = {"ADPO": {"addons.retriever": 10.0}, MASKED: {"addons.noise_masking": 0.1}}.get(row)
-        rate = self.given.adpo_rate if row == "ADPO" else self.given.rate
+        rate = self.args.adpo_rate if row == "ADPO" else self.args.rate
         captioner = self.world.captioner(self.name, budget, start, rate, learning_rates=addon)
         before = budget.spent
         _, steps = fitted(captioner, data, budget, self.folder, [*callbacks, *self.kept()])
@@ -138,7 +148,7 @@ class Run:
             return [PreferenceOptimization(), AdversarialRetriever(candidates=128, scale=10.0, temperature=1.0)]
         if row == "GRPO":
             reward = WeightedRewards([FactsReward({"relation": 3.0}), CiderReward()], [1.0, 0.05])
-            return [GroupRelative(reward, samples=self.given.samples)]
+            return [GroupRelative(reward, samples=self.args.samples)]
         if row == "MDP":
             return [MDPAdapter()]
         return [NoiseMasking(self.relevance(data, budget))] if row == MASKED else []
@@ -156,13 +166,13 @@ class Run:
         fitted(model, data, own, self.folder)[0].save_checkpoint(path)
         return str(path)
 
-    def rows(self, names: list[str]) -> dict[str, Said]:
+    def rows(self, names: list[str]) -> dict[str, Tested]:
         """What every row says, and its figures."""
-        found = {}
+        results = {}
         for name in names:
-            make: Callable[[], Said] = self.start if name == "SFT" else partial(self.continued, name)
-            found[name] = once(self.folder / f"{name}-{self.name}.json", make)
-        return found
+            make: Callable[[], Tested] = self.start if name == "SFT" else partial(self.continued, name)
+            results[name] = load_or_test(self.folder / f"{name}-{self.name}.json", make)
+        return results
 
 
 def main() -> None:
@@ -194,25 +204,25 @@ def main() -> None:
     parser.add_argument("--smallest", action="store_true", help="only to see that it runs")
     parser.add_argument("--prepare", action="store_true", help="make what all seeds share, in --work, and no row")
     arguments(parser, (1, 2, 3))
-    given = parser.parse_args()
-    if given.smallest:
-        vars(given).update(SMALLEST)
+    args = parser.parse_args()
+    if args.smallest:
+        vars(args).update(SMALLEST)
     torch.set_num_threads(1)
     worlds: dict[str, Study] = {}
-    for name, seed, folder in each_run(given):
+    for name, seed, folder in each_run(args):
         print(f"{name}, seed {seed}", flush=True)
         begin = time.process_time()
-        world = World(given, folder.parent / "shared")
-        if given.prepare:
+        world = World(args, folder.parent / "shared")
+        if args.prepare:
             world.prepare()
             return
-        order = [row for row in ROWS[name] if row in wanted(given, list(dict.fromkeys(sum(ROWS.values(), ()))))]
-        run = Run(given, world, folder, seed, name)
-        found = run.rows(order)
+        order = [row for row in ROWS[name] if row in selected_rows(args, list(dict.fromkeys(sum(ROWS.values(), ()))))]
+        run = Run(args, world, folder, seed, name)
+        results = run.rows(order)
         study = worlds.setdefault(name, Study.of(world.pairs(), ROWS[name], CONTROL))
-        study.add(seed, found, seconds=time.process_time() - begin)
-        keep(given, worlds, "lightning")
-    show(worlds)
+        study.add(seed, results, seconds=time.process_time() - begin)
+        save_results(args, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Tables of docs/combinations.md, from ``benchmarks/studies/results/combinations.json``.
 
-python -m benchmarks.studies.combinations_page  # prints them
-python -m benchmarks.studies.combinations_page --write  # puts them into the page
+python -m benchmarks.studies.combinations_page  # prints the tables
+python -m benchmarks.studies.combinations_page --write  # writes the tables to the page
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLUMNS = (
     "captioner",
     "row",
     "CIDEr-D",
-    "floors: constant, dealt, after := before",
+    "baselines: constant caption, shuffled captions, identical images",
     "minus SFT+; pairs; seeds",
     "reading",
     "type, attributes, relation, %",
@@ -55,11 +55,11 @@ def cells(world: Mapping[str, Any], row: str) -> list[str]:
 
     Args:
         world: study of a captioner.
-        row: of it.
+        row: row of the study.
     """
-    found, control = world["summary"][row], world["control"]
-    facts = ", ".join(short(found["facts"][name][0]) for name in FACTS)
-    steps = found["figures"].get("steps")
+    measurements, control = world["summary"][row], world["control"]
+    facts = ", ".join(short(measurements["facts"][name][0]) for name in FACTS)
+    steps = measurements["figures"].get("steps")
     gain = gain_of(world, row, control) if row != control else None
     low = below(row, world)
     ends = (
@@ -67,14 +67,14 @@ def cells(world: Mapping[str, Any], row: str) -> list[str]:
         if gain
         else []
     )
-    reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the floor" if low else NONE)
+    reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the baseline" if low else NONE)
     return [
-        short(found[METRIC][0]),
-        ", ".join(f"{value[0]:.0f}" for value in found["floors"].values()),
+        short(measurements[METRIC][0]),
+        ", ".join(f"{value[0]:.0f}" for value in measurements["baselines"].values()),
         "; ".join([short(gain["mean"], "+"), *ends]) if gain else NONE,
         reading,
         facts,
-        f"{short(found['words'][0])}; {found['distinct'][0]:.0f}",
+        f"{short(measurements['words'][0])}; {measurements['distinct'][0]:.0f}",
         f"{steps[0]:.0f}" if steps else NONE,
     ]
 

@@ -1,13 +1,13 @@
-"""What studies of captioners share: floors beside every score, paired intervals, several seeds, and where they ran.
+"""Shared code of studies: baselines of every score, paired intervals, several seeds, settings and versions.
 
-A study trains some captioners for each of several seeds and tests all of them on the same pairs; ``Study.add`` takes
-what they said for one seed. Two intervals stand beside the difference of two rows: ``pairs``, the paired bootstrap over
-test pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference counts
-as decided where both leave 0 out and there are at least five seeds or 2,000 test pairs; one seed has ``pairs`` alone. A
-row that is not above its floors with its intervals in every seed is below them.
+A study trains several captioners with each of several seeds and tests all of them on the same pairs; ``Study.add`` adds
+the captions of one seed. The difference between two rows has two intervals: ``pairs``, the paired bootstrap over test
+pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference is decided
+if both exclude 0 and there are at least five seeds or 2,000 test pairs; a single seed has only ``pairs``. A row is
+below its baselines unless its intervals are above them in every seed.
 
-``--out`` keeps the summary. ``--part`` keeps what was said, word by word, so that seeds, worlds and rows that ran one
-by one, on several cores or machines, become one study: ``merge.py``.
+``--out`` writes the summary. ``--part`` writes all captions, so that ``merge.py`` can combine seeds, worlds and rows
+that ran separately, on several cores or machines.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
+from lightning_idc.report.comparison import METRIC, Captioned, ComparedCaptioner, compare_captioners, interval
 from lightning_idc.utils.outputs import save_json
 
-Said = tuple[Captioned, dict[str, float]]
-"""What a captioner says of the test pairs, and other scores of it by name."""
-PLACES = ("cache", "work", "part", "out", "prepare", "only_base")
-"""Arguments that say where something is kept or how far to go, which are no settings of a study."""
+Tested = tuple[Captioned, dict[str, float]]
+"""Captions of the test pairs, and other scores by name."""
+NOT_SETTINGS = ("cache", "work", "part", "out", "prepare", "only_base")
+"""Arguments for files and partial runs, which are not settings of a study."""
 VARIED = ("seeds", "only", "world", "shift")
-"""Settings in which parts of one study may differ."""
+"""Settings that may differ between parts of one study."""
 
 
 @dataclass
@@ -49,10 +49,10 @@ class Study:
     """Seeds of one setting.
 
     Args:
-        references: of the test pairs.
+        references: references of the test pairs.
         constant: a caption chosen on training references.
         order: names of the rows; each is compared with the one before it.
-        control: row with which all others are compared as well; None where there is none.
+        control: row with which all others are compared in addition; may be None.
     """
 
     references: Mapping[str, Sequence[str]]
@@ -60,7 +60,7 @@ class Study:
     order: Sequence[str]
     control: str | None = None
     seeds: list[int] = field(default_factory=list)
-    rows: list[list[Row]] = field(default_factory=list)
+    rows: list[list[ComparedCaptioner]] = field(default_factory=list)
     said: list[dict[str, Captioned]] = field(default_factory=list)
     figures: list[dict[str, dict[str, float]]] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -72,60 +72,60 @@ class Study:
         references = dict(zip(test.ids, captions_of(test), strict=True))
         return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control)
 
-    def add(self, seed: int, found: Mapping[str, Said], **notes: Any) -> None:
-        """Add what the captioners of one seed said, and print it.
+    def add(self, seed: int, results: Mapping[str, Tested], **notes: Any) -> None:
+        """Add the captions of one seed, and print their scores.
 
         Args:
-            seed: of their training.
-            found: captions and other scores by row.
-            notes: plain values of the seed that are no row's.
+            seed: seed of the training.
+            results: captions and other scores by row.
+            notes: further plain values of the seed.
         """
-        known = [name for name in self.order if name in found]
+        known = [name for name in self.order if name in results]
         self.seeds.append(seed)
-        self.said.append({name: found[name][0] for name in known})
-        self.rows.append(rows_of(self.said[-1], self.references, self.constant))
-        self.figures.append({name: found[name][1] for name in known})
+        self.said.append({name: results[name][0] for name in known})
+        self.rows.append(compare_captioners(self.said[-1], self.references, self.constant))
+        self.figures.append({name: results[name][1] for name in known})
         self.notes.append(notes)
         for row in self.rows[-1]:
-            gain = row.over_before.get(METRIC)
-            facts = {**found[row.name][1], **row.facts}
+            gain = row.over_previous.get(METRIC)
+            facts = {**results[row.name][1], **row.facts}
             print(
                 f"{seed}  {row.name:<22} {METRIC} {row.score:6.1f}",
-                "" if gain is None else f"{interval(gain)} {row.reading}",
-                "  ".join(f"{name} {value:.1f}" for name, value in {**row.floors, **facts}.items()),
+                "" if gain is None else f"{interval(gain)} {row.verdict}",
+                "  ".join(f"{name} {value:.1f}" for name, value in {**row.baselines, **facts}.items()),
                 f"words {row.words:.1f}  distinct {row.distinct}",
                 flush=True,
             )
 
     def summary(self) -> dict[str, Any]:
-        """All seeds together, plain values."""
-        found = {}
-        for place, row in enumerate(self.rows[0]):
-            own = [rows[place] for rows in self.rows]
+        """Plain values over all seeds."""
+        results = {}
+        for index, row in enumerate(self.rows[0]):
+            compared = [rows[index] for rows in self.rows]
             others = [figures[row.name] for figures in self.figures]
             first = [figures[self.rows[0][0].name] for figures in self.figures]
-            found[row.name] = {
-                METRIC: spread([one.score for one in own]),
-                "floors": {name: spread([one.floors[name] for one in own]) for name in row.floors},
-                "words": spread([one.words for one in own]),
-                "distinct": spread([float(one.distinct) for one in own]),
-                "facts": {name: spread([one.facts[name] for one in own]) for name in row.facts},
+            results[row.name] = {
+                METRIC: spread([row.score for row in compared]),
+                "baselines": {name: spread([row.baselines[name] for row in compared]) for name in row.baselines},
+                "words": spread([row.words for row in compared]),
+                "distinct": spread([float(row.distinct) for row in compared]),
+                "facts": {name: spread([row.facts[name] for row in compared]) for name in row.facts},
                 "figures": {name: spread([one[name] for one in others]) for name in others[0]},
                 "figures_over_first_row": {
                     name: over_seeds([b[name] - a[name] for a, b in zip(first, others, strict=True)])
                     for name in others[0]
                     if all(name in figures for figures in first)
                 },
-                **({"over_before": self.over(place - 1, place)} if place else {}),
+                **({"over_previous": self.over(index - 1, index)} if index else {}),
             }
-        return found
+        return results
 
     def over(self, first: int, second: int) -> dict[str, Any]:
-        """What one row has over another by CIDEr-D, all seeds together, and what may be said of it."""
-        one, other = ([rows[place] for rows in self.rows] for place in (first, second))
+        """Difference in CIDEr-D between two rows over all seeds, and its reading."""
+        one, other = ([rows[index] for rows in self.rows] for index in (first, second))
         gains = [b.score - a.score for a, b in zip(one, other, strict=True)]
         pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
-        below = any(floor.low <= 0 for row in other for floor in row.over_floors.values())
+        below = any(difference.low <= 0 for row in other for difference in row.over_baselines.values())
         gain = {"row": one[0].name, **seeds, "pairs": [pairs.low, pairs.high]}
         return {**gain, "reading": reading_of(gain, below, len(self.references))}
 
@@ -135,38 +135,37 @@ class Study:
         return any(row.name == self.control for row in self.rows[0])
 
     def over_control(self) -> dict[str, Any]:
-        """What every row has over the control by CIDEr-D and by each fact, over seeds and over pairs.
+        """Difference of every row from the control in CIDEr-D and in each fact, over seeds and over pairs.
 
         A fact that does not apply to the same pairs in both rows and in all seeds is left out.
         """
         assert self.control is not None
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name in (row.name for row in self.rows[0] if row.name != self.control):
-            found[name] = {}
+            results[name] = {}
             for metric in (METRIC, *next(row.facts for row in self.rows[0] if row.name == name)):
-                known = [self._pairwise(seed, row, metric) for row in (self.control, name) for seed in self._places()]
+                known = [
+                    self._pairwise(seed, row, metric) for row in (self.control, name) for seed in range(len(self.seeds))
+                ]
                 if len(known[0]) < 2 or any(list(one) != list(known[0]) for one in known):
                     continue
                 values = np.array([list(one.values()) for one in known]).reshape(2, len(self.seeds), -1)
                 first, second = (_scores(mean, metric) for mean in values.mean(1))
                 gap = compare(first, second)[metric]
                 gains = (values[1] - values[0]).mean(1).tolist()
-                found[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
-        return found
+                results[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
+        return results
 
-    def _places(self) -> range:
-        return range(len(self.seeds))
-
-    def _pairwise(self, place: int, name: str, metric: str) -> dict[str, float]:
-        """By pair its score, or 100 where a fact is right and 0 where it is wrong, where it applies."""
+    def _pairwise(self, index: int, name: str, metric: str) -> dict[str, float]:
+        """Score by pair id; for a fact, 100 if it is right and 0 if it is wrong, for the pairs to which it applies."""
         if metric == METRIC:
-            scores = next(row.scores for row in self.rows[place] if row.name == name)
+            scores = next(row.scores for row in self.rows[index] if row.name == name)
             return dict(zip(scores.ids, scores.per_pair[metric].tolist(), strict=True))
-        facts = self.said[place][name].facts
+        facts = self.said[index][name].facts
         return {id: 100.0 * bool(known[metric]) for id, known in sorted(facts.items()) if known.get(metric) is not None}
 
     def part(self) -> dict[str, Any]:
-        """What was said, plain values: what ``benchmarks/studies/merge.py`` makes the study from again."""
+        """All captions as plain values, from which ``benchmarks/studies/merge.py`` reconstructs the study."""
         said = [{name: asdict(captioned) for name, captioned in rows.items()} for rows in self.said]
         return {
             "references": dict(self.references),
@@ -180,7 +179,7 @@ class Study:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, plain values."""
+        """All results as plain values."""
         each = [{row.name: row.as_dict() for row in rows} for rows in self.rows]
         return {
             "seeds": self.seeds,
@@ -201,70 +200,70 @@ def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--only", nargs="+", metavar="ROW", help="rows to train; all of them by default")
     parser.add_argument("--cache", type=Path, help="folder of rendered pairs, which several runs may share")
-    parser.add_argument("--work", type=Path, help="folder of this run alone: stopped, it goes on after its last row")
-    parser.add_argument("--part", type=Path, help="JSON file of all that was said, for merge.py")
+    parser.add_argument("--work", type=Path, help="folder of this run; a stopped run resumes after its last row")
+    parser.add_argument("--part", type=Path, help="JSON file of all captions, for merge.py")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
 
 
 @contextmanager
-def kept_in(given: argparse.Namespace) -> Iterator[Path]:
-    """Folder for all that a study makes on its way; without ``--work`` it goes at the end.
+def work_folder(args: argparse.Namespace) -> Iterator[Path]:
+    """Folder of intermediate results; temporary without ``--work``.
 
-    Within ``--work`` each commit and each choice of settings has its own, so that nothing that was made otherwise is
-    taken for what a study needs.
+    Each commit and each combination of settings has its own subfolder of ``--work``, so that results of other settings
+    are not reused.
     """
     with tempfile.TemporaryDirectory() as made:
-        folder = given.work / stamp(given) if given.work else Path(made)
+        folder = args.work / settings_key(args) if args.work else Path(made)
         folder.mkdir(parents=True, exist_ok=True)
         yield folder
 
 
-def each_run(given: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
-    """World, seed and folder of each run of a study; without ``--work`` the folders go at the end."""
-    with kept_in(given) as folder:
-        for world in given.world:
-            for seed in given.seeds:
+def each_run(args: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
+    """World, seed and folder of each run of a study; the folders are temporary without ``--work``."""
+    with work_folder(args) as folder:
+        for world in args.world:
+            for seed in args.seeds:
                 yield world, seed, folder / str(seed)
 
 
-def wanted(given: argparse.Namespace, rows: Sequence[str]) -> list[str]:
+def selected_rows(args: argparse.Namespace, rows: Sequence[str]) -> list[str]:
     """Rows to train, in their order.
 
     Raises:
         SystemExit: one of ``--only`` is unknown.
     """
-    only = given.only or rows
+    only = args.only or rows
     unknown = sorted(set(only) - set(rows))
     if unknown:
         raise SystemExit(f"--only names {', '.join(unknown)}; the rows are {', '.join(rows)}")
     return [row for row in rows if row in only]
 
 
-def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Said:
-    """What a captioner says of the test pairs, with facts and control, and all scores of the test by name."""
+def test_captions(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Tested:
+    """Captions of the test pairs, with facts and captions of identical images, and all test scores by name."""
     control = UnchangedControl()
     trainer.callbacks.append(control)
-    found = trainer.test(captioner, data, verbose=False)[0]
+    results = trainer.test(captioner, data, verbose=False)[0]
     said = {record["id"]: record["caption"] for record in captioner.predictions}
     facts = {id: data.facts("test", id, text) for id, text in said.items()}
-    scores = {name.removeprefix("test/"): float(value) for name, value in found.items()}
+    scores = {name.removeprefix("test/"): float(value) for name, value in results.items()}
     return Captioned(said, control.captions, facts), scores
 
 
-def stamp(given: argparse.Namespace) -> str:
-    """Short name of a commit and of all settings in which parts may not differ."""
-    settings = {name: str(value) for name, value in vars(given).items() if name not in PLACES + VARIED}
+def settings_key(args: argparse.Namespace) -> str:
+    """Digest of the commit and of all settings that must be equal between parts."""
+    settings = {name: str(value) for name, value in vars(args).items() if name not in NOT_SETTINGS + VARIED}
     return fingerprint_of({"commit": commit(), "settings": settings})[:12]
 
 
-def once(path: Path, make: Callable[[], Said]) -> Said:
-    """What a captioner said, read from a file that an earlier run left; else made, and left there.
+def load_or_test(path: Path, make: Callable[[], Tested]) -> Tested:
+    """Captions from the file of an earlier run, or computed and written to it.
 
-    A run that was stopped goes on after its last row where ``--work`` keeps its files.
+    With ``--work``, a stopped run resumes after its last row.
 
     Args:
-        path: JSON file in the folder of :func:`kept_in`.
-        make: trains and asks the captioner.
+        path: JSON file in the folder of :func:`work_folder`.
+        make: trains and tests the captioner.
     """
     if path.is_file():
         known = json.loads(path.read_text(encoding="utf-8"))
@@ -275,51 +274,51 @@ def once(path: Path, make: Callable[[], Said]) -> Said:
 
 
 def figures_of(trained: Path, make: Callable[[Path], Mapping[str, float]]) -> dict[str, float]:
-    """Figures of a training, read from the file beside its checkpoint; where there is none it is trained.
+    """Figures of a training from the file next to its checkpoint, or of a new training.
 
     Args:
-        trained: its checkpoint in the folder of :func:`kept_in`; the figures stand beside it, as JSON.
+        trained: its checkpoint in the folder of :func:`work_folder`; the figures stand beside it, as JSON.
         make: trains, writes the checkpoint and returns the figures.
     """
     record = trained.with_suffix(".json")
     if not record.is_file():
         save_json(record, dict(make(trained)), overwrite=True)
-    found: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
-    return found
+    results: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
+    return results
 
 
-def keep(given: argparse.Namespace, worlds: Mapping[str, Study], *packages: str) -> None:
-    """Write what there is so far; called after every seed, so that a study that is stopped leaves what it has.
+def save_results(args: argparse.Namespace, worlds: Mapping[str, Study], *packages: str) -> None:
+    """Write the results so far; called after every seed, so that a stopped study loses at most one seed.
 
     Args:
-        given: command line.
+        args: command line.
         worlds: studies by name.
         packages: distributions whose versions matter.
     """
-    settings = {name: value for name, value in vars(given).items() if name not in PLACES}
-    for out, made in ((given.out, Study.as_dict), (given.part, Study.part)):
+    settings = {name: value for name, value in vars(args).items() if name not in NOT_SETTINGS}
+    for out, made in ((args.out, Study.as_dict), (args.part, Study.part)):
         if out:
-            found = {"settings": settings, "worlds": {name: made(study) for name, study in worlds.items()}}
-            report(found, out, *packages, seeds=given.seeds, quiet=True)
+            results = {"settings": settings, "worlds": {name: made(study) for name, study in worlds.items()}}
+            report(results, out, *packages, seeds=args.seeds, quiet=True)
 
 
-def show(worlds: Mapping[str, Study]) -> None:
+def print_summaries(worlds: Mapping[str, Study]) -> None:
     """Print the summaries."""
     for world, study in worlds.items():
-        for row, found in study.summary().items():
-            print(f"{world:<12} {row:<22} {found[METRIC]} {found.get('over_before', '')}", flush=True)
+        for row, results in study.summary().items():
+            print(f"{world:<12} {row:<22} {results[METRIC]} {results.get('over_previous', '')}", flush=True)
         if study.controlled:
             for row, gains in study.over_control().items():
                 for metric, gain in gains.items():
                     print(f"{world:<12} {row:<12} minus {study.control} {metric:<10} {gain}", flush=True)
 
 
-def _mean(rows: Sequence[Row]) -> Scores:
-    """Scores of each pair, the mean over seeds."""
+def _mean(rows: Sequence[ComparedCaptioner]) -> Scores:
+    """Mean over seeds of the scores of each pair."""
     values = np.mean([row.scores.per_pair[METRIC] for row in rows], 0)
     return Scores({METRIC: float(values.mean())}, {METRIC: values}, rows[0].scores.ids, rows[0].scores.references)
 
 
 def _scores(values: Any, metric: str) -> Scores:
-    """Scores of values of pairs."""
-    return Scores({metric: float(values.mean())}, {metric: values}, [str(place) for place in range(len(values))], 0)
+    """Scores from one value per pair."""
+    return Scores({metric: float(values.mean())}, {metric: values}, [str(index) for index in range(len(values))], 0)

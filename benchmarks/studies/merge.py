@@ -1,14 +1,14 @@
-"""One study of the parts that ran one by one, on several cores or machines: the summary that a single run would print.
+"""Merges parts of a study that ran separately, on several cores or machines; the summary equals that of a single run.
 
     python -m benchmarks.studies.merge parts/half-*.json --out FILE
     python -m benchmarks.studies.merge parts/mix.json --across SFT+ --out FILE  # worlds as rows
     python -m benchmarks.studies.merge parts/short.json parts/long.json --by epochs --control "none, epochs 6 4 14"
 
 Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
-``synthesis_training.py``, ``mdp.py``, ``combinations.py``) keep with ``--part``: every caption that was said. They may
-differ in seeds, worlds and rows, and in one setting that ``--by`` names and that all rows are then named after; in
-nothing else. Commit and other settings have to be the same, and a row that is in two parts (the captioner that others
-start from) has to say the same in both.
+``synthesis_training.py``, ``mdp.py``, ``combinations.py``) write with ``--part``: all captions. They may differ in
+seeds, worlds and rows, and in one setting that ``--by`` names, whose value becomes part of the names of the rows.
+Commit and other settings must be equal, and a row of two parts (the captioner that others start from) must have the
+same captions in both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import report
-from benchmarks.studies.harness import VARIED, Study, show
+from benchmarks.studies.harness import VARIED, Study, print_summaries
 from lightning_idc.report.comparison import Captioned
 from lightning_idc.utils.errors import DataError
 
@@ -33,11 +33,11 @@ def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
     """Parts of one study.
 
     Args:
-        paths: of the parts.
-        by: setting in which they may differ.
+        paths: paths of the parts.
+        by: setting that may differ.
 
     Raises:
-        DataError: they are not of the same question, commit and settings, or one is no part.
+        DataError: their questions, commits or settings differ, or a file is not a part.
     """
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     for path, part in zip(paths, parts, strict=True):
@@ -59,7 +59,7 @@ def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
 
 
 def fixed(part: dict[str, Any], by: str | None = None) -> dict[str, Any]:
-    """Settings in which parts may not differ."""
+    """Settings that must be equal."""
     return {name: value for name, value in part["settings"].items() if name not in VARIED and name != by}
 
 
@@ -67,38 +67,38 @@ def named_by(parts: Sequence[dict[str, Any]], setting: str, control: str | None)
     """The parts with rows named after the value of a setting.
 
     Args:
-        parts: which may differ in it.
+        parts: parts that may differ in the setting.
         setting: its name.
-        control: row, so named, with which all others are compared; None where there is none.
+        control: new name of the row with which all others are compared; may be None.
 
     Raises:
-        DataError: a part has no such setting, or no row is so named.
+        DataError: a part lacks the setting, or no row has the name of the control.
     """
     if not all(setting in part["settings"] for part in parts):
         raise DataError(f"--by is {setting!r}; the parts have {', '.join(sorted(fixed(parts[0])))}")
     ends = [value_of(part["settings"][setting]) for part in parts]
     order = {
-        world: [f"{row}, {setting} {end}" for end in dict.fromkeys(ends) for row in found["order"]]
+        world: [f"{row}, {setting} {end}" for end in dict.fromkeys(ends) for row in results["order"]]
         for part in parts
-        for world, found in part["worlds"].items()
+        for world, results in part["worlds"].items()
     }
     if control is not None and not all(control in rows for rows in order.values()):
         raise DataError(f"--control is {control!r}; the rows are {', '.join(next(iter(order.values())))}")
     named = []
     for part, end in zip(parts, ends, strict=True):
         worlds = {}
-        for world, found in part["worlds"].items():
+        for world, results in part["worlds"].items():
             runs = [
                 run | {kind: {f"{row}, {setting} {end}": run[kind][row] for row in run[kind]} for kind in NAMED}
-                for run in found["runs"]
+                for run in results["runs"]
             ]
-            worlds[world] = found | {"order": order[world], "control": control, "runs": runs}
+            worlds[world] = results | {"order": order[world], "control": control, "runs": runs}
         named.append(part | {"worlds": worlds})
     return named
 
 
 def value_of(setting: Any) -> str:
-    """A setting as it is typed."""
+    """Text of a value on the command line."""
     return " ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
 
 
@@ -106,17 +106,17 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
     """Studies by world, seeds in order.
 
     Raises:
-        DataError: two parts were tested on other pairs, say other things in one row, or lack rows of a seed.
+        DataError: two parts differ in test pairs or in the captions of a row, or lack rows of a seed.
     """
     runs: dict[str, dict[int, dict[str, dict[str, Any]]]] = {}
     studies: dict[str, Study] = {}
     for part in parts:
-        for world, found in part["worlds"].items():
-            study = Study(found["references"], found["constant"], found["order"], found["control"])
+        for world, results in part["worlds"].items():
+            study = Study(results["references"], results["constant"], results["order"], results["control"])
             first = studies.setdefault(world, study)
             if (first.references, first.constant, first.order) != (study.references, study.constant, study.order):
                 raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")
-            for run in found["runs"]:
+            for run in results["runs"]:
                 known = runs.setdefault(world, {}).setdefault(run["seed"], {"said": {}, "figures": {}, "notes": {}})
                 unite(known, run, f"world {world}, seed {run['seed']}")
     for world, study in studies.items():
@@ -128,21 +128,21 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
             known = runs[world][seed]
             study.add(
                 seed,
-                {name: (Captioned(**said), known["figures"][name]) for name, said in known["said"].items()},
+                {name: (Captioned(**captions), known["figures"][name]) for name, captions in known["said"].items()},
                 **known["notes"],
             )
     return studies
 
 
 def across(studies: Mapping[str, Study], row: str) -> Study:
-    """One row of all worlds that have it as a study of its own, whose rows are the worlds, with the seeds of them all.
+    """Study of one row across worlds: its rows are the worlds, with their common seeds.
 
     Args:
-        studies: by world, all tested on the same pairs.
-        row: to compare.
+        studies: studies by world, all tested on the same pairs.
+        row: row to compare.
 
     Raises:
-        DataError: fewer than two worlds have the row, they were tested on other pairs, or no seed is in them all.
+        DataError: fewer than two worlds have the row, they were tested on other pairs, or they have no common seed.
     """
     own = {world: study for world, study in studies.items() if row in study.said[0]}
     if len(own) < 2:
@@ -156,21 +156,21 @@ def across(studies: Mapping[str, Study], row: str) -> Study:
     seeds = sorted(set.intersection(*(set(study.seeds) for study in own.values())))
     if not seeds:
         raise DataError(f"no seed is in all of the worlds {', '.join(own)}; --across compares seeds that they share")
-    found = Study(first.references, first.constant, list(own))
+    results = Study(first.references, first.constant, list(own))
     for seed in seeds:
         places = {world: study.seeds.index(seed) for world, study in own.items()}
-        found.add(
+        results.add(
             seed,
             {
                 world: (study.said[places[world]][row], study.figures[places[world]][row])
                 for world, study in own.items()
             },
         )
-    return found
+    return results
 
 
 def unite(known: dict[str, dict[str, Any]], run: dict[str, Any], where: str) -> None:
-    """Add a part's rows of a seed to those that there are."""
+    """Add the rows of a part for one seed."""
     for name, captioned in run["said"].items():
         if known["said"].setdefault(name, captioned) != captioned:
             raise DataError(f"{where}: {name} does not say the same in two parts; run them on machines of one kind")
@@ -187,24 +187,24 @@ def main() -> None:
     parser.add_argument("--by", metavar="SETTING", help="in which the parts may differ, and that rows are named after")
     parser.add_argument("--control", metavar="ROW", help="with which the others are compared, as --by names it")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.control and not given.by:
+    args = parser.parse_args()
+    if args.control and not args.by:
         parser.error("--control is for --by; without it the parts say what their control is")
-    parts = read(given.parts, given.by)
-    parts = named_by(parts, given.by, given.control) if given.by else parts
+    parts = read(args.parts, args.by)
+    parts = named_by(parts, args.by, args.control) if args.by else parts
     studies = merged(parts)
-    studies |= {f"across {row}": across(studies, row) for row in given.across}
+    studies |= {f"across {row}": across(studies, row) for row in args.across}
     environments = [part["environment"] for part in parts]
     result = {
         "question": parts[0]["question"],
         "command": [part["command"] for part in parts],
-        "commit": given.commit or parts[0]["commit"],
+        "commit": args.commit or parts[0]["commit"],
         "environment": environments[0] if all(one == environments[0] for one in environments) else environments,
-        "settings": fixed(parts[0], given.by),
+        "settings": fixed(parts[0], args.by),
         "worlds": {world: study.as_dict() for world, study in studies.items()},
     }
-    report(result, given.out, seeds=sorted({seed for study in studies.values() for seed in study.seeds}), quiet=True)
-    show(studies)
+    report(result, args.out, seeds=sorted({seed for study in studies.values() for seed in study.seeds}), quiet=True)
+    print_summaries(studies)
 
 
 if __name__ == "__main__":

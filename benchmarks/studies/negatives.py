@@ -1,10 +1,10 @@
-"""What different ways of training took as negatives for the same pairs (Figure 5 of ADPO).
+"""Negatives of different training methods for the same pairs (Figure 5 of ADPO).
 
     python benchmarks/studies/negatives.py runs/adpo/2026-01-31_12-00-00 [--rows 5] [--seed 0]
 
-Stages with PreferenceOptimization write the negatives that they compared last into ``negatives.json``. Printed are the
-positive caption and each stage's negative for some of the pairs that all stages compared, and for all of these pairs
-the share of words that positive and negative have in common.
+Stages with PreferenceOptimization write their last negatives to ``negatives.json``. This prints the positive caption
+and each stage's negative for some pairs that all stages compared, and for all of these pairs the mean fraction of words
+that the positive and the negative share.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from lightning_idc.utils.text import printable
 
 
 def side_by_side(folder: Path, rows: int, seed: int = 0) -> str:
-    """Positive caption and the negatives of every stage, for pairs that all of them compared.
+    """Positive caption and the negatives of every stage, for pairs that all stages compared.
 
     Args:
-        folder: of a run, with one folder per stage.
+        folder: folder of a run, with one folder per stage.
         rows: number of pairs.
-        seed: of which pairs.
+        seed: seed of the selection of pairs.
 
     Raises:
         ValueError: no pair was compared by all stages.

@@ -1,4 +1,4 @@
-"""With planted noise in the descriptions of pre-training: is noise found, and do noise masking and reconstruction help?
+"""With planted noise in pre-training descriptions: is it detected, and do noise masking and reconstruction help?
 
     python -m benchmarks.studies.noise [--seeds 1 2 3 4 5] [--work FOLDER] [--out FILE] [--smallest]
     python -m benchmarks.studies.noise --seeds 3 --only neither noise --part parts/noise-3.json  # and merge.py
@@ -10,14 +10,14 @@ masking masks as many words and patches as noise masking does in fact, which is 
 are cut at 0. Each is measured twice: as pre-trained, by the share of attribute words that it gets right in descriptions
 of held-out pairs without noise and by the share of images beside which it names more things than the description does,
 and after fine-tuning on a few clean captions. Fine-tuning has few pairs and many epochs, since with 400 pairs
-pre-training without any noise gains nothing either. Object naming and the image tokenizer are trained once for all, in
-a world of two or three things and a camera that stands still (--things, --camera_jitter): the default world takes NAMC
-longer than five seeds can be waited for. With --host pair_transformer the same is asked of the baseline, which learns
-faster; its backbone is frozen, so that reconstruction is left out. ``--word_noise 0 --description_noise 0.2
---hallucinations 0.6`` plants the kind of noise that language models make. With ``--judge clean`` the encoders that find
-the noise have read descriptions without any, as CLIP has not read the paper's. ``--shift words40 fog`` fine-tunes and
-tests each pre-trained captioner on corrupted data as in Table 10, a world each. ``harness.py`` says what stands beside
-every score.
+pre-training without any noise gains nothing either. Object naming and the image tokenizer are trained once for all
+seeds, in a world of two or three objects and a fixed camera (--things, --camera_jitter), since the default world takes
+too long for five seeds. With --host pair_transformer the baseline is pre-trained instead, which learns faster; its
+backbone is frozen, so reconstruction is omitted. ``--word_noise 0 --description_noise 0.2 --hallucinations 0.6`` plants
+the kind of noise that language models make. With ``--judge clean`` the encoders that detect the noise are trained on
+clean descriptions, since CLIP was not trained on the paper's either. ``--shift words40 fog`` fine-tunes and tests each
+pre-trained captioner on corrupted data as in Table 10, a world each. ``harness.py`` describes the baselines and
+intervals of every score.
 """
 
 from __future__ import annotations
@@ -37,7 +37,18 @@ import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 
 from benchmarks.harness import quiet_trainer  # noqa: E402
-from benchmarks.studies.harness import Said, Study, arguments, asked, figures_of, keep, kept_in, once, show, wanted  # noqa: E402
+from benchmarks.studies.harness import (  # noqa: E402
+    Study,
+    Tested,
+    arguments,
+    figures_of,
+    load_or_test,
+    print_summaries,
+    save_results,
+    selected_rows,
+    test_captions,
+    work_folder,
+)
 from benchmarks.studies.noise_parts import IMAGE_SHARE, WORD_SHARE, MaskPlanted, attributes_right, ceiling, planted  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
@@ -84,11 +95,11 @@ def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Call
 
 
 class Runs:
-    """All trainings of this script.
+    """All training runs of this script.
 
     Args:
-        options: of the command line.
-        work: folder for checkpoints.
+        options: arguments of the command line.
+        work: folder of checkpoints.
     """
 
     def __init__(self, options: argparse.Namespace, work: Path) -> None:
@@ -123,7 +134,7 @@ class Runs:
         whole = self.descriptions(seed)
         return whole.source("val")
 
-    def once(self, name: str, make: Any) -> Path:
+    def load_or_train(self, name: str, make: Any) -> Path:
         path = self.work / f"{name}.ckpt"
         if not path.is_file():
             make().save_checkpoint(path)
@@ -135,7 +146,7 @@ class Runs:
             model = ObjectNaming(optimizer=adamw(1e-2), schedule=WarmupLinear(0.1))
             return trained(model, SyntheticCells(batch_size=64, **self.sizes), self.options.look_epochs)
 
-        return self.once("look", make)
+        return self.load_or_train("look", make)
 
     def tokens(self) -> Path:
         def make() -> Trainer:
@@ -143,7 +154,7 @@ class Runs:
             model = TokenizerTraining(128, 16, 24, (1, 2), 1, 4, optimizer=adamw(2e-3))
             return trained(model, self.descriptions(0), self.options.token_epochs)
 
-        return self.once("tokens", make)
+        return self.load_or_train("tokens", make)
 
     def relevance(self, seed: int) -> Path:
         def make() -> Trainer:
@@ -158,7 +169,7 @@ class Runs:
             data = self.descriptions(seed, noisy=self.options.judge == "noisy")
             return trained(model, data, self.options.relevance_epochs)
 
-        return self.once(f"relevance-{self.options.judge}-{seed}", make)
+        return self.load_or_train(f"relevance-{self.options.judge}-{seed}", make)
 
     def host(self, **options: Any) -> PairCaptioner:
         rates: dict[str, Any] = dict(optimizer=adamw(1.5e-3), schedule=WarmupCosine(0.1))
@@ -166,7 +177,7 @@ class Runs:
             return NAMC(width=96, hidden=192, dropout=0.0, **rates, **options)
         return PairTransformer(width=96, dropout=0.0, freeze_backbone=True, **rates, **options)
 
-    def arm(self, arm: str, seed: int, shift: str, shares: tuple[float, float]) -> Said:
+    def arm(self, arm: str, seed: int, shift: str, shares: tuple[float, float]) -> Tested:
         """What one way of pre-training ends in: captions of the test pairs, and figures."""
         result: dict[str, float] = {}
         start = self.work / f"pretrained-{arm}-{seed}.ckpt"
@@ -180,7 +191,9 @@ class Runs:
         begun: dict[str, Any] = {"backbone_weights": look} if arm == "scratch" else {"init_from": str(start)}
         tuned = self.host(**begun, captions_per_pair=3)
         trained(tuned, few, options.finetune_epochs)
-        said, _ = asked(quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**own, batch_size=TEST_BATCH))
+        said, _ = test_captions(
+            quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**own, batch_size=TEST_BATCH)
+        )
         return said, result
 
     def pretrain(self, arm: str, seed: int, shares: tuple[float, float], start: Path) -> dict[str, float]:
@@ -260,12 +273,12 @@ def main() -> None:
         for name in ("look", "token", "relevance", "pretrain", "finetune"):
             setattr(options, f"{name}_epochs", 1)
         options.seeds = options.seeds[:1]
-    arms = wanted(options, ARMS)
+    arms = selected_rows(options, ARMS)
     if options.host != "namc" and "noise+reconstruction" in arms:
         parser.error("reconstruction needs --host namc: the other host's backbone is frozen here; see --only")
     torch.set_num_threads(1)
     worlds: dict[str, Study] = {}
-    with kept_in(options) as work:
+    with work_folder(options) as work:
         runs = Runs(options, work)
         names = {shift: options.host if shift == "clean" else f"{options.host}, {shift}" for shift in options.shift}
         begin = time.process_time()
@@ -275,16 +288,16 @@ def main() -> None:
             print({"seed": seed, "relevance": noise}, flush=True)
             shares = noise["image_share"], noise["word_share"]
             for shift, name in names.items():
-                found = {
-                    arm: once(work / f"{arm}-{shift}-{seed}.json", partial(runs.arm, arm, seed, shift, shares))
+                results = {
+                    arm: load_or_test(work / f"{arm}-{shift}-{seed}.json", partial(runs.arm, arm, seed, shift, shares))
                     for arm in arms
                 }
                 if name not in worlds:
                     worlds[name] = Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL)
-                worlds[name].add(seed, found, relevance=noise, seconds=time.process_time() - begin)
+                worlds[name].add(seed, results, relevance=noise, seconds=time.process_time() - begin)
                 begin = time.process_time()
-            keep(options, worlds, "lightning")
-    show(worlds)
+            save_results(options, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

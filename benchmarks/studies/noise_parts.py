@@ -1,4 +1,4 @@
-"""What the noise study measures of descriptions and of what masks them, and the masking of exactly what is wrong."""
+"""Measures of the noise study for descriptions and masks, and a mask of exactly the wrong words."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NAMES = {word for words in ATTRIBUTE_WORDS.values() for word in words}
 
 
 class MaskPlanted(AddonCallback):
-    """Masks exactly the words that are known to be wrong: the most that noise masking can do for the decoder.
+    """Masks exactly the words that are known to be wrong: an upper bound of noise masking for the decoder.
 
     Args:
-        source: knows them.
+        source: source of the planted noise.
     """
 
     def __init__(self, source: DescribedSource) -> None:
@@ -38,7 +38,7 @@ class MaskPlanted(AddonCallback):
 
     def build(self, host: LightningModule) -> Addon:
         assert isinstance(host, PairCaptioner) and host.vocabulary is not None
-        return MaskPlantedAddon(self.wrong, host.vocabulary.special.never_said[-1])
+        return MaskPlantedAddon(self.wrong, host.vocabulary.special.suppress_tokens[-1])
 
 
 class MaskPlantedAddon(Addon):
@@ -59,14 +59,14 @@ class MaskPlantedAddon(Addon):
 
 
 def attributes_right(predictions: list[dict[str, Any]]) -> dict[str, float]:
-    """Attribute words that stand right, in place, in descriptions of both images, and images with too many, x100."""
+    """Percentage of correct attribute words in descriptions of both images, and of images with too many."""
     right = total = invented = 0
     for record in predictions:
         truth = components(record["references"][0])
-        said = components(record["caption"]) or ("", "")
+        captions = components(record["caption"]) or ("", "")
         assert truth is not None
-        for given, true in zip(said, truth, strict=True):
-            wanted, named = ([word for word in text.split() if word in NAMES] for text in (true, given))
+        for args, true in zip(captions, truth, strict=True):
+            wanted, named = ([word for word in text.split() if word in NAMES] for text in (true, args))
             total += len(wanted)
             invented += len(named) > len(wanted)
             right += sum(a == b for a, b in zip(named, wanted, strict=False))
@@ -75,7 +75,7 @@ def attributes_right(predictions: list[dict[str, Any]]) -> dict[str, float]:
 
 @torch.no_grad()
 def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
-    """How well relevance finds the planted noise, and what noise masking masks in fact.
+    """How well relevance detects the planted noise, and what noise masking masks.
 
     ``auc`` is over the words of all descriptions, ``auc_within`` the mean over descriptions that have right and wrong
     words: the formula compares words of one description. ``wrong_share`` and ``wrong_share_left`` are the shares of
@@ -94,10 +94,10 @@ def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
         texts = [words[span.start : span.stop] for span in spans]
         seen, read = encoder.encode_image(torch.stack([sample.before, sample.after])), encoder.encode_text(texts)
         patches, tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-        found = pool_subwords(tokens, read.word_of, max(map(len, texts)))
+        results = pool_subwords(tokens, read.word_of, max(map(len, texts)))
         image_shares.append(float(noise_probabilities(patches, torch.ones_like(patches).bool(), IMAGE_SHARE).mean()))
         for side, span in enumerate(spans):
-            of_words = found[side, : len(span)]
+            of_words = results[side, : len(span)]
             everywhere = torch.ones_like(of_words, dtype=torch.bool)
             chances = noise_probabilities(of_words, everywhere, WORD_SHARE)
             word_shares.append(float(chances.mean()))
@@ -124,7 +124,7 @@ def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
 
 
 def ceiling(source: DescribedSource) -> dict[str, float]:
-    """What a judge reaches who knows every thing of an image: about the most that can be asked of relevance.
+    """Score of a judge that knows all objects of an image: roughly the upper bound of relevance.
 
     He looks for the thing that has most attributes of a phrase, and doubts the words that are not true of it. A
     description of another pair counts as wrong in every word, though some are true of the image by chance.

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.harness import report
 from lightning_idc.data import SpotTheDiff
 from lightning_idc.data.source import PairSource
-from lightning_idc.metrics.judge import Rubric, ask_until_read
+from lightning_idc.metrics.judge import Rubric, ask_with_retries
 from lightning_idc.synthesis import Endpoint, EndpointVision
 from lightning_idc.synthesis.models.base import VisionLanguageModel
 
@@ -43,7 +43,7 @@ def rate(source: PairSource, model: VisionLanguageModel, pairs: int = 100, seed:
         seed: seed of their choice.
     """
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))[:pairs].tolist()
-    prompt = SIMILARITY.ask("", "")
+    prompt = SIMILARITY.format_prompt("", "")
 
     def ask(images: Sequence[list[Tensor]], attempt: int) -> list[str]:
         return model.answer(images, [prompt] * len(images))
@@ -53,7 +53,7 @@ def rate(source: PairSource, model: VisionLanguageModel, pairs: int = 100, seed:
         return int(score) if score in (1, 2, 3, 4, 5) else None
 
     images = [[sample.before, sample.after] for sample in map(source.load, order)]
-    scores, _, _ = ask_until_read(ask, images, read, retries=2, batch_size=8)
+    scores, _, _ = ask_with_retries(ask, images, read, retries=2, batch_size=8)
     rated = [score for score in scores if score is not None]
     counts = Counter(rated)
     return {

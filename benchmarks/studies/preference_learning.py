@@ -1,4 +1,4 @@
-"""Does preference optimisation teach a captioner anything, and does the adversary help? Five seeds, one SFT each.
+"""Does preference optimisation improve a captioner, and do adversarial negatives help? Five seeds, one SFT each.
 
     python -m benchmarks.studies.preference_learning [--seeds 1 2 3 4 5] [--world vague careful half] [--out FILE]
     python -m benchmarks.studies.preference_learning --rows main harder  # planted, self-sampled, retrieved negatives
@@ -9,10 +9,11 @@
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
 60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
 unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
-PairTransformer is trained by likelihood; from its checkpoint likelihood goes on for two epochs (SFT+, about as much
-compute), or DPO and ADPO take over for one, without any caption loss. Measured on held-out pairs with careful
-references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are unchanged,
-how often a change is missed or invented. ``harness.py`` says what stands beside every score.
+PairTransformer is trained by likelihood; from its checkpoint it is trained by likelihood for two more epochs (SFT+,
+about the same compute), or by DPO or ADPO for one epoch, without a caption loss. Measured on held-out pairs with
+careful references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are
+unchanged, how often a change is missed or invented. ``harness.py`` describes the baselines and intervals of every
+score.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmarks.harness import quiet_trainer
-from benchmarks.studies.harness import Said, Study, arguments, asked, each_run, keep, once, show, wanted
+from benchmarks.studies.harness import (
+    Study,
+    Tested,
+    arguments,
+    each_run,
+    load_or_test,
+    print_summaries,
+    save_results,
+    selected_rows,
+    test_captions,
+)
 from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
@@ -60,23 +71,23 @@ def adamw(rate: float) -> Any:
 
 
 class Run:
-    """All trainings of one seed in one world.
+    """All training runs of one seed in one world.
 
     Args:
-        given: command line.
-        folder: for checkpoints; a backbone that is there is taken.
-        seed: of training.
+        args: command line.
+        folder: folder of checkpoints; an existing backbone is reused.
+        seed: seed of training.
         world: name of :data:`WORLDS`.
     """
 
-    def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
-        self.given, self.folder, self.seed, self.world = given, folder, seed, world
+    def __init__(self, args: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
+        self.args, self.folder, self.seed, self.world = args, folder, seed, world
         self.unchanged, self.vague = WORLDS[world]
         self.sizes: dict[str, Any] = dict(
-            train_pairs=given.pairs,
+            train_pairs=args.pairs,
             val_pairs=8,
-            test_pairs=given.test_pairs,
-            cache_dir=given.cache,
+            test_pairs=args.test_pairs,
+            cache_dir=args.cache,
             progress=False,
             no_change=self.unchanged,
         )
@@ -107,7 +118,7 @@ class Run:
             data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
             seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
             namer = ObjectNaming(optimizer=adamw(1e-2))
-            self.trainer(self.given.look_epochs, [self.saver(look.stem)]).fit(namer, data)
+            self.trainer(self.args.look_epochs, [self.saver(look.stem)]).fit(namer, data)
         captioner = PairTransformer(
             backbone_weights=str(look),
             freeze_backbone=True,
@@ -116,18 +127,18 @@ class Run:
             optimizer=adamw(1.5e-3),
             schedule=WarmupCosine(0.1),
         )
-        self.trainer(self.given.sft_epochs, [self.saver(policy.stem)]).fit(captioner, self.pairs())
+        self.trainer(self.args.sft_epochs, [self.saver(policy.stem)]).fit(captioner, self.pairs())
         return str(policy)
 
-    def row(self, name: str, make: Callable[[], Said]) -> Said:
+    def row(self, name: str, make: Callable[[], Tested]) -> Tested:
         """A row of this seed and world; one that is there is taken."""
-        return once(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
+        return load_or_test(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
 
-    def measured(self, captioner: PairTransformer) -> Said:
-        said, scores = asked(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
+    def measured(self, captioner: PairTransformer) -> Tested:
+        said, scores = test_captions(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
         return said, {name: scores[name] for name in FIGURES if name in scores}
 
-    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Said:
+    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Tested:
         """Captions and figures after more training from the SFT policy."""
         callbacks = made()
         adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
@@ -137,35 +148,33 @@ class Run:
             captions_per_pair=2,
             dropout=0.0,
             learning_rates={"addons.retriever": 10.0} if adversarial else None,
-            optimizer=adamw(self.given.rate),
+            optimizer=adamw(self.args.rate),
             schedule=WarmupCosine(0.1),
         )
-        epochs = self.given.epochs if callbacks else self.given.more_epochs
+        epochs = self.args.epochs if callbacks else self.args.more_epochs
         self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
         return self.measured(captioner)
 
-    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Said]:
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Tested]:
         """What every row says, and its figures."""
         sft = self.supervised()
-        found = {"SFT": self.row("SFT", lambda: self.measured(PairTransformer.load_from_checkpoint(sft)))}
+        measurements = {"SFT": self.row("SFT", lambda: self.measured(PairTransformer.load_from_checkpoint(sft)))}
         for name, callbacks in rows.items():
-            found[name] = self.row(name, partial(self.continued, sft, callbacks))
-        return found
+            measurements[name] = self.row(name, partial(self.continued, sft, callbacks))
+        return measurements
 
 
-def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
-    """Callbacks by name of the row, made anew for each training."""
+def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
+    """Functions that create the callbacks of a training run, by row."""
 
     def preference(**options: Any) -> PreferenceOptimization:
-        return PreferenceOptimization(
-            beta=given.beta, caption_weight=given.caption_weight, anchor=given.anchor, **options
-        )
+        return PreferenceOptimization(beta=args.beta, caption_weight=args.caption_weight, anchor=args.anchor, **options)
 
-    def dpo(weighting: Any, share: float = given.no_change_fraction) -> Callable[[], list[Callback]]:
+    def dpo(weighting: Any, share: float = args.no_change_fraction) -> Callable[[], list[Callback]]:
         return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=share))]
 
     def adpo(
-        weighting: Any = given.weighting, no_change: float = given.no_change_fraction, **options: Any
+        weighting: Any = args.weighting, no_change: float = args.no_change_fraction, **options: Any
     ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
         return lambda: [
@@ -176,13 +185,13 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
     weightings: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
     for name in ("frequency", "distinct"):
         weightings |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
-    for share in given.no_change_shares:
+    for share in args.no_change_shares:
         weightings |= {
             f"DPO, stratified {share}": dpo("stratified", share),
             f"ADPO, stratified {share}": adpo("stratified", share),
         }
     groups: dict[str, dict[str, Callable[[], list[Callback]]]] = {
-        "main": {"SFT+": list, "DPO": dpo(given.weighting), "ADPO": adpo()},
+        "main": {"SFT+": list, "DPO": dpo(args.weighting), "ADPO": adpo()},
         "harder": {
             "DPO, planted": lambda: [preference(negatives=Counterfactual())],
             "DPO, self-sampled": lambda: [preference(negatives=SelfSampled(verify=True))],
@@ -192,10 +201,10 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
         | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
         "weighting": weightings,
     }
-    found: dict[str, Callable[[], list[Callback]]] = {}
-    for group in given.rows:
-        found |= groups[group]
-    return found
+    measurements: dict[str, Callable[[], list[Callback]]] = {}
+    for group in args.rows:
+        measurements |= groups[group]
+    return measurements
 
 
 def main() -> None:
@@ -216,20 +225,20 @@ def main() -> None:
     parser.add_argument("--no_change_fraction", type=float, default=NO_CHANGE_FRACTION)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
     arguments(parser, (1, 2, 3, 4, 5))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    order = ["SFT", *rows_of(given)]
-    chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
+    order = ["SFT", *rows_of(args)]
+    chosen = {name: made for name, made in rows_of(args).items() if name in selected_rows(args, order)}
     worlds: dict[str, Study] = {}
-    for world, seed, folder in each_run(given):
+    for world, seed, folder in each_run(args):
         print(f"world {world}, seed {seed}", flush=True)
         begin = time.process_time()
-        run = Run(given, folder, seed, world)
-        found = run.results(chosen)
+        run = Run(args, folder, seed, world)
+        measurements = run.results(chosen)
         study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
-        study.add(seed, found, seconds=time.process_time() - begin)
-        keep(given, worlds, "lightning")
-    show(worlds)
+        study.add(seed, measurements, seconds=time.process_time() - begin)
+        save_results(args, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

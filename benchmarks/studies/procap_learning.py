@@ -1,28 +1,28 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
-And what do queries say that frames do not (Table 14), and what do the losses of the first stage bring (Table 4)?
+Are queries better than frames (Table 14), and what do the losses of the first stage contribute (Table 4)?
 
     python -m benchmarks.studies.procap_learning [--pairs 6000] [--epochs 24 8 8] [--work FOLDER] [--out FILE]
 
 For all seeds one tokenizer, which also learned to name objects, one set of procedures (DIS flow, l = 7), a first stage
-with k = 0 and one with k = 1; per seed four captioners that share everything but what is asked about: none (k = 0,
+with k = 0 and one with k = 1; per seed four captioners that are otherwise equal: none (k = 0,
 fresh), EPM (k = 0, from the first stage of k = 0, as in the code), IPC (k queries, fresh), and both, with k = 1 as in
-the table. Another one, from the first stage of the fourth, reads k evenly spaced frames in the place of the queries;
+the table. Another one, from the first stage of the fourth, reads k evenly spaced frames instead of the queries;
 three more start from first stages without alignment (align), consistency (CSY) or both, with queries as the fourth.
 The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the pairs and
-captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands the share
-of captions that bfloat16 leaves as they are. ``harness.py`` says what else stands beside it.
+captions of the first stage besides. Scores are on the test pairs after the last epoch, with the fraction
+of captions that do not change in bfloat16. ``harness.py`` describes the baselines and intervals of every score.
 
-The first stage reconstructs what stands in a cell (``procap_parts.py``) and must name masked things of pairs that it
-never saw better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs;
-while the interval of the difference reaches 0, as many follow, twice at most, and the best round counts. Where copying
-stays better, the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk
+The first stage reconstructs the objects of cells (``procap_parts.py``) and must name masked objects of unseen pairs
+better than copying them from the same cell of a visible image. This is tested at the end of its epochs; while the
+interval of the difference includes 0, as many epochs follow, at most twice, and the best round counts. If copying
+remains better, the rows with EPM are rejected. The authors' code begins each arm with CLIP's blocks: with ``--trunk
 EPOCHS`` the layers of all encoders, those of the first stages too, begin with the image blocks of one
 ``small_clip.py``.
 
     python -m benchmarks.studies.procap_learning --work WORK --prepare tokenizer  # one for all seeds, once
     python -m benchmarks.studies.procap_learning --work WORK --prepare first --only MSM+IPC EPM+IPC
     python -m benchmarks.studies.procap_learning --work WORK --seeds 3 --only none IPC --part FILE  # and merge.py
-    python -m benchmarks.studies.procap_learning --pairs 8 --held_out 2 --epochs 1 1 1 --only none IPC  # tries it
+    python -m benchmarks.studies.procap_learning --pairs 8 --held_out 2 --epochs 1 1 1 --only none IPC  # smoke test
 """
 
 from __future__ import annotations
@@ -42,7 +42,18 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 
 from benchmarks.harness import quiet_trainer
 from benchmarks.studies import small_clip
-from benchmarks.studies.harness import Said, Study, arguments, asked, figures_of, keep, kept_in, once, show, wanted
+from benchmarks.studies.harness import (
+    Study,
+    Tested,
+    arguments,
+    figures_of,
+    load_or_test,
+    print_summaries,
+    save_results,
+    selected_rows,
+    test_captions,
+    work_folder,
+)
 from benchmarks.studies.procap_parts import TOKENIZER, NamedProcedures, against_copying
 from lightning_idc.callbacks import CacheFeatures
 from lightning_idc.data.datamodule import Split
@@ -60,11 +71,11 @@ ALL_LOSSES = (1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Arm:
-    """What is asked about in one row.
+    """Settings of one row.
 
     Args:
-        losses: weights in the first stage that it starts from; None where it starts from none.
-        queried: whether it has queries, or frames in their place.
+        losses: weights of the losses of its first stage; None without a first stage.
+        queried: whether it has queries instead of frames.
     """
 
     losses: tuple[float, float, float] | None = None
@@ -117,11 +128,11 @@ def learning(rate: float) -> dict[str, Any]:
 
 
 class Runs:
-    """All stages of one comparison in one folder, each made once.
+    """All stages of one comparison, each trained once, in one folder.
 
     Args:
-        options: of the command line.
-        folder: where they are kept.
+        options: arguments of the command line.
+        folder: folder of the results.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
@@ -153,7 +164,7 @@ class Runs:
         similarity = TokenizerSimilarity(self.tokenizer)
         interpolator = FrameInterpolator(self.procedures, 7, DISMidpoint(), similarity)
         run = trainer(1, self.options.device)
-        tested: list[Split] = ["test"] if FRAMES in wanted(self.options, list(ARMS)) else []
+        tested: list[Split] = ["test"] if FRAMES in selected_rows(self.options, list(ARMS)) else []
         run.predict(interpolator, EveryPair(self.pairs, ["train", "val", *tested]), return_predictions=False)
 
     def trunk_recall(self) -> float:
@@ -195,13 +206,13 @@ class Runs:
         for rounds in range(1, ROUNDS + 1):
             run = trainer(self.options.epochs[1], self.options.device)
             run.fit(model, self.pairs)
-            found = against_copying(model, self.pairs.pairs_of("val"))
+            results = against_copying(model, self.pairs.pairs_of("val"))
             epochs = rounds * self.options.epochs[1]
-            print(f"first stage, k = {keyframes}, losses {arm.losses}, {epochs} epochs: {found}", flush=True)
-            if not best or found.patches > best["patches"]:
-                best = {**asdict(found), "first_epochs": epochs}
+            print(f"first stage, k = {keyframes}, losses {arm.losses}, {epochs} epochs: {results}", flush=True)
+            if not best or results.patches > best["patches"]:
+                best = {**asdict(results), "first_epochs": epochs}
                 run.save_checkpoint(target)
-            if found.above:
+            if results.above:
                 break
         return best
 
@@ -211,16 +222,17 @@ class Runs:
         Raises:
             SystemExit: it is no better than copying after all rounds.
         """
-        target, found = self.first_stage(arm)
-        if found["patches"] <= found["copied"]:
+        target, results = self.first_stage(arm)
+        if results["patches"] <= results["copied"]:
             raise SystemExit(
-                f"the first stage with k = {self.queries(arm)} and losses {arm.losses} names {found['patches']:.1f} % "
-                f"of the masked things after {found['first_epochs']} epochs, copying {found['copied']:.1f} %: no "
-                "second stage starts from it; give it more epochs"
+                f"the first stage with k = {self.queries(arm)} and losses {arm.losses} names "
+                f"{results['patches']:.1f} % of the masked things after {results['first_epochs']} epochs, "
+                f"and copying {results['copied']:.1f} %; "
+                "train it for more epochs"
             )
-        return target, found
+        return target, results
 
-    def arm(self, seed: int, name: str) -> Said:
+    def arm(self, seed: int, name: str) -> Tested:
         """What one captioner says, and its scores."""
         arm = ARMS[name]
         first, compared = self.start(arm) if arm.losses else (None, {})
@@ -240,7 +252,7 @@ class Runs:
         cache = CacheFeatures(self.folder / "features", "net.tokenizer.encoder", always=True)
         run = trainer(self.options.epochs[2], self.options.device, self.folder, [cache])
         run.fit(captioner, self.pairs)
-        said, scores = asked(run, captioner, self.tests)
+        said, scores = test_captions(run, captioner, self.tests)
         same = self.same_in_bfloat16(captioner, said.captions)
         return said, {**{metric: scores[metric] for metric in METRICS}, "same_in_bfloat16": same, **compared}
 
@@ -280,26 +292,26 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    with kept_in(options) as folder:
+    with work_folder(options) as folder:
         runs = Runs(options, folder)
         begin = time.process_time()
         runs.make_procedures()
         notes = {"trunk_recall": runs.trunk_recall()} if options.trunk else {}
         if options.prepare:
-            for row in wanted(options, list(ARMS)):
+            for row in selected_rows(options, list(ARMS)):
                 if ARMS[row].losses and options.prepare == "first":
                     runs.first_stage(ARMS[row])
             return
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS), CONTROL)}
         for seed in options.seeds:
-            found = {
-                name: once(folder / f"{name}-{seed}.json", partial(runs.arm, seed, name))
-                for name in wanted(options, list(ARMS))
+            results = {
+                name: load_or_test(folder / f"{name}-{seed}.json", partial(runs.arm, seed, name))
+                for name in selected_rows(options, list(ARMS))
             }
-            worlds["rendered"].add(seed, found, **notes, seconds=time.process_time() - begin)
+            worlds["rendered"].add(seed, results, **notes, seconds=time.process_time() - begin)
             begin = time.process_time()
-            keep(options, worlds, "lightning")
-    show(worlds)
+            save_results(options, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What ProCap's study adds to the library: targets that name things, and the comparison of a first stage with copying.
+"""Parts of ProCap's study: targets that name objects, and the comparison of a first stage with copying.
 
-The tokenizer's codes tell light and texture, not things; the targets of the study's first stage are what the tokenizer
-names in a cell: nothing, or a thing of one of 96 kinds (2 sizes, 8 colors, 2 materials, 3 shapes). They are predicted
-attribute by attribute, so that what is learned of one red thing counts for all.
+The tokenizer's codes represent light and texture, not objects; the targets of the study's first stage are what the
+tokenizer names in a cell: nothing, or an object of one of 96 kinds (2 sizes, 8 colors, 2 materials, 3 shapes). They are
+predicted attribute by attribute, so that all objects with an attribute share its weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KindHead(nn.Sequential):
     """Log-probabilities of nothing and of every kind of thing, each the product of those of its attributes.
 
     Args:
-        width: of the hidden states.
+        width: width of the hidden states.
     """
 
     def __init__(self, width: int) -> None:
@@ -49,8 +49,8 @@ class KindHead(nn.Sequential):
 
     def attributes(self, hidden: Tensor) -> tuple[Tensor, ...]:
         """Logits of nothing ``(..., 1)`` and of the classes of each attribute."""
-        found: Tensor = super().forward(hidden)
-        return found.split((1, *KINDS), -1)
+        results: Tensor = super().forward(hidden)
+        return results.split((1, *KINDS), -1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``(..., 97)`` of hidden states ``(..., D)``, nothing first."""
@@ -62,7 +62,7 @@ class KindHead(nn.Sequential):
 
 
 class NamedTargets(ProcedureNet):
-    """A first stage whose targets are 0 for nothing and a number for each kind of thing."""
+    """First stage whose targets are 0 for nothing and a number for each kind of object."""
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__(tokenizer, encoder, vocabulary)
@@ -96,10 +96,10 @@ class NamedProcedures(ProcedureModel):
 
 @dataclass
 class AgainstCopying:
-    """How a first stage reconstructs masked cells of things of pairs it never saw, beside copying.
+    """Reconstruction of masked cells with objects in unseen pairs, compared with copying.
 
     Args:
-        patches: cells that it names right, in %.
+        patches: percentage of cells that it names correctly.
         copied: right by copying the same cell of an image where it is seen, the better of the two orders, in %.
         copied_unmasked: right by copying from images of which nothing is masked, which the first stage does not see.
         low: of the 95 % interval of ``patches`` minus ``copied``, over pairs.
@@ -128,9 +128,9 @@ class AgainstCopying:
 def against_copying(model: NamedProcedures, pairs: PairSource) -> AgainstCopying:
     """Compare a first stage with copying: at the frames in between, or, without any, at both images."""
     model.eval()
-    found = [_counts(model, pairs, start) for start in range(0, len(pairs), 64)]
+    results = [_counts(model, pairs, start) for start in range(0, len(pairs), 64)]
     model.train()
-    counts = torch.cat(found).double()  # (pairs, asked | said | two orders | two orders unmasked)
+    counts = torch.cat(results).double()  # (pairs, asked | said | two orders | two orders unmasked)
     asked, right = counts[:, :1].sum().clamp(min=1), counts.sum(0)
     order = 2 + int(right[3] > right[2])
     # the ratio estimator's bootstrap: pairs are drawn, not cells
@@ -146,9 +146,9 @@ def _counts(model: NamedProcedures, pairs: PairSource, start: int) -> Tensor:
     batch = model.collate(samples).to(model.device)
     features = model.encode(batch)
     true = features.extras["targets"].unflatten(1, (-1, model.built_net.encoder.cells))
-    said = model.built_net.code_head(features.memory).argmax(-1).view_as(true)
+    captions = model.built_net.code_head(features.memory).argmax(-1).view_as(true)
     masked = batch.model_inputs["masked"].view_as(true)
-    guesses = [said, *copies(true, masked), *copies(true, torch.zeros_like(masked))]
+    guesses = [captions, *copies(true, masked), *copies(true, torch.zeros_like(masked))]
     where = slice(None) if true.shape[1] == 2 else slice(1, -1)
     asked = (masked & ((true[:, :1] > 0) | (true[:, -1:] > 0)))[:, where]
     return torch.stack([asked.sum((1, 2)), *(((one == true)[:, where] & asked).sum((1, 2)) for one in guesses)], 1)

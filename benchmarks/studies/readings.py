@@ -1,4 +1,4 @@
-"""What the seeds of a study say of a difference: its mean, Student's interval, and whether it is decided."""
+"""Statistics of a difference over seeds: its mean, Student's interval, and its reading."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def spread(values: Sequence[float]) -> list[float]:
 
 
 def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
-    """Mean of the seeds' differences with Student's 95 % interval, which a single seed does not have."""
+    """Mean of the seeds' differences with Student's 95 % interval, which needs at least two seeds."""
     mean, deviation = spread(differences)
     count = len(differences)
     half = float(stats.t.ppf(0.975, count - 1)) * deviation / count**0.5 if count > 1 else None
@@ -33,12 +33,12 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
 
 
 def reading_of(gain: Mapping[str, Any], below: bool, test_pairs: int) -> str:
-    """What may be said of a difference: ``higher``, ``lower``, ``not decided`` or ``below the floor``.
+    """Reading of a difference: ``higher``, ``lower``, ``not decided`` or ``below the baseline``.
 
     Args:
-        gain: of :func:`over_seeds`, with the interval over test pairs as ``pairs``; None where it was not kept.
-        below: the row is not above its floors in every seed.
-        test_pairs: their number.
+        gain: result of :func:`over_seeds`, with the interval over test pairs as ``pairs``; None if it was not stored.
+        below: whether the row is not above its baselines in every seed.
+        test_pairs: number of test pairs.
     """
     if below:
         return BELOW_BASELINE

@@ -1,9 +1,9 @@
-"""Does a captioner that was trained on renderings work on genuine CLEVR-Change pictures?
+"""Does a captioner that was trained on rendered images work on CLEVR-Change's own images?
 
     python -m benchmarks.studies.real_clevr FOLDER [--model clevr] [--out FILE]
 
-FOLDER holds a manifest of pairs (id, before, after, captions, change_type), of which those of the type "no_change"
-share the before image with one that has changed. Counted are
+FOLDER contains a manifest of pairs (id, before, after, captions, change_type); each pair of the type "no_change"
+shares its before image with a changed pair. Measured are
 
 - ``auc``: how often a changed pair gets a higher change score than an unchanged one,
 - ``unchanged_right``: unchanged pairs with a score below one half,
@@ -32,7 +32,7 @@ from lightning_idc.metrics import score_captions
 
 
 def judged(caption: str, reference: str) -> dict[str, bool | None]:
-    """What a caption has right of a reference; None where the reference does not say it."""
+    """Which facts of a reference a caption has right; None for facts that the reference lacks."""
     said, true = parse(caption), parse(reference)
     thing = true.thing
     known = thing is not None and None not in thing

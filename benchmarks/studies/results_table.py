@@ -1,10 +1,10 @@
-"""What is known of each method: one row per comparison, made from ``results/``, and a short table for the README.
+"""Evidence for each method: one row per comparison, generated from ``results/``, and a short table for the README.
 
     python -m benchmarks.studies.results_table  # prints the tables
-    python -m benchmarks.studies.results_table --write  # puts them into docs/results.md and README.md
+    python -m benchmarks.studies.results_table --write  # writes them to docs/results.md and README.md
 
-A row names the file, the world and the two rows of a study (``harness.py``) and what the paper has for the same
-comparison. Where the file does not hold it, the row says so and reads "not decided"; no row is left out.
+A row names the file, the world and the two rows of a study (``harness.py``), and the numbers of the paper. If the file
+lacks a comparison, its row reads "not measured" and "not decided"; no row is omitted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NAME = "results"
 """Name of the marks between which each page has its table."""
 COLUMNS = (
     "comparison",
-    "paper says",
-    "we see",
+    "paper",
+    "measured",
     "seeds; pairs",
     "95 % interval: pairs; seeds",
-    "floor, CIDEr-D",
+    "baseline, CIDEr-D",
     "reading",
 )
 NONE = "-"
@@ -46,12 +46,12 @@ class Comparison:
     """One row of the table.
 
     Args:
-        what: first column; the measure beside it where it is not CIDEr-D.
-        paper: what the paper has for it, in CIDEr, with its table.
-        file: of ``results/``, without the ending.
-        world: of the file.
-        row: of the study.
-        over: row that it is compared with.
+        what: first column, with the measure unless it is CIDEr-D.
+        paper: numbers of the paper in CIDEr, with the table.
+        file: file of ``results/``, without suffix.
+        world: world in the file.
+        row: row of the study.
+        over: row to compare with.
         measure: CIDEr-D, or a fact in percent.
     """
 
@@ -94,7 +94,7 @@ def _img_diff() -> Iterator[Comparison]:
     for size, name in (("300", "300 pairs"), ("3000", "3,000 pairs")):
         study = ("synthesis_training", size, "real+produced")
         yield Comparison(f"produced and real over real: {name}", "Img-Diff T6: 38.3 to 43.2", *study, "real")
-        yield Comparison(f"produced over dealt: {name}", NO_PAPER, *study, "real+dealt")
+        yield Comparison(f"produced over shuffled: {name}", NO_PAPER, *study, "real+dealt")
 
 
 def _shifted() -> Iterator[Comparison]:
@@ -182,11 +182,11 @@ def lines(results: Path) -> list[list[str]]:
 
 
 def worlds_of(path: Path) -> Mapping[str, Any]:
-    """Studies of a file by world; none where it is of another shape."""
-    found = json.loads(path.read_text(encoding="utf-8")).get("worlds", {})
-    if not isinstance(found, dict):
+    """Studies of a file by world; empty for files of another format."""
+    measurements = json.loads(path.read_text(encoding="utf-8")).get("worlds", {})
+    if not isinstance(measurements, dict):
         return {}
-    return {name: world for name, world in found.items() if isinstance(world, dict) and "each_seed" in world}
+    return {name: world for name, world in measurements.items() if isinstance(world, dict) and "each_seed" in world}
 
 
 def compared(world: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -203,13 +203,13 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
 
     Args:
         one: the comparison.
-        world: its study; None where there is none.
+        world: its study, if there is one.
     """
     if world is None or not {one.row, one.over} <= world["summary"].keys():
         return [one.what, one.paper, NOT_MEASURED, NONE, NONE, NONE, UNDECIDED]
     gain = gain_of(world, one.row, one.over, one.measure)
     row = world["summary"][one.row]
-    floor = max(row["floors"], key=lambda name: row["floors"][name][0])
+    baseline = max(row["baselines"], key=lambda name: row["baselines"][name][0])
     first, second = (measured(world["summary"][name], one.measure) for name in (one.over, one.row))
     intervals = [f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["pairs"], gain["interval"])]
     return [
@@ -218,14 +218,14 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
         f"{short(first)} to {short(second)} ({short(gain['mean'], '+')})",
         f"{len(world['seeds'])}; {world['test_pairs']:,}",
         "; ".join(intervals),
-        f"{row['floors'][floor][0]:.0f} {floor}",
+        f"{row['baselines'][baseline][0]:.0f} {baseline}",
         reading_of(gain, below(one.row, world), world["test_pairs"]),
     ]
 
 
 def gain_of(world: Mapping[str, Any], row: str, over: str, measure: str = METRIC) -> Mapping[str, Any]:
-    """What a row has over another: as the study keeps it, else over seeds alone, from the scores of each."""
-    before = world["summary"][row].get("over_before", {})
+    """Difference between two rows: as stored in the study, else over seeds only."""
+    before = world["summary"][row].get("over_previous", {})
     if measure == METRIC and before.get("row") == over:
         return dict(before)
     controlled = world["over_control"].get(row, {}) if world.get("control") == over else {}
@@ -241,9 +241,9 @@ def gain_of(world: Mapping[str, Any], row: str, over: str, measure: str = METRIC
 
 
 def below(row: str, world: Mapping[str, Any]) -> bool:
-    """Whether a row is not above each of its floors with the interval over pairs in every seed."""
-    floors = [floor for of_seed in world["each_seed"] for floor in of_seed[row]["over_floors"].values()]
-    return any(floor["low"] <= 0 for floor in floors)
+    """Whether a row is not above each of its baselines with the interval over pairs in every seed."""
+    differences = [over for of_seed in world["each_seed"] for over in of_seed[row]["over_baselines"].values()]
+    return any(difference["low"] <= 0 for difference in differences)
 
 
 def measured(row: Mapping[str, Any], measure: str) -> float:
@@ -252,7 +252,7 @@ def measured(row: Mapping[str, Any], measure: str) -> float:
 
 
 def short(value: float, sign: str = "-") -> str:
-    """Three digits at most: from 100 on without a decimal."""
+    """Number with up to three digits; without a decimal from 100."""
     return format(value, f"{sign}.{0 if abs(value) >= 99.95 else 1}f")
 
 
@@ -274,7 +274,7 @@ SUMMARY = (
 
 def summary(results: Path = RESULTS) -> str:
     """Differences by CIDEr-D of the methods in several settings, by their readings, as Markdown."""
-    columns = ("method over control", "higher", "lower", "not decided", "below the floor")
+    columns = ("method over control", "higher", "lower", "not decided", "below the baseline")
     cells_by_name = {row[0]: row for row in lines(results)}
     labels = [one.what for one in COMPARISONS]
     rows = []
@@ -290,7 +290,7 @@ def summary(results: Path = RESULTS) -> str:
 
 
 def _difference(row: Sequence[str]) -> str:
-    """The signed difference in the column "we see"."""
+    """The signed difference in the column "measured"."""
     return row[2].rpartition("(")[2].rstrip(")")
 
 

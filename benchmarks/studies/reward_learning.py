@@ -1,18 +1,18 @@
-"""Do rewards teach a captioner what more supervised training does not? Several seeds, one SFT each.
+"""Do rewards improve a captioner more than further supervised training? Several seeds, one SFT each.
 
     python -m benchmarks.studies.reward_learning [--seeds 1 2 3 4 5] [--world careful vague] [--out FILE]
     python -m benchmarks.studies.reward_learning --rows rewards  # facts alone, facts with CIDEr-D, CIDEr-D alone
     python -m benchmarks.studies.reward_learning --rows methods  # GRPO, Dr. GRPO, DAPO, GSPO, RLOO, same reward
     python -m benchmarks.studies.reward_learning --seeds 3 --only SFT+ GRPO --part parts/rewards-3.json  # and merge.py
 
-Rendered CLEVR-Change pairs of 64 pixels in the worlds of preference_learning.py and the settings of
-recipes/grpo.yaml. From one supervised captioner likelihood goes on (SFT+), or self-critical training (SCST, CIDEr-D)
-or group-relative policy optimisation (GRPO, exact facts of the scene and CIDEr-D) take over; SFT+ has more epochs,
-and the processor's seconds of each training stand beside its scores. Measured on held-out pairs with careful
-references: CIDEr-D, and the percent of captions whose type of change, attributes, new value and relation are right by
-the scene itself, the relation on the pairs whose references have one. Floors: a caption chosen on the training
-references, captions dealt to other pairs, and captions where the second image is the first. Differences to SFT+ come
-with Student's interval over seeds and the paired bootstrap over pairs of the mean over seeds.
+Rendered CLEVR-Change pairs of 64 pixels in the worlds of preference_learning.py and the settings of recipes/grpo.yaml.
+A supervised captioner is trained further by likelihood (SFT+), by self-critical training (SCST, CIDEr-D) or by
+group-relative policy optimisation (GRPO, exact facts of the scene and CIDEr-D); SFT+ has more epochs, and the CPU
+seconds of each training run are reported. Measured on held-out pairs with careful references: CIDEr-D, and the percent
+of captions whose type of change, attributes, new value and relation are right by the scene itself, the relation on the
+pairs whose references have one. Baselines: a constant caption selected on the training references, shuffled captions,
+and captions of identical images. Differences from SFT+ have Student's interval over seeds and the paired bootstrap over
+pairs of the mean over seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
-from benchmarks.studies.harness import Said, Study, arguments, each_run, keep, show, wanted
+from benchmarks.studies.harness import Study, Tested, arguments, each_run, print_summaries, save_results, selected_rows
 from benchmarks.studies.preference_learning import WORLDS, Run, adamw
 from lightning_idc.methods.policy.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.policy.rewards import CiderReward, FactsReward, WeightedRewards
@@ -39,11 +39,11 @@ Callbacks = Callable[[], list[Callback]]
 
 
 class RewardRun(Run):
-    """All trainings of one seed in one world."""
+    """All training runs of one seed in one world."""
 
-    def measured(self, captioner: PairTransformer) -> Said:
-        said, figures = super().measured(captioner)
-        return Captioned(said.captions, said.unchanged, self.related(said.facts)), figures
+    def measured(self, captioner: PairTransformer) -> Tested:
+        tested, figures = super().measured(captioner)
+        return Captioned(tested.captions, tested.identical, self.related(tested.facts)), figures
 
     def related(self, facts: Facts) -> Facts:
         """Facts with a relation only where the references have one, which makes them those of the same pairs."""
@@ -57,14 +57,14 @@ class RewardRun(Run):
             for id, known in facts.items()
         }
 
-    def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> Said:
+    def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> Tested:
         """Captions and figures after more training from the SFT policy, and its seconds of the processor."""
         captioner = PairTransformer(
             init_from=sft,
             freeze_backbone=True,
             captions_per_pair=3,
             dropout=0.0,
-            optimizer=adamw(self.given.rate),
+            optimizer=adamw(self.args.rate),
             schedule=WarmupCosine(0.1),
         )
         begin = time.process_time()
@@ -73,32 +73,32 @@ class RewardRun(Run):
         said, figures = self.measured(captioner)
         return said, {**figures, "seconds": seconds}
 
-    def rows(self, rows: dict[str, tuple[Callbacks, int]]) -> dict[str, Said]:
+    def rows(self, rows: dict[str, tuple[Callbacks, int]]) -> dict[str, Tested]:
         """What every row says, and its figures."""
         sft = self.supervised()
 
-        def start() -> Said:
+        def start() -> Tested:
             said, figures = self.measured(PairTransformer.load_from_checkpoint(sft))
             return said, {**figures, "seconds": 0.0}
 
-        found = {"SFT": self.row("SFT", start)}
+        results = {"SFT": self.row("SFT", start)}
         for name, how in rows.items():
-            found[name] = self.row(name, partial(self.rewarded, sft, *how))
-        return found
+            results[name] = self.row(name, partial(self.rewarded, sft, *how))
+        return results
 
 
-def rows_of(given: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
-    """Callbacks by name of the row, made anew for each training, and its epochs."""
+def rows_of(args: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
+    """Functions that create the callbacks of a training run, and its epochs, by row."""
 
     def both() -> WeightedRewards:
-        return WeightedRewards([FactsReward({"relation": given.relation}), CiderReward()], [1.0, given.cider])
+        return WeightedRewards([FactsReward({"relation": args.relation}), CiderReward()], [1.0, args.cider])
 
     def grpo(**options: Any) -> tuple[Callbacks, int]:
-        settings = {"samples": given.samples, "beta": given.kl, "caption_weight": given.caption_weight, **options}
-        return lambda: [GroupRelative(both(), **settings)], given.epochs
+        settings = {"samples": args.samples, "beta": args.kl, "caption_weight": args.caption_weight, **options}
+        return lambda: [GroupRelative(both(), **settings)], args.epochs
 
-    control: dict[str, tuple[Callbacks, int]] = {CONTROL: (list, given.more_epochs)}
-    if given.rows == "methods":
+    control: dict[str, tuple[Callbacks, int]] = {CONTROL: (list, args.more_epochs)}
+    if args.rows == "methods":
         return control | {
             "GRPO": grpo(),
             "Dr. GRPO": grpo(scale="none", averaging="constant"),
@@ -106,13 +106,13 @@ def rows_of(given: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
             "GSPO": grpo(level="sequence"),
             "RLOO": grpo(scale="leave_one_out"),
         }
-    scst: tuple[Callbacks, int] = (lambda: [SelfCritical(samples=4)], given.scst_epochs)
-    if given.rows == "rewards":
+    scst: tuple[Callbacks, int] = (lambda: [SelfCritical(samples=4)], args.scst_epochs)
+    if args.rows == "rewards":
         facts: tuple[Callbacks, int] = (
-            lambda: [GroupRelative(FactsReward({"relation": given.relation}), samples=given.samples)],
-            given.epochs,
+            lambda: [GroupRelative(FactsReward({"relation": args.relation}), samples=args.samples)],
+            args.epochs,
         )
-        cider: tuple[Callbacks, int] = (lambda: [GroupRelative(samples=given.samples)], given.epochs)
+        cider: tuple[Callbacks, int] = (lambda: [GroupRelative(samples=args.samples)], args.epochs)
         return control | {"SCST": scst, "GRPO, CIDEr-D": cider, "GRPO, facts": facts, "GRPO, facts and CIDEr-D": grpo()}
     return control | {"SCST": scst, "GRPO": grpo()}
 
@@ -135,18 +135,18 @@ def main() -> None:
     parser.add_argument("--relation", type=float, default=3.0, help="weight of the relation among the facts")
     parser.add_argument("--cider", type=float, default=0.05, help="weight of CIDEr-D beside the facts")
     arguments(parser, (1, 2, 3, 4, 5))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    order = ["SFT", *rows_of(given)]
-    chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
+    order = ["SFT", *rows_of(args)]
+    chosen = {name: made for name, made in rows_of(args).items() if name in selected_rows(args, order)}
     worlds: dict[str, Study] = {}
-    for world, seed, folder in each_run(given):
+    for world, seed, folder in each_run(args):
         print(f"world {world}, seed {seed}", flush=True)
-        run = RewardRun(given, folder, seed, world)
-        found = run.rows(chosen)
-        worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL)).add(seed, found)
-        keep(given, worlds, "lightning")
-    show(worlds)
+        run = RewardRun(args, folder, seed, world)
+        results = run.rows(chosen)
+        worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL)).add(seed, results)
+        save_results(args, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Arithmetic of runs on 64 GPUs, from published rates: hours, memory, traffic, and what is the limit. Nothing runs.
+"""Estimates for runs on 64 GPUs from published rates: hours, memory, traffic and the bottleneck. Nothing is run.
 
     python -m benchmarks.studies.scale_plan  # prints the tables of docs/notes/scale.md
-    python -m benchmarks.studies.scale_plan --write  # puts them there
+    python -m benchmarks.studies.scale_plan --write  # writes them there
 
-Every figure that is not arithmetic stands in this file with its source, or is called assumed. The efficiency of the
+Every input is in this file with its source, or is marked as assumed. The efficiency of the
 machine is taken from M3Diff's own report: 896,000 samples in 26 hours on 8 A100.
 """
 

@@ -1,11 +1,11 @@
-"""Is the same pair described alike whatever size and borders its files have?
+"""Does the caption of a pair depend on the size and the borders of its files?
 
     python -m benchmarks.studies.sizes [--model clevr] [--pairs 100] [--out FILE]
 
 Rendered test pairs as files of the captioner's own size and 2, 4 and 8 times as large (by Lanczos), and twice as large
-on a canvas of another aspect: 16:9 in black with the picture in its middle, 3:4 in white with the picture at the top,
-and the first one again as JPEG. Counted are pairs that get the same caption as at their own size, and the same answer
-to whether anything changed.
+on a canvas of another aspect ratio: 16:9 in black with the image in the centre, 3:4 in white with the image at the top,
+and the first one again as JPEG. Measured are the pairs with the same caption, and with the same decision whether
+anything changed, as at their original size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def scaled(picture: Image.Image, factor: int) -> Image.Image:
 
 
 def padded(picture: Image.Image, aspect: float, colour: str, before: float) -> Image.Image:
-    """A picture on a canvas of another aspect."""
+    """An image on a canvas of another aspect ratio."""
     size = max(picture.width, round(picture.height * aspect)), max(picture.height, round(picture.width / aspect))
     canvas = Image.new("RGB", size, colour)
     canvas.paste(picture, (round((size[0] - picture.width) * before), round((size[1] - picture.height) * before)))
@@ -42,7 +42,7 @@ def padded(picture: Image.Image, aspect: float, colour: str, before: float) -> I
 
 
 def forms(picture: Image.Image) -> Iterator[tuple[str, Image.Image, str]]:
-    """Name, picture and ending of every kind of file."""
+    """Name, image and suffix of every kind of file."""
     for factor in FACTORS:
         yield f"x{factor}", scaled(picture, factor), "png"
     for name, how in PADDED.items():
@@ -60,7 +60,7 @@ def main() -> None:
     captioner = load(options.model)
     world = SyntheticPairs("clevr_wide", test_pairs=options.pairs, render_size=captioner.input_spec.size or 64)
     source = world.pairs_of("test")
-    said: dict[str, list[Any]] = {}
+    captions: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for index in range(options.pairs):
             sample = source.load(index)
@@ -72,20 +72,20 @@ def main() -> None:
                 files = [Path(folder, f"{side}.{ending}") for side in ("before", "after")]
                 for file, picture in zip(files, (before, after), strict=True):
                     picture.save(file, **({"quality": 92} if ending == "jpg" else {}))
-                said.setdefault(name, []).append(captioner.describe(*files))
-    own = said["x1"]
+                captions.setdefault(name, []).append(captioner.describe(*files))
+    own = captions["x1"]
     result = {
         "model": options.model,
         "pairs": options.pairs,
         **{
             name: {
-                "same_caption": sum(one.text == other.text for one, other in zip(own, found, strict=True)),
+                "same_caption": sum(one.text == other.text for one, other in zip(own, results, strict=True)),
                 "same_change": sum(
                     (one.change_score >= 0.5) == (other.change_score >= 0.5)
-                    for one, other in zip(own, found, strict=True)
+                    for one, other in zip(own, results, strict=True)
                 ),
             }
-            for name, found in said.items()
+            for name, results in captions.items()
         },
     }
     report(result, options.out, "pillow", seeds=[0])

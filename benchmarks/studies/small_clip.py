@@ -1,6 +1,6 @@
-"""A small CLIP of rendered images and texts, whose image blocks a captioner may begin with as others begin with CLIP's.
+"""A small CLIP of rendered images and texts, whose image blocks initialise a captioner in place of CLIP's.
 
-It reads single images, each beside a text that names all of its things: nothing tells it about pairs or changes.
+It is trained on single images with texts that name all objects, without information about pairs or changes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PATCH = 16
 
 
 class Scenes(Dataset[tuple[Tensor, Tensor]]):
-    """One of the two images of each pair, and a text that names its things in any order.
+    """One of the two images of each pair, and a text that names its objects in random order.
 
     Args:
         pairs: rendered.

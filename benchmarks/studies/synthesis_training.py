@@ -1,4 +1,4 @@
-"""Do produced captions help a captioner of real pairs, when they are mixed into its training? Two sizes of real data.
+"""Do produced pairs improve a captioner of real pairs when mixed into its training data? Two sizes of real data.
 
     python -m benchmarks.studies.synthesis_training [--seeds 1 2 3 4 5] [--world 300 3000] [--out FILE]
     python -m benchmarks.studies.synthesis_training --world 300 --seeds 3 --only blind real --part parts/300-3-a.json
@@ -9,12 +9,12 @@ recoloured there, the pair goes through the filters of Img-Diff with the embedde
 captions that these slots write ("a red metal cube was removed"). A PairTransformer is trained on a backbone that names
 objects, the same for all rows and frozen: it stands in for a pretrained encoder.
 
-Rows, all of equally many steps of equally many pairs: ``blind`` learns real captions beside pictures of other pairs;
-``real`` learns real pairs; in ``real+dealt`` half of every epoch are produced pictures with captions of other produced
-pairs, in ``real+produced`` with their own. What produced captions teach is the difference of the last two, what mixing
-gives in all that of ``real+produced`` and ``real``. All are tested on the same real pairs; the facts of their captions
-do not depend on how they are worded. ``harness.py`` says what stands beside every score.
-``--world 16 --produced 24 --steps 4 --naming_epochs 1 --test_pairs 16 --seeds 1`` tries the script.
+Rows, all of equally many steps of equally many pairs: ``blind`` trains on real captions with images of other pairs;
+``real`` on real pairs; in ``real+dealt`` half of every epoch are produced images with captions of other produced pairs,
+in ``real+produced`` with their own. The difference between the last two is the effect of produced captions; that
+between ``real+produced`` and ``real`` is the total effect of mixing. All are tested on the same real pairs; the facts
+of captions do not depend on the wording. ``harness.py`` describes the baselines and intervals of every score. ``--world
+16 --produced 24 --steps 4 --naming_epochs 1 --test_pairs 16 --seeds 1`` is a smoke test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,17 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa:
 from PIL import Image as ImageFile  # noqa: E402
 
 from benchmarks.harness import quiet_trainer  # noqa: E402
-from benchmarks.studies.harness import Said, Study, arguments, asked, each_run, keep, once, show, wanted  # noqa: E402
+from benchmarks.studies.harness import (  # noqa: E402
+    Study,
+    Tested,
+    arguments,
+    each_run,
+    load_or_test,
+    print_summaries,
+    save_results,
+    selected_rows,
+    test_captions,
+)
 from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
 from lightning_idc.data.datamodule import PairDataModule, Split  # noqa: E402
 from lightning_idc.data.mixture import Mixture  # noqa: E402
@@ -61,11 +71,11 @@ EDITED = 96
 
 
 class Dealt(PairDataModule):
-    """The training pairs of another data module, each with the captions of another pair.
+    """Training pairs of another data module, each with the captions of another pair.
 
     Args:
-        data: whose pairs these are.
-        options: of `PairDataModule`.
+        data: source of the pairs.
+        options: options of `PairDataModule`.
     """
 
     def __init__(self, data: PairDataModule, **options: Any) -> None:
@@ -97,29 +107,29 @@ class DealtCaptions(View):
 
 
 class Run:
-    """All trainings of one seed with one number of real pairs.
+    """All training runs of one seed with one number of real pairs.
 
     Args:
-        given: command line.
-        folder: for the backbone, the produced pairs and finished rows; what is there is taken.
-        seed: of training, and of what is pasted.
+        args: command line.
+        folder: folder of the backbone, the produced pairs and finished rows; existing files are reused.
+        seed: seed of training and of the pasted objects.
         world: number of real pairs.
     """
 
-    def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
-        self.given, self.folder, self.seed, self.world = given, folder, seed, world
+    def __init__(self, args: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
+        self.args, self.folder, self.seed, self.world = args, folder, seed, world
         folder.mkdir(parents=True, exist_ok=True)
-        self.rendered: dict[str, Any] = dict(no_change=0.0, cache_dir=given.cache, progress=False)
+        self.rendered: dict[str, Any] = dict(no_change=0.0, cache_dir=args.cache, progress=False)
 
     def real(self) -> SyntheticPairs:
         count = int(self.world)
-        return SyntheticPairs(train_pairs=count, val_pairs=8, test_pairs=self.given.test_pairs, **self.rendered)
+        return SyntheticPairs(train_pairs=count, val_pairs=8, test_pairs=self.args.test_pairs, **self.rendered)
 
     def scenes(self) -> Path:
         """Pictures of other scenes of the world, the after of no pair, without a label."""
         folder = self.folder / "scenes"
         if not folder.is_dir():
-            sizes = {"train_pairs": self.given.scenes, "val_pairs": 1, "test_pairs": 1, "render_size": EDITED}
+            sizes = {"train_pairs": self.args.scenes, "val_pairs": 1, "test_pairs": 1, "render_size": EDITED}
             source = SyntheticPairs(data_seed=1, **sizes, **self.rendered).source("train")
             begun = self.folder / "scenes.begun"
             begun.mkdir(exist_ok=True)
@@ -131,7 +141,7 @@ class Run:
 
     def produced(self) -> tuple[FolderPairs, dict[str, Any]]:
         """Produced pairs with the captions of the embedded slots, and what is known of them."""
-        target, count = self.folder / "produced", self.given.produced
+        target, count = self.folder / "produced", self.args.produced
         edits = PasteEdits(EDITED, ["add", "remove", "replace", "recolor"], (1, 1), (0.12, 0.26), seed=self.seed)
         chain = Sequential(
             [
@@ -140,7 +150,7 @@ class Run:
                 ReleasePairs(str(target / "release"), shares=(1.0, 0.0, 0.0)),
             ]
         )
-        source = ImageFolder(str(self.scenes()), copies=-(-count // self.given.scenes))
+        source = ImageFolder(str(self.scenes()), copies=-(-count // self.args.scenes))
         run(edits, source, target / "edits", limit=count)
         store = run(chain, str(target / "edits"), target / "made")
         data = FolderPairs(target / "release", shares=(1.0, 0.0, 0.0))
@@ -155,17 +165,17 @@ class Run:
         """Checkpoint of the backbone that names objects."""
         path = self.folder / "naming.ckpt"
         if not path.is_file():
-            sizes = {"train_pairs": self.given.named, "val_pairs": 1, "test_pairs": 1}
+            sizes = {"train_pairs": self.args.named, "val_pairs": 1, "test_pairs": 1}
             seed_everything(self.seed, workers=True, verbose=False)
             namer = ObjectNaming(optimizer=adamw(1e-2))
             data = SyntheticCells(data_seed=2, **sizes, **self.rendered, batch_size=64)
-            self.fitted(namer, data, max_epochs=self.given.naming_epochs).save_checkpoint(path)
+            self.fitted(namer, data, max_epochs=self.args.naming_epochs).save_checkpoint(path)
         return str(path)
 
-    def trained(self, parts: dict[str, PairDataModule]) -> Said:
+    def trained(self, parts: dict[str, PairDataModule]) -> Tested:
         """What a captioner says that was trained on equal shares of the parts."""
-        draws = self.given.steps * self.given.batch
-        data = Mixture(parts, dict.fromkeys(parts, 1.0), draws, batch_size=self.given.batch, image_size=SIDE)
+        draws = self.args.steps * self.args.batch
+        data = Mixture(parts, dict.fromkeys(parts, 1.0), draws, batch_size=self.args.batch, image_size=SIDE)
         seed_everything(self.seed, workers=True, verbose=False)
         captioner = PairTransformer(
             backbone_weights=self.backbone(),
@@ -175,20 +185,20 @@ class Run:
             schedule=WarmupCosine(0.1),
         )
         trainer = self.fitted(captioner, data, max_epochs=1)
-        return asked(trainer, captioner, self.real())[0], {}
+        return test_captions(trainer, captioner, self.real())[0], {}
 
-    def rows(self, names: list[str]) -> tuple[dict[str, Said], dict[str, Any]]:
+    def rows(self, names: list[str]) -> tuple[dict[str, Tested], dict[str, Any]]:
         """What every row says, and what is known of the produced pairs."""
         produced, about = self.produced() if {"real+dealt", "real+produced"} & set(names) else (None, {})
-        found = {}
+        results = {}
         for name in names:
             parts: dict[str, PairDataModule] = {"real": Dealt(self.real()) if name == "blind" else self.real()}
             if name.startswith("real+"):
                 assert produced is not None
                 parts["produced"] = produced if name == "real+produced" else Dealt(produced)
             path = self.folder / f"{name}-{self.world}.json"
-            found[name] = once(path, partial(self.trained, parts))
-        return found, about
+            results[name] = load_or_test(path, partial(self.trained, parts))
+        return results, about
 
 
 def adamw(rate: float) -> Any:
@@ -196,7 +206,7 @@ def adamw(rate: float) -> Any:
 
 
 def right(store: RecordStore) -> dict[str, Any]:
-    """Share of the kept records whose caption says what was pasted, word for word."""
+    """Fraction of the accepted records whose caption exactly describes the pasted object."""
     said = expected = 0
     for record in store:
         if record.dropped is None:
@@ -218,19 +228,19 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--test_pairs", type=int, default=300)
     arguments(parser, (1, 2, 3, 4, 5))
-    given = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    names = wanted(given, ROWS)
+    names = selected_rows(args, ROWS)
     worlds: dict[str, Study] = {}
-    for world, seed, folder in each_run(given):
+    for world, seed, folder in each_run(args):
         print(f"{world} real pairs, seed {seed}", flush=True)
         begin = time.process_time()
-        run = Run(given, folder, seed, world)
-        found, about = run.rows(names)
+        run = Run(args, folder, seed, world)
+        results, about = run.rows(names)
         study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
-        study.add(seed, found, **about, seconds=time.process_time() - begin)
-        keep(given, worlds, "lightning")
-    show(worlds)
+        study.add(seed, results, **about, seconds=time.process_time() - begin)
+        save_results(args, worlds, "lightning")
+    print_summaries(worlds)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""For which of all 616,767 COCO captions does our tokenizer give other tokens than pycocoevalcap's Java one?
+"""For which of the 616,767 COCO captions do the tokens differ from those of pycocoevalcap's Java tokenizer?
 
     python -m benchmarks.studies.tokens [--out FILE]
 
-The captions lie inside pycocoevalcap's SPICE jar. Line breaks inside a caption become spaces for both, since Java would
-shift all later captions. Java gets two minutes; it needs seconds.
+The captions are in pycocoevalcap's SPICE jar. Line breaks inside a caption become spaces for both, since they would
+shift all later captions of the Java tokenizer, which has a timeout of two minutes and needs seconds.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ def main() -> None:
     texts = captions()
     expected = java_tokens(texts)
     began = time.process_time()
-    found = [ptb_tokenize(text) for text in texts]
+    results = [ptb_tokenize(text) for text in texts]
     seconds = time.process_time() - began
     different = [
         {"caption": text, "ours": " ".join(ours), "java": " ".join(java)}
-        for text, ours, java in zip(texts, found, expected, strict=True)
+        for text, ours, java in zip(texts, results, expected, strict=True)
         if ours != java
     ]
     result = {

@@ -1,17 +1,17 @@
-"""Does the map of `describe` lie where the change is?
+"""Does the map of `describe` locate the change?
 
     python -m benchmarks.studies.where [--model clevr] [--pairs 100] [--skip 130] [--out FILE]
     python -m benchmarks.studies.where --model pcb --deeppcb FOLDER --skip 0 --out FILE
 
-Rendered test pairs, or circuit boards, whose boxes are known and which the captioner takes for changed. Counted are
+Rendered test pairs, or circuit boards, with known boxes, which the captioner calls changed. Measured are
 
 - ``pointing``: the peak of the map lies in a true box (one of the two of a thing that moved),
 - ``box_recall``: true boxes that a box of the answer overlaps with an IoU of at least .3,
 - ``box_precision``: boxes of the answer that a true box overlaps so.
 
-Beside the map stand what needs no captioner: the place around which the pixels differ most, and what pointing
-anywhere would hit, the mean share of the image that lies in a true box. Intervals are Wilson's, 95 %. How cells and
-pixels are put together was chosen on the first 130 pairs of the split, which are left out.
+Baselines without a captioner are the location with the largest pixel difference, and random pointing, which hits the
+mean fraction of the image inside true boxes. Intervals are Wilson's, 95 %. The combination of cells and pixels was
+chosen on the first 130 pairs of the split, which are skipped.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from lightning_idc import load
 from lightning_idc.data import DeepPCB, SyntheticPairs
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.images.types import PairSample
-from lightning_idc.models.where import CELLS, Box, Where, locate, refine
+from lightning_idc.models.location import CELLS, Box, ChangeLocation, locate, refine
 
 IOU = 0.3
 
 
 def true_boxes(sample: PairSample) -> list[Box]:
-    """Boxes of a change on either side, as shares of width and height."""
+    """Boxes of a change in both images, as fractions of width and height."""
     assert sample.boxes is not None
     height, width = sample.before.shape[1:]
-    found = dict.fromkeys(tuple(box) for box in sample.boxes.reshape(-1, 4).tolist() if box[0] == box[0])
-    return [(x1 / width, y1 / height, x2 / width, y2 / height) for x1, y1, x2, y2 in found]
+    results = dict.fromkeys(tuple(box) for box in sample.boxes.reshape(-1, 4).tolist() if box[0] == box[0])
+    return [(x1 / width, y1 / height, x2 / width, y2 / height) for x1, y1, x2, y2 in results]
 
 
 def interval(hits: int, count: int) -> list[float]:
@@ -48,8 +48,8 @@ def interval(hits: int, count: int) -> list[float]:
     return [round(middle - half, 3), round(middle + half, 3)]
 
 
-def pixels(sample: PairSample) -> Where:
-    """The control: all cells matter alike, so that only the pixels decide."""
+def pixels(sample: PairSample) -> ChangeLocation:
+    """Baseline: all cells have equal weight, so that only pixels count."""
     return refine(torch.ones(CELLS, CELLS), sample)
 
 
@@ -80,14 +80,14 @@ def main() -> None:
             continue
         pairs, truths = pairs + 1, truths + len(boxes)
         anywhere += sum((box[2] - box[0]) * (box[3] - box[1]) for box in boxes)
-        for name, found in (("map", locate(captioner, sample, caption.text)), ("pixels", pixels(sample))):
-            count, peak = counts[name], found.peak
+        for name, results in (("map", locate(captioner, sample, caption.text)), ("pixels", pixels(sample))):
+            count, peak = counts[name], results.peak
             count["pointing"] += peak is not None and any(
                 box[0] <= peak[0] <= box[2] and box[1] <= peak[1] <= box[3] for box in boxes
             )
-            count["recalled"] += sum(any(box_iou(box, other) >= IOU for other in found.boxes) for box in boxes)
-            count["precise"] += sum(any(box_iou(box, other) >= IOU for other in boxes) for box in found.boxes)
-            count["boxes"] += len(found.boxes)
+            count["recalled"] += sum(any(box_iou(box, other) >= IOU for other in results.boxes) for box in boxes)
+            count["precise"] += sum(any(box_iou(box, other) >= IOU for other in boxes) for box in results.boxes)
+            count["boxes"] += len(results.boxes)
     result = {
         "model": options.model,
         "pairs": pairs,

@@ -1,4 +1,4 @@
-"""Callbacks: those that serve any captioner, and those of the methods."""
+"""Callbacks for any captioner, and those of the methods."""
 
 from lightning_idc.utils.lazy import attach
 

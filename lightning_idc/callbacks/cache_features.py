@@ -1,4 +1,4 @@
-"""CacheFeatures: image features of a frozen backbone are computed once and then read from disk."""
+"""CacheFeatures: computes the image features of a frozen backbone once and then reads them from disk."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CacheFeatures(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
-            raise ConfigError("CacheFeatures needs whole weights on every process; use DDP, or leave it out")
+            raise ConfigError("CacheFeatures needs unsharded weights; use DDP, or leave CacheFeatures out")
         self._fitting = stage == "fit"
 
     # the weights of a checkpoint are loaded only before these hooks
@@ -89,8 +89,8 @@ class CacheFeatures(Callback):
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
             raise ConfigError(
-                f"a batch was processed without a call of {self.module!r}, so its features cannot be cached; name the "
-                f"part that is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
+                f"a batch was processed without a call of {self.module!r}, so its features cannot be cached; set "
+                f"`module` to one that is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -104,19 +104,19 @@ class CacheFeatures(Callback):
         except AttributeError:
             names = [name for name, _ in captioner.named_children()]
             raise ConfigError(
-                f"CacheFeatures finds no module {self.module!r} in {type(captioner).__name__}, which has "
-                f"{', '.join(names)}; name its image encoder with `module`"
+                f"{type(captioner).__name__} has no module {self.module!r} for CacheFeatures; it has "
+                f"{', '.join(names)}; set `module` to its image encoder"
             ) from None
         self._check_frozen(module)
         inner = [part for part in module.modules() if part is not module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in inner):
             raise ConfigError(
-                f"an adapter or an add-on reads or changes layers within {self.module!r}, which no longer run once "
-                "their result is kept; leave it or CacheFeatures out"
+                f"an adapter or an add-on has hooks on layers within {self.module!r}, which do not run if the features "
+                "are cached; leave it or CacheFeatures out"
             )
         dtype = np.dtype(np.float16 if self.half else np.float32)
-        facts = (str(trainer.precision), captioner.device.type, dtype.name)
-        folder = folder_of(self.folder, module, type(module).__name__, *facts)
+        settings = (str(trainer.precision), captioner.device.type, dtype.name)
+        folder = folder_of(self.folder, module, type(module).__name__, *settings)
         self.cache = FeatureCache(module.forward, folder, dtype, self.always, self.max_gb * 1e9)
         # set on the instance, so that checkpoint keys and hooks of the module stay the same
         module.forward = self._forward  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ class CacheFeatures(Callback):
     def _check_frozen(self, module: nn.Module) -> None:
         if self._fitting and any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError(
-                f"CacheFeatures keeps what {self.module!r} makes of images, but it is trained; freeze it "
+                f"CacheFeatures needs frozen weights, but {self.module!r} is trained; freeze it "
                 "(freeze_backbone: true), or leave CacheFeatures out"
             )
 
@@ -139,10 +139,10 @@ class CacheFeatures(Callback):
         self._check_frozen(self._wrapped)
         self._called = True
         if self._wrapped.training:
-            raise ConfigError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
+            raise ConfigError(f"{self.module!r} is in training mode, so its features vary; set it to eval mode")
         if others or options:
             raise ConfigError(
-                f"{self.module!r} has other inputs than images, so its features cannot be cached by image"
+                f"{self.module!r} has inputs other than images, so its features cannot be cached by image"
             )
         features = self.cache(images.detach())
         if not self._is_reported and self.cache.seconds:

@@ -1,4 +1,4 @@
-"""CompareResults: one table of the results of several test stages, with intervals and baselines."""
+"""CompareResults: prints one table of the results of several test stages, with intervals and baselines."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.baselines import constant_caption
 from lightning_idc.metrics.results import PREDICTIONS
-from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
+from lightning_idc.report.comparison import (
+    Captioned,
+    ComparedCaptioner,
+    compare_captioners,
+    differences_table,
+    facts_table,
+)
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
-RULES = """Intervals: 95 %, paired bootstrap over test pairs; seeds of training are not in them. "not decided": the
-interval holds 0. Floors: a caption chosen on the training references and said of every pair, the captions dealt to
-other pairs, and the captions where the second image is the first. "below the floor": not above each of these with its
-interval."""
+RULES = """Intervals: 95 %, paired bootstrap over test pairs; they do not include the variation over training seeds.
+"not decided": the interval contains 0. Baselines: one caption, chosen on the training references, for every pair; the
+captions shuffled among pairs; and the captions where the second image equals the first. "below the baseline": not above
+each of these by an interval above 0."""
 
 
 class CompareResults(Callback):
@@ -33,11 +39,11 @@ class CompareResults(Callback):
 
     Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last, after
     `ShowResults`: if every stage has ``predictions.jsonl``, each row is compared pair by pair with the previous row and
-    with blind baselines (`UnchangedControl` adds the third of these).
+    with baselines that do not see the change (`UnchangedControl` adds the third of these).
 
     Args:
         name: name of the row of this test.
-        others: folders of earlier test stages by the names of their rows, such as ``{DPO: ${run_dir}/test_dpo}``.
+        others: folder of each earlier test stage by the name of its row, such as ``{DPO: ${run_dir}/test_dpo}``.
         metrics: columns; metrics that no stage computed are left out.
     """
 
@@ -65,9 +71,9 @@ class CompareResults(Callback):
             text = f"{text}\n\n{differences_table(rows)}{facts}\n\n{RULES}"
         print(f"\n{text}\n", flush=True)
         save_json(folder / "comparison.json", table)
-        save(folder / "comparison.md", lambda path: fill(path, text + "\n"))
+        save(folder / "comparison.md", lambda path: write_content(path, text + "\n"))
 
-    def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[Row]:
+    def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[ComparedCaptioner]:
         references: dict[str, list[str]] = {}
         captioned = {}
         for name, folder in folders.items():
@@ -76,16 +82,16 @@ class CompareResults(Callback):
             references = {record["id"]: record["references"] for record in records}
             control = folder / CONTROL
             captioned[name] = Captioned(
-                {record["id"]: record["caption"] for record in records},
-                json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
-                {record["id"]: record["facts"] for record in records},
+                captions={record["id"]: record["caption"] for record in records},
+                identical=json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
+                facts={record["id"]: record["facts"] for record in records},
             )
-        return rows_of(captioned, references, constant_of(trainer))
+        return compare_captioners(captioned, references, constant_of(trainer))
 
 
 def constant_of(trainer: Trainer) -> str | None:
     """Constant caption selected on the training split; None, with a warning, without training captions."""
-    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
     try:
         return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
     except IDCError as error:  # a test needs no training split

@@ -1,4 +1,4 @@
-"""ForcedChoice: how often the true sentence has a higher likelihood than a counterfactual."""
+"""ForcedChoice: the rate at which the true sentence is more likely than a counterfactual (two-alternative accuracy)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from lightning_idc.models.distributed import all_gather_dict
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
-WORDINGS = 5
-"""Number of templates for each kind of change."""
+NUM_TEMPLATES = 5
+"""Number of sentence templates for each kind of change."""
 
 
 class ForcedChoice(Callback):
@@ -26,23 +26,23 @@ class ForcedChoice(Callback):
     summed log-probability. Needs the scene facts of `SyntheticPairs`; other data are skipped with a message.
 
     Args:
-        rivals: number of counterfactuals per pair.
+        num_counterfactuals: number of counterfactuals per pair.
     """
 
-    def __init__(self, rivals: PositiveInt = 4) -> None:
+    def __init__(self, num_counterfactuals: PositiveInt = 4) -> None:
         check_arguments(ForcedChoice.__init__, locals())
-        self.rivals = rivals
+        self.num_counterfactuals = num_counterfactuals
         self._wins: dict[str, tuple[int, int]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"ForcedChoice needs a PairCaptioner; found a {type(pl_module).__name__}")
-        data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+            raise ConfigError(f"ForcedChoice needs a PairCaptioner, not a {type(pl_module).__name__}")
+        data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
         self.data = data if isinstance(data, SyntheticPairs) else None
         if self.data is None and stage == "test":
-            rank_zero_info(f"ForcedChoice is left out: {type(data).__name__} has no scene facts")
+            rank_zero_info(f"ForcedChoice is skipped: {type(data).__name__} has no scene facts")
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._wins = {}
@@ -61,11 +61,11 @@ class ForcedChoice(Callback):
         for id in batch.ids:
             index = int(id.rpartition("-")[2])
             change, generator = source.truth(index), torch.Generator().manual_seed(index)
-            wording = int(torch.randint(WORDINGS, (), generator=generator))
-            rivals = counterfactuals(change, self.rivals, generator, wording)
-            rows.append(pl_module.tokenize([true_sentence(change, wording), *rivals]))
-        tokens, mask = (part.to(pl_module.device) for part in pad_captions(rows, 1 + self.rivals))
-        scores = pl_module.score(pl_module.encode(batch), tokens, mask)
+            template = int(torch.randint(NUM_TEMPLATES, (), generator=generator))
+            negatives = counterfactuals(change, self.num_counterfactuals, generator, template)
+            rows.append(pl_module.tokenize([true_sentence(change, template), *negatives]))
+        tokens, mask = (part.to(pl_module.device) for part in pad_captions(rows, 1 + self.num_counterfactuals))
+        scores = pl_module.score(pl_module.encode(batch), tokens, mask)  # (B, 1 + counterfactuals)
         is_valid = mask[:, 1:].any(-1)
         num_won = ((scores[:, :1] > scores[:, 1:]) & is_valid).sum(1)
         self._wins |= dict(zip(batch.ids, zip(num_won.tolist(), is_valid.sum(1).tolist(), strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""LogPairs: images and captions of the same few pairs after every validation."""
+"""LogPairs: logs the images and captions of the same few pairs after every validation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from lightning_idc.callbacks.results import results_of
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.table import Table
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import save
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class LogPairs(Callback):
 
     Args:
         pairs: number of pairs, spread over the types of change.
-        main_facts: facts for the colour of a caption: green if all that apply are right, red if one is wrong.
+        main_facts: facts that decide the colour of a caption: green if all that apply are right, red if one is wrong.
     """
 
     def __init__(self, pairs: PositiveInt = 6, main_facts: Sequence[str] = ("type", "attributes")) -> None:
@@ -43,13 +43,13 @@ class LogPairs(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"LogPairs needs a PairCaptioner; found a {type(pl_module).__name__}")
+            raise ConfigError(f"LogPairs needs a PairCaptioner, not a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         results = results_of(trainer, pl_module, "val")
-        chosen = spread(results.records, self.pairs)
+        chosen = select_evenly(results.records, self.pairs)
         if not chosen:
             return
         step, table = trainer.global_step, captions_table(results, chosen)
@@ -94,7 +94,7 @@ def log_table(logger: Logger, name: str, table: Table, step: int) -> None:
         logger.experiment.log_text(logger.run_id, table.markdown(), _file(name, step, "md"))
     elif isinstance(logger, CSVLogger):
         file = Path(logger.log_dir) / _file(name, step, "md")
-        save(file, lambda path: fill(path, table.markdown() + "\n"))
+        save(file, lambda path: write_content(path, table.markdown() + "\n"))
 
 
 def _file(name: str, step: int, ending: str) -> str:
@@ -105,7 +105,7 @@ def captions_table(results: Results, records: list[dict[str, Any]]) -> Table:
     """Table of predicted captions and references."""
     rows = []
     for record in records:
-        score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")
+        score = results.pair_scores.get(record["id"], {}).get("CIDEr-D")
         cells = [record["id"], record["caption"], next(iter(record["references"]), "")]
         rows.append([*cells, "" if score is None else f"{score:.0f}"])
-    return Table(["pair", "says", "truth", "CIDEr-D"], rows, text=3)
+    return Table(["pair", "caption", "reference", "CIDEr-D"], rows, text=3)

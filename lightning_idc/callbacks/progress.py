@@ -1,4 +1,4 @@
-"""Progress output: Lightning's progress bar in a terminal, occasional lines elsewhere."""
+"""PlainProgress: prints lines of progress where there is no terminal for Lightning's progress bar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments
 
 def duration(seconds: float) -> str:
     """Seconds as ``1:02:03`` or ``2:03``."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 class PlainProgress(Callback):
@@ -41,8 +41,14 @@ class PlainProgress(Callback):
             return
         total = trainer.estimated_stepping_batches
         metrics = trainer.progress_bar_metrics.items()
-        shown = "".join(f", {name} {value:.3g}" for name, value in metrics if isinstance(value, float))
-        self._say("step", trainer.global_step, total, trainer.global_step - self._first_step, self._began, shown)
+        self._print(
+            "step",
+            index=trainer.global_step,
+            total=total,
+            num_done=trainer.global_step - self._first_step,
+            began=self._began,
+            metrics="".join(f", {name} {value:.3g}" for name, value in metrics if isinstance(value, float)),
+        )
 
     def _begin_evaluation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._began_evaluation = time.monotonic()
@@ -54,19 +60,19 @@ class PlainProgress(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
     ) -> None:
         if not trainer.sanity_checking and self._due(trainer):
-            self._say("validation, batch", batch_idx + 1, sum(trainer.num_val_batches), batch_idx + 1)
+            self._print("validation, batch", batch_idx + 1, sum(trainer.num_val_batches), batch_idx + 1)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
     ) -> None:
         if self._due(trainer):
-            self._say("test, batch", batch_idx + 1, sum(trainer.num_test_batches), batch_idx + 1)
+            self._print("test, batch", batch_idx + 1, sum(trainer.num_test_batches), batch_idx + 1)
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
     ) -> None:
         if self._due(trainer):
-            self._say("prediction, batch", batch_idx + 1, sum(trainer.num_predict_batches), batch_idx + 1)
+            self._print("prediction, batch", batch_idx + 1, sum(trainer.num_predict_batches), batch_idx + 1)
 
     def _due(self, trainer: Trainer) -> bool:
         now = time.monotonic()
@@ -75,15 +81,17 @@ class PlainProgress(Callback):
         self._last = now
         return True
 
-    def _say(self, what: str, at: int, total: float, done: int, began: float | None = None, metrics: str = "") -> None:
-        spent = time.monotonic() - (self._began_evaluation if began is None else began)
+    def _print(
+        self, unit: str, index: int, total: float, num_done: int, began: float | None = None, metrics: str = ""
+    ) -> None:
+        elapsed = time.monotonic() - (self._began_evaluation if began is None else began)
         # the remaining time is unknown for endless runs
-        has_end = math.isfinite(total) and done > 0
-        left = f"/{total:g}, {duration((total - at) * spent / done)} left" if has_end else ""
-        print(f"{what} {at}{left}{metrics}", flush=True)
+        has_end = math.isfinite(total) and num_done > 0
+        remaining = f"/{total:g}, {duration((total - index) * elapsed / num_done)} left" if has_end else ""
+        print(f"{unit} {index}{remaining}{metrics}", flush=True)
 
 
 def default_progress(config: dict[str, Any]) -> list[Callback]:
     """Default progress callbacks: none in a terminal, where Lightning shows its bar, else `PlainProgress`."""
-    chosen = config.get("enable_progress_bar")
-    return [PlainProgress()] if chosen is None and not sys.stdout.isatty() else []
+    enable_progress_bar = config.get("enable_progress_bar")
+    return [PlainProgress()] if enable_progress_bar is None and not sys.stdout.isatty() else []

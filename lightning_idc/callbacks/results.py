@@ -28,13 +28,13 @@ def results_of(
         split: evaluated split.
         records: captions of a prediction, without scores; those of the captioner when None.
     """
-    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
     return Results(
-        captioner.predictions if records is None else records,
-        captioner.scores if records is None else None,
-        data if isinstance(data, PairDataModule) else None,
-        split,
-        captioner.hparams.get("no_change_captions") or [],
+        records=captioner.predictions if records is None else records,
+        scores=captioner.scores if records is None else None,
+        data=data if isinstance(data, PairDataModule) else None,
+        split=split,
+        sentences=captioner.hparams.get("no_change_captions") or [],
     )
 
 
@@ -44,18 +44,18 @@ def origin_of(trainer: Trainer, results: Results) -> Origin:
     checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
     seed = os.environ.get("PL_GLOBAL_SEED")
     return Origin(
-        type(captioner).__name__,
-        None if results.data is None else type(results.data).__name__,
-        results.split,
-        {key: captioner.hparams[key] for key in ("num_beams", "max_length") if key in captioner.hparams},
-        None if seed is None else int(seed),
-        None if checkpoint is None else checkpoint.name,
-        None if checkpoint is None else selected_on(checkpoint),
+        model=type(captioner).__name__,
+        data=None if results.data is None else type(results.data).__name__,
+        split=results.split,
+        decoding={key: captioner.hparams[key] for key in ("num_beams", "max_length") if key in captioner.hparams},
+        seed=None if seed is None else int(seed),
+        checkpoint=None if checkpoint is None else checkpoint.name,
+        selection=None if checkpoint is None else selected_on(checkpoint),
         weights=weights_digest(captioner),
     )
 
 
-def about(trainer: Trainer, results: Results) -> dict[str, str]:
+def evaluation_settings(trainer: Trainer, results: Results) -> dict[str, str]:
     """Settings of an evaluation as texts for a report."""
     import lightning
 
@@ -64,21 +64,21 @@ def about(trainer: Trainer, results: Results) -> dict[str, str]:
     captioner: Any = trainer.lightning_module
     size = sum(parameter.numel() for parameter in captioner.parameters())
     beams = captioner.hparams.get("num_beams", 1)
-    facts = {
+    settings = {
         "captioner": f"{type(captioner).__name__}, {size / 1e6:.2f} M parameters",
         "checkpoint": str(trainer.ckpt_path or "none; the weights in memory"),
         "decoding": "greedy" if beams == 1 else f"beam search, {beams} beams",
-        "longest caption": f"{captioner.hparams.get('max_length')} tokens",
-        "scores": "PTB tokens in lower case without punctuation; CIDEr-D is what pycocoevalcap calls CIDEr; all x100",
+        "maximum caption length": f"{captioner.hparams.get('max_length')} tokens",
+        "scores": "PTB tokens in lower case without punctuation; CIDEr-D is pycocoevalcap's CIDEr; all x100",
         "versions": f"lightning_idc {__version__}, lightning {lightning.__version__}, torch {torch.__version__}, "
         f"Python {platform.python_version()}",
     }
     if results.data is not None:
-        facts["data"] = f"{type(results.data).__name__}, {results.split} split"
-        facts["image size"] = str(results.data.image_size or "as in the data")
+        settings["data"] = f"{type(results.data).__name__}, {results.split} split"
+        settings["image size"] = str(results.data.image_size or "that of the files")
     if results.confusion is not None:
-        facts["no change"] = "a caption says so in a sentence that the data use for unchanged pairs, or in other words"
-    return facts
+        settings["no change"] = "a caption equals a sentence of the data for unchanged pairs, or has the same meaning"
+    return settings
 
 
 def selected_on(checkpoint: Path) -> str | None:

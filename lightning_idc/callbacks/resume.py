@@ -1,4 +1,4 @@
-"""Checkpoint of the latest state for resuming, independent of the selected checkpoint."""
+"""resume_point: a checkpoint of the latest state for resuming, independent of the selected checkpoint."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 
-def resume_point(savers: Sequence[Checkpoint]) -> ModelCheckpoint | None:
+def resume_point(checkpoint_callbacks: Sequence[Checkpoint]) -> ModelCheckpoint | None:
     """Callback that writes ``last.ckpt`` after every validation; None if another callback already saves the last state.
 
     A ModelCheckpoint with a monitor writes ``last.ckpt`` only if the metric improved, so that training after the best
     validation would be lost. Its ``save_last`` is therefore turned off.
 
     Args:
-        savers: checkpoint callbacks of a trainer; empty if it does not save checkpoints.
+        checkpoint_callbacks: checkpoint callbacks of a trainer; empty if it does not save checkpoints.
     """
-    models = [saver for saver in savers if isinstance(saver, ModelCheckpoint)]
-    if not models or any(saver.monitor is None and not saver.save_weights_only and _saves(saver) for saver in models):
+    callbacks = [callback for callback in checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    if not callbacks or any(map(_saves_last_state, callbacks)):
         return None
-    for saver in models:
-        saver.save_last = False
-    # a single file without a version, overwritten each time: save_last would keep a second one
+    for callback in callbacks:
+        callback.save_last = False
+    # a single file without a version, overwritten each time: save_last would write a second one
     return _LastState(filename="last", enable_version_counter=False)
 
 
@@ -35,5 +35,7 @@ class _LastState(ModelCheckpoint):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
-def _saves(saver: ModelCheckpoint) -> bool:
-    return saver.save_top_k != 0 or bool(saver.save_last)
+def _saves_last_state(callback: ModelCheckpoint) -> bool:
+    """Whether a checkpoint callback without a monitor saves the complete state."""
+    saves = callback.save_top_k != 0 or bool(callback.save_last)
+    return callback.monitor is None and not callback.save_weights_only and saves

@@ -29,37 +29,37 @@ class ValidationSelection(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.protocol.selection == "test":
             return
-        choosers = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint | EarlyStopping)]  # type: ignore[attr-defined]
-        watched = [chooser.monitor for chooser in choosers if chooser.monitor]
-        tested = [name for name in watched if name.startswith("test")]
-        if tested:
+        selectors = [c for c in trainer.callbacks if isinstance(c, ModelCheckpoint | EarlyStopping)]  # type: ignore[attr-defined]
+        monitored = [selector.monitor for selector in selectors if selector.monitor]
+        test_metrics = [name for name in monitored if name.startswith("test")]
+        if test_metrics:
             raise ConfigError(
-                f"{tested[0]} is watched to choose the model, but a model chosen on the test split is not tested by "
-                f"it; watch a value of the validation split, such as val/CIDEr-D. {_LEGACY}"
+                f"{test_metrics[0]} is monitored to select the model, but a model selected on the test split cannot be "
+                f"evaluated on it; monitor a metric of the validation split, such as val/CIDEr-D. {_LEGACY}"
             )
-        data = getattr(trainer, "datamodule", None)  # absent where loaders were given
-        if watched and isinstance(data, PairDataModule):
-            shared, pairs = _shared(data)
-            if 2 * shared > pairs:
+        data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
+        if monitored and isinstance(data, PairDataModule):
+            num_shared, num_pairs = _count_shared(data)
+            if 2 * num_shared > num_pairs:
                 raise ConfigError(
-                    f"{shared} of {pairs} validation pairs are pairs of the test split, and {watched[0]} is watched to "
-                    f"choose the model; give a validation split of its own. {_LEGACY}"
+                    f"{num_shared} of {num_pairs} validation pairs are also test pairs, and {monitored[0]} is "
+                    f"monitored to select the model; use a separate validation split. {_LEGACY}"
                 )
 
 
 _LEGACY = (
-    "To repeat a published protocol that chose on the test split, add the callback "
+    "To reproduce a published protocol with selection on the test split, add the callback "
     "lightning_idc.callbacks.selection.ValidationSelection with protocol: legacy/procap or legacy/clip4idc"
 )
 
 
-def _shared(data: PairDataModule) -> tuple[int, int]:
+def _count_shared(data: PairDataModule) -> tuple[int, int]:
     """Number of validation pairs that are also test pairs, and number of validation pairs."""
-    validation = _facts(data, "val")
-    return len(validation & _facts(data, "test")), len(validation)
+    validation = _ids_with_captions(data, "val")
+    return len(validation & _ids_with_captions(data, "test")), len(validation)
 
 
-def _facts(data: PairDataModule, split: Split) -> set[Any]:
+def _ids_with_captions(data: PairDataModule, split: Split) -> set[Any]:
     """Ids with captions, since ids alone may be numbers that restart in every split."""
     try:
         source = data.pairs_of(split)

@@ -1,4 +1,4 @@
-"""ShowResults: outputs of a test: a printed table with examples, predictions, metrics and a report."""
+"""ShowResults: prints a table and examples after a test, and writes predictions, metrics and a report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.callbacks.compare_results import constant_of
-from lightning_idc.callbacks.results import about, origin_of, results_of
+from lightning_idc.callbacks.results import evaluation_settings, origin_of, results_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl, captions_of_identical_images
 from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.metrics.protocols import protocol_named
@@ -19,11 +19,11 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict, all_gather_object
 from lightning_idc.report.baselines import BaselineCheck, check_baselines
 from lightning_idc.report.html import MAX_PAIRS, check_report, write_report
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.summary import as_rich
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, IDCError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output, json_text, saved
 from lightning_idc.utils.text import plain
 
@@ -35,26 +35,26 @@ class ShowResults(Callback):
 
     Writes into the trainer's ``default_root_dir``:
 
-    - ``predictions.jsonl``: id, caption, log_prob, references, change_type, scores and facts, one pair a line (for
+    - ``predictions.jsonl``: id, caption, log_prob, references, change_type, scores and facts, one pair per line (for
       ``predict``, `WritePredictions` writes this file),
     - ``metrics.json``: scores under the protocol with intervals, digests of data and weights, and the scores by type of
-      change, the input of a leaderboard,
-    - in both tables, baselines that do not see the change (a constant caption, and the captioner itself on pairs of
-      identical images), the number of different captions, and a warning where the score is not above a baseline,
+      change; a leaderboard reads this file,
     - ``report.html``: pairs with their images, to be sorted and searched in a browser (images of full size are in
       ``report_pictures/``).
 
-    Facts that the data module judges are logged as ``test/fact/<name>``.
+    The terminal, ``metrics.json`` and the report also have baselines that do not see the change (a constant caption,
+    and the captioner itself on pairs of identical images), the number of distinct captions, and a warning if the score
+    is not above a baseline. Facts that the data module judges are logged as ``test/fact/<name>``.
 
     Args:
         examples: number of pairs printed, spread over the types of change; 0 for none.
         report_pairs: maximum number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
             report.
         protocol: scoring protocol of ``metrics.json``. When None, that of the benchmark's published tables, or ``coco``
-            where the data have none. The table is always scored as ``coco``. A ``difference-list`` is judged by equal
-            words and has its baselines, as with ``lightning-idc score``; unchanged pairs count without a reference.
-        identical_pairs: number of test pairs that are captioned once more with the first image in place of the second,
-            as a baseline; 0 for none. With `UnchangedControl`, which captions all of them, its captions are taken.
+            if the data have none. The table is always scored as ``coco``. A ``difference-list`` is judged by equal
+            words and has its own baselines, as with ``lightning-idc score``; unchanged pairs need no reference.
+        identical_pairs: number of test pairs that are captioned again with the first image in place of the second, as a
+            baseline; 0 for none. With `UnchangedControl`, which captions all of them, its captions are used.
         overwrite: whether to replace files that this callback did not write.
 
     Raises:
@@ -80,7 +80,7 @@ class ShowResults(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"ShowResults needs a PairCaptioner; found a {type(pl_module).__name__}")
+            raise ConfigError(f"ShowResults needs a PairCaptioner, not a {type(pl_module).__name__}")
         if stage != "fit" and trainer.is_global_zero:
             self._check_files(Path(trainer.default_root_dir), stage)
         # Lightning's own table would repeat the scores
@@ -137,7 +137,7 @@ class ShowResults(Callback):
     def _show(self, trainer: Trainer, results: Results, identical: dict[str, str] | None = None) -> None:
         folder = Path(trainer.default_root_dir)
         if not results.records:
-            say("no pair was captioned, so there is nothing to show; look at the data's split and at trainer.limit_*")
+            say("no pair was captioned, so there are no results; check the split of the data and trainer.limit_*")
             return
         name = type(trainer.lightning_module).__name__
         check = None if results.split == "predict" else _check(trainer, results, identical)
@@ -162,21 +162,21 @@ class ShowResults(Callback):
         def write() -> None:
             with self._output(folder) as draft:
                 for name, text in files.items():
-                    fill(draft / name, text)
+                    write_content(draft / name, text)
 
         saved(folder / PREDICTIONS, write)
 
     def _metrics(self, trainer: Trainer, results: Results) -> dict[str, Any]:
         values: dict[str, Any] = {}
         published = "coco" if results.data is None else results.data.protocol
-        # pairs of which the published protocol makes no corpus, such as all of one kind, are scored as coco
+        # if the published protocol selects none of the pairs, they are scored as coco
         protocols = [protocol_named(name) for name in dict.fromkeys((published, "coco"))]
         for protocol in [self.protocol] if self.protocol else protocols:
             # unchanged pairs without a reference are scored, too, under a difference-list
-            if not values and results.counted(protocol):
+            if not values and results.scorable(protocol):
                 try:
                     values = results.result(protocol, origin_of(trainer, results))
-                except IDCError as error:  # the scores of the table are not lost with it
+                except IDCError as error:  # the scores of the table must not be lost
                     say(f"no scores under {protocol.name} in {METRICS}: {error}")
         if results.summary is not None:
             values["summary"] = results.summary.as_dict()
@@ -193,7 +193,7 @@ class ShowResults(Callback):
         total = f"{len(records):,} pairs"
         limit = min(self.report_pairs, MAX_PAIRS)
         if len(records) > limit:
-            ids = {record["id"] for record in spread(records, limit)}
+            ids = {record["id"] for record in select_evenly(records, limit)}
             records = [record for record in records if record["id"] in ids]
             total = f"{len(records):,} of {total}; all are in {PREDICTIONS}"
         data = "" if results.data is None else f" on {type(results.data).__name__}"
@@ -204,7 +204,7 @@ class ShowResults(Callback):
                 f"{name}{data}, {results.split} split",
                 results.entries(records),
                 results.summary,
-                about(trainer, results),
+                evaluation_settings(trainer, results),
                 results.confusion,
                 total,
                 # large thumbnails for few pairs; small ones keep the file of many pairs light
@@ -215,13 +215,13 @@ class ShowResults(Callback):
             )
 
         if saved(target, write):
-            say(f"report with all images, to be opened in a browser: {shown(target)}")
+            say(f"report with all images, to be opened in a browser: {relative_path(target)}")
 
 
 def _control(trainer: Trainer) -> UnchangedControl | None:
     """The trainer's `UnchangedControl`, if it has one."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    return next((one for one in callbacks if isinstance(one, UnchangedControl)), None)
+    return next((callback for callback in callbacks if isinstance(callback, UnchangedControl)), None)
 
 
 def _check(trainer: Trainer, results: Results, identical: dict[str, str] | None) -> BaselineCheck | None:
@@ -265,11 +265,11 @@ def _print_table(name: str, results: Results) -> None:
 
 
 def _print_examples(results: Results, count: int) -> None:
-    for record in spread(results.records, count):
+    for record in select_evenly(results.records, count):
         say(f"  {record['id']}" + (f" ({record['change_type']})" if record["change_type"] else ""))
-        say(f"    says  {record['caption'] or '(nothing)'}")
+        say(f"    caption   {record['caption'] or '(empty)'}")
         if record["references"]:
-            say(f"    truth {record['references'][0]}")
+            say(f"    reference {record['references'][0]}")
 
 
 def _print_other_metrics(trainer: Trainer, results: Results) -> None:
@@ -278,17 +278,17 @@ def _print_other_metrics(trainer: Trainer, results: Results) -> None:
     parts = [(*name.partition("/"), value) for name, value in trainer.callback_metrics.items()]
     logged = {name: float(value) for split, _, name, value in parts if split == results.split and name not in printed}
     if others := [f"{name} {value:.4g}" for name, value in logged.items()]:
-        say(f"  also measured: {', '.join(others)}\n")
+        say(f"  other metrics: {', '.join(others)}\n")
 
 
 def say(text: str) -> None:
     """Print a line of untrusted text, with characters that the console can encode."""
     body = text.lstrip()
-    lead = text[: len(text) - len(body)]
-    tail = "\n" if text.endswith("\n") else ""
-    print(lead + plain(body, sys.stdout.encoding or "utf-8") + tail, flush=True)
+    indentation = text[: len(text) - len(body)]
+    blank_line = "\n" if text.endswith("\n") else ""
+    print(indentation + plain(body, sys.stdout.encoding or "utf-8") + blank_line, flush=True)
 
 
-def shown(path: Path) -> str:
+def relative_path(path: Path) -> str:
     """Path relative to the current folder if it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -1,4 +1,4 @@
-"""UnchangedControl: captions of test pairs whose second image is replaced by the first."""
+"""UnchangedControl: captions every test pair again with the first image in place of the second, as a control."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UnchangedControl(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"UnchangedControl asks a PairCaptioner; found a {type(pl_module).__name__}")
+            raise ConfigError(f"UnchangedControl needs a PairCaptioner, not a {type(pl_module).__name__}")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.captions: dict[str, str] = {}
@@ -49,6 +49,6 @@ class UnchangedControl(Callback):
 @torch.no_grad()
 def captions_of_identical_images(captioner: PairCaptioner, batch: PairBatch) -> dict[str, str]:
     """Captions, by pair id, of a batch whose second images are replaced by the first."""
-    same = captioner.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
-    captions = captioner.generate(captioner.encode(same))
+    identical = captioner.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
+    captions = captioner.generate(captioner.encode(identical))
     return {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}

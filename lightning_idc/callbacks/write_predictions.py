@@ -32,7 +32,7 @@ class WritePredictions(Callback):
 
     An object has ``id``, ``caption``, ``log_prob`` and ``change_score``. During the prediction, the lines are in
     ``<name>.rank0.part`` and so on in the same folder; the file itself is written when all pairs are done. After an
-    interruption the same command keeps these lines and captions the remaining pairs. ``lightning-idc predict`` adds
+    interruption, the same command reuses these lines and captions the remaining pairs. ``lightning-idc predict`` adds
     this callback.
 
     Args:
@@ -59,18 +59,18 @@ class WritePredictions(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "predict":
             return
-        data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+        data = getattr(trainer, "datamodule", None)  # absent if loaders were passed
         if not isinstance(data, PairDataModule) or not self.fits(pl_module, data):
             raise ConfigError(
-                "WritePredictions writes what a PairCaptioner says of a PairDataModule; found a "
+                "WritePredictions needs a PairCaptioner and a PairDataModule, not a "
                 f"{type(pl_module).__name__} with {type(data).__name__}"
             )
         if trainer.is_global_zero:
             check_file("WritePredictions:", self._target(trainer), overwrite=self.overwrite)
         self._ids = list(data.pairs_of("predict").ids)
         # only rank 0 reads: on other nodes the files may appear later
-        nothing: tuple[str | None, set[str]] = (None, set())
-        self._key, done = trainer.strategy.broadcast(self._take_over(trainer) if trainer.is_global_zero else nothing)
+        unread: tuple[str | None, set[str]] = (None, set())
+        self._key, done = trainer.strategy.broadcast(self._read_parts(trainer) if trainer.is_global_zero else unread)
         if done:
             # one pair remains, since without any Lightning would skip on_predict_end
             data.leave_out("predict", done - {self._ids[-1]})
@@ -82,7 +82,7 @@ class WritePredictions(Callback):
         if self._key not in (None, key):
             raise DataError(
                 f"{str(self._part(trainer, 0))!r} is an interrupted prediction of another checkpoint, of other "
-                "settings or of other pairs; finish that one, remove it, or name another folder with "
+                "settings or of other pairs; finish that prediction, remove the file, or set another folder with "
                 "--trainer.default_root_dir"
             )
         part = self._part(trainer, trainer.global_rank)
@@ -113,9 +113,9 @@ class WritePredictions(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._file is not None:
             self._close()
-            _say(trainer, "\nwhat was predicted so far is kept; the same command goes on with it")
+            _say(trainer, "\nthe predictions so far are saved; run the same command again to resume")
 
-    def _take_over(self, trainer: Trainer) -> tuple[str | None, set[str]]:
+    def _read_parts(self, trainer: Trainer) -> tuple[str | None, set[str]]:
         """Key and ids of an interrupted prediction; removes an incomplete last line."""
         self._target(trainer).parent.mkdir(parents=True, exist_ok=True)
         key: str | None = None
@@ -152,15 +152,15 @@ class WritePredictions(Callback):
 
 
 def prediction_key(module: LightningModule, ids: list[str]) -> str:
-    """Digest of all that determines the predictions, apart from the images.
+    """Digest of everything that determines the predictions, except the images.
 
     Args:
         module: captioner.
         ids: ids of the pairs, and further settings.
     """
     hparams = {name: value for name, value in module.hparams.items() if name not in TRAINING_ONLY}
-    facts = [type(module).__qualname__, hparams, ids, weights_digest(module)]
-    return digest(json.dumps(facts, sort_keys=True, default=lambda value: type(value).__qualname__))
+    content = [type(module).__qualname__, hparams, ids, weights_digest(module)]
+    return digest(json.dumps(content, sort_keys=True, default=lambda value: type(value).__qualname__))
 
 
 def weights_digest(module: nn.Module) -> str:
@@ -189,7 +189,7 @@ def line_of(record: Mapping[str, Any]) -> str:
 
 
 def check_part(part: Path) -> None:
-    """Check that a path is free or has the file of an unfinished run.
+    """Check that a path does not exist or is the file of an unfinished run.
 
     Raises:
         ConfigError: the path is another file, a link or a folder.
@@ -201,7 +201,7 @@ def check_part(part: Path) -> None:
             start = file.readline(100)
         if _BEGINNING.startswith(start) or _FIRST_LINE.fullmatch(start):
             return
-    raise ConfigError(f"{str(part)!r} is not of an unfinished run; move it away, or name another output")
+    raise ConfigError(f"{str(part)!r} is not a file of an unfinished run; move it away, or choose another output")
 
 
 def remove_part(part: Path) -> None:
@@ -223,6 +223,6 @@ def records_of(part: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _say(trainer: Trainer, sentence: str) -> None:
+def _say(trainer: Trainer, message: str) -> None:
     if trainer.is_global_zero:
-        print(sentence, flush=True)
+        print(message, flush=True)

@@ -1,1 +1,1 @@
-"""Read and write checkpoints and folders of weights."""
+"""Checkpoint files and folders of weights: reading, writing, and resolving their names."""

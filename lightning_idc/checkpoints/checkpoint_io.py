@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from lightning_idc.checkpoints.reading import refuse_nan
+from lightning_idc.checkpoints.reading import check_no_nan
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import atomic_write
 from lightning_idc.utils.manifest import is_same
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SHARDS = "meta.pt"
 """File in the folder of a sharded checkpoint with the state shared by all processes."""
-NEEDED = ("global_step", "optimizer_states", "loops")
+RESUME_KEYS = ("global_step", "optimizer_states", "loops")
 """Entries required to resume training."""
 INTERRUPTED = "interrupted.ckpt"
 """Checkpoint saved when a run is interrupted."""
-FULL = (errno.ENOSPC, errno.EDQUOT)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -103,15 +103,15 @@ def _write_failure(target: Path, error: OSError) -> str:
     while not folder.is_dir():
         folder = folder.parent
     names = sorted(path.name for path in folder.glob("*.ckpt")) if folder == target.parent else []
-    remaining = f"what was written before is complete ({', '.join(names)})" if names else "there is no earlier one"
-    if error.errno in FULL:
+    earlier = f"earlier checkpoints are complete ({', '.join(names)})" if names else "there is no earlier checkpoint"
+    if error.errno in DISK_FULL:
         free = shutil.disk_usage(folder).free / 2**20
         return (
             f"the disk of {str(folder)!r} is full ({free:.1f} MB are free), so {target.name} could not be written; "
-            f"{remaining}. Make room there, then continue the run"
+            f"{earlier}. Free some space, then resume the run"
         )
     return (
-        f"{str(target)!r} could not be written: {error.strerror}; {remaining}. Make {str(folder)!r} writable, or name "
+        f"{str(target)!r} could not be written: {error.strerror}; {earlier}. Make {str(folder)!r} writable, or choose "
         "another folder"
     )
 
@@ -133,7 +133,7 @@ def save_interrupted(trainer: Trainer, folder: Path) -> Path:
     return target
 
 
-def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path | None:
+def newest_checkpoint(folder: Path, warn: Callable[[str], None] = print) -> Path | None:
     """Find the resumable checkpoint with the most steps in ``folder`` and its sub-folders.
 
     The number of steps stored in the file decides, since copies and wrong clocks change file times. Unreadable files
@@ -141,19 +141,19 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path 
 
     Args:
         folder: folder to search recursively.
-        say: function called with a message about each skipped file.
+        warn: function that is called with a message about each skipped file.
     """
     checkpoints: list[tuple[int, int, Path]] = []
     for path in sorted(folder.rglob("*.ckpt")):
         try:
             checkpoints.append((_steps(path), _completeness(path), path))
         except CheckpointError as error:
-            say(f"passing over {os.path.relpath(path)}: {error}")
+            warn(f"skipping {os.path.relpath(path)}: {error}")
     for _, _, path in sorted(checkpoints, reverse=True):
         damage = _find_damage(path)
         if damage is None:
             return path
-        say(f"passing over {os.path.relpath(path)}: {damage}")
+        warn(f"skipping {os.path.relpath(path)}: {damage}")
     return None
 
 
@@ -179,17 +179,17 @@ def _steps(path: Path) -> int:
     except Exception as error:  # a damaged file can raise any error
         raise CheckpointError(f"it is damaged or incomplete ({type(error).__name__})") from error
     # sharded optimizer states are in separate files
-    needed = [name for name in NEEDED if path.is_file() or name != "optimizer_states"]
+    required = [name for name in RESUME_KEYS if path.is_file() or name != "optimizer_states"]
     if not isinstance(content, dict) or not isinstance(content.get("global_step"), int):
-        raise CheckpointError("it is not a checkpoint of a training")
-    missing = [name for name in needed if name not in content]
+        raise CheckpointError("it is not a training checkpoint")
+    missing = [name for name in required if name not in content]
     if missing:
-        raise CheckpointError(f"it holds weights only (no {missing[0]}), so training cannot go on from it")
+        raise CheckpointError(f"it holds only weights (no {missing[0]}), so training cannot resume from it")
     return int(content["global_step"])
 
 
 def _completeness(path: Path) -> int:
-    """Rank checkpoints with equal steps: only the last one includes the validation and the best score."""
+    """Rank of a checkpoint among those with equal steps: only ``last.ckpt`` includes the validation and best score."""
     return {"last": 2, "interrupted": 1}.get(path.stem.partition("-")[0], 0)
 
 
@@ -203,12 +203,12 @@ def _find_damage(path: Path) -> str | None:
     except Exception as error:
         return f"it is damaged ({type(error).__name__})"
     if name is not None:
-        return f"it is damaged: {name} is not what was written"
+        return f"it is damaged: the checksum of {name} does not match"
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     try:
-        refuse_nan(content.get("state_dict", {}), path)
+        check_no_nan(content.get("state_dict", {}), path)
     except CheckpointError:
-        return "its weights hold NaN, from a training that diverged"
+        return "its weights contain NaN, from a training that diverged"
     states = [values for optimizer in content.get("optimizer_states", ()) for values in optimizer["state"].values()]
     for value in chain.from_iterable(values.values() for values in states):
         if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.checkpoints.reading import check_no_pointers, refuse_nan
+from lightning_idc.checkpoints.reading import check_no_nan, check_no_pointers
 from lightning_idc.utils.errors import CheckpointError
-from lightning_idc.utils.files import file_digest, fill
+from lightning_idc.utils.files import file_digest, write_content
 from lightning_idc.utils.outputs import Output
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -28,7 +28,7 @@ def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tenso
     with Output(folder, "captioner") as draft:
         save_file(state, draft / WEIGHTS)
         content = {**config, "weights": file_digest(draft / WEIGHTS)}
-        fill(draft / CONFIG, json.dumps(content, indent=2, ensure_ascii=False))
+        write_content(draft / CONFIG, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -58,15 +58,16 @@ def read_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
     weights = _file_of(folder, WEIGHTS)
     if config.get("weights") not in (None, file_digest(weights)):
         raise CheckpointError(
-            f"{str(weights)!r} has another checksum than {CONFIG} names: it is damaged or incomplete; fetch it again"
+            f"the checksum of {str(weights)!r} differs from the one in {CONFIG}: the file is damaged or incomplete; "
+            "download it again"
         )
     state = load_file(weights)
-    refuse_nan(state, weights)
+    check_no_nan(state, weights)
     return state
 
 
 def read_folder(folder: Path) -> dict[str, Any]:
-    """The content of a folder of ``save_pretrained`` under the keys of a checkpoint file.
+    """Read a folder of ``save_pretrained`` as a dictionary with the keys of a checkpoint file.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the folder holds a model of transformers.

@@ -24,8 +24,8 @@ TRAINING_ONLY = frozenset(
 
 _IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 _POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
-PIECES = ".metadata"
-"""File of torch.distributed.checkpoint that lists the shards of each process."""
+SHARD_INDEX = ".metadata"
+"""File in the folder of a sharded checkpoint that lists the shards, as torch.distributed.checkpoint writes it."""
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -34,28 +34,26 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     Raises:
         CheckpointError: the file is missing, damaged, sharded, or would run code when loaded.
     """
-    if Path(path, PIECES).is_file():
+    if Path(path, SHARD_INDEX).is_file():
         # its list of shards is a pickle, which may run code
         raise CheckpointError(
-            f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
-            "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
+            f"{str(path)!r} is a sharded checkpoint, which only Trainer.fit can resume; for a single file, train with "
+            "save_distributed_checkpoint: false, or resume the run with its strategy and call save_pretrained"
         )
     if "://" in str(path):
-        raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
+        raise CheckpointError(f"{str(path)!r} is a URL; expected a file: download it first")
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}")
     check_no_pointers(Path(path))
     try:
-        # mapped, so that the optimizer state, two thirds of the file, is not read if only the weights are used;
+        # memory-mapped, so that the optimizer state, two thirds of the file, is not read if only the weights are used;
         # files in the format of torch before 1.6 cannot be mapped
         mapped = zipfile.is_zipfile(path)
         checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged file can raise any error
         raise CheckpointError(_load_failure(path, error)) from error
     if not isinstance(checkpoint, dict):
-        raise CheckpointError(
-            f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a checkpoint, names with values"
-        )
+        raise CheckpointError(f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a dictionary")
     return checkpoint
 
 
@@ -79,7 +77,7 @@ def check_no_pointers(path: Path) -> None:
 
 
 def _load_failure(path: str | Path, error: Exception) -> str:
-    """Build the message for a file that torch rejects; torch's message advises to load it unsafely."""
+    """Message for a file that torch rejects, in place of torch's, which advises to load it unsafely."""
     with open(path, "rb") as file:
         start = file.read(16)
     for magic, kind in _IMAGES.items():
@@ -88,8 +86,8 @@ def _load_failure(path: str | Path, error: Exception) -> str:
     names = re.findall(r"(?:GLOBAL|global|class|function|type) `?([\w.]+\.\w+)`?", str(error))
     if names and isinstance(error, pickle.UnpicklingError):
         return (
-            f"{str(path)!r} holds {names[0]} and not only tensors and plain types: loading it would run code, so do "
-            "not load it; ask for a file of weights only, such as safetensors"
+            f"{str(path)!r} holds {names[0]} and not only tensors and plain types: loading it would run code; ask its "
+            "author for a file with weights only, such as safetensors"
         )
     return (
         f"{str(path)!r} is damaged, incomplete, or not a checkpoint of tensors and plain types "
@@ -97,8 +95,8 @@ def _load_failure(path: str | Path, error: Exception) -> str:
     )
 
 
-def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
-    """Raise an error for NaN weights, which would silently give empty captions.
+def check_no_nan(state: Mapping[str, Any], path: str | Path) -> None:
+    """Check that no weight is NaN, which would silently give empty captions.
 
     Raises:
         CheckpointError: a weight is NaN.
@@ -106,13 +104,13 @@ def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
     for name, value in state.items():
         if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
             raise CheckpointError(
-                f"{str(path)!r}: the weights {name!r} hold NaN, from a training that diverged or a damaged file; use "
+                f"{str(path)!r}: the weights {name!r} contain NaN, from a diverged training or a damaged file; use "
                 "an earlier checkpoint"
             )
 
 
-def refuse_other_computation(expected: Mapping[str, Any], stored: Mapping[str, Any], path: str | Path) -> None:
-    """Raise an error for weights that fit a model but were trained with another computation.
+def check_same_computation(expected: Mapping[str, Any], stored: Mapping[str, Any], path: str | Path) -> None:
+    """Check that weights whose shapes fit a model were trained with the same computation.
 
     Args:
         expected: hyper-parameters of the model that loads the weights; only names in both mappings are compared.
@@ -125,9 +123,9 @@ def refuse_other_computation(expected: Mapping[str, Any], stored: Mapping[str, A
     for name, value in expected.items():
         if name in stored and stored[name] != value:
             raise CheckpointError(
-                f"{str(path)!r} was trained with {name}: {stored[name]} and this model has {name}: {value}; its "
-                f"weights fit both and mean something in the first alone; set {name}: "
-                f"{stored[name]}, or take other weights"
+                f"{str(path)!r} was trained with {name}: {stored[name]}, but this model has {name}: {value}; the "
+                f"weights fit, but the model would compute something else: set {name}: {stored[name]}, or use other "
+                "weights"
             )
 
 
@@ -142,9 +140,7 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
     """
     hparams = checkpoint.get("hyper_parameters") or {}
     if not isinstance(hparams, Mapping):
-        raise CheckpointError(
-            f"{str(path)!r}: hyper_parameters is a {type(hparams).__name__}; expected names with values"
-        )
+        raise CheckpointError(f"{str(path)!r}: hyper_parameters is a {type(hparams).__name__}; expected a dictionary")
     plain = {k: v for k, v in hparams.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
     for name, value in plain.items():
         if name == "adapters":
@@ -152,13 +148,13 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
         elif names_a_class(value):
             raise CheckpointError(
                 f"{str(path)!r}: the hyper-parameter {name!r} names a class to build ({str(value)[:200]!r}); expected "
-                "plain values. The file may be hostile: do not load it, or give this argument yourself"
+                "plain values. The file may be malicious: do not load it, or pass this argument yourself"
             )
     return plain
 
 
-def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
-    """Raise an error for hyper-parameters that a checkpoint could store but not load.
+def check_loadable_hparams(hparams: Mapping[str, Any], owner: str) -> None:
+    """Check that a checkpoint with these hyper-parameters can be loaded again.
 
     Args:
         hparams: hyper-parameters by name, as stored in checkpoints.
@@ -173,9 +169,9 @@ def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
         if _is_loadable(value) and (name == "adapters" or not names_a_class(value)):
             continue
         raise ConfigError(
-            f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), and a checkpoint that holds "
-            "it would be refused when it is opened, since only plain values are read; take a text, a number, or lists "
-            f"and dicts of these and make the object in build_net, or name {name!r} in the class's `not_stored`"
+            f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), which a checkpoint could not "
+            "restore, since only plain values are loaded; use strings, numbers, lists or dicts and create the object "
+            f"in build_net, or add {name!r} to `not_stored` of the class"
         )
 
 
@@ -198,7 +194,7 @@ def _check_adapters(records: Any, path: str | Path) -> None:
         if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or names_a_class(options):
             raise CheckpointError(
                 f"{str(path)!r}: the adapter {name!r} is made from {str(record)[:200]!r}; expected the class_path of "
-                "an adapter of this library and plain init_args. The file may be hostile: do not load it"
+                "an adapter of this library and plain init_args. The file may be malicious: do not load it"
             )
 
 
@@ -210,7 +206,7 @@ def names_a_class(value: Any) -> bool:
 
 
 def class_named(path: str, base: type) -> Any:
-    """Find the class that a checkpoint names: ``base``, an already imported subclass, or a class of this library.
+    """The class that a checkpoint names: ``base``, an already imported subclass, or a class of this library.
 
     A class of a script or notebook is stored as ``__main__.NAME`` and matches any imported class with that name. Of
     several, for example after a cell ran twice, the latest is used.
@@ -245,8 +241,8 @@ def class_named(path: str, base: type) -> Any:
             return kind
     if module.split(".")[0] == "lightning_idc":
         raise CheckpointError(
-            f"the checkpoint holds a {path}, which is not a {base.__qualname__}: expected that of a stage which trains "
-            "one, such as RUN/train/checkpoints/best.ckpt"
+            f"the checkpoint holds a {path}, which is not a {base.__qualname__}; use the checkpoint of a stage that "
+            "trains one, such as RUN/train/checkpoints/best.ckpt"
         )
     raise CheckpointError(
         f"the checkpoint holds a {path}, which is not a {base.__qualname__} of this library; if it is yours, "

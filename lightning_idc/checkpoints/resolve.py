@@ -1,4 +1,4 @@
-"""One resolver of weights: a name that comes with the library, a file, a folder, or an id on the Hugging Face hub."""
+"""resolve: the path of weights, from a path, the name of a captioner that comes with the library, or a hub id."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.checkpoints.folders import read_folder
-from lightning_idc.checkpoints.reading import PIECES, read_checkpoint
+from lightning_idc.checkpoints.reading import SHARD_INDEX, read_checkpoint
 from lightning_idc.checkpoints.shipped import shipped_models
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.names import nearest
@@ -17,14 +17,16 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve(name: str | Path, revision: str | None = None) -> Path:
-    """Path of the weights that a name stands for; what is on the hub is downloaded, or read from the cache.
+    """Path of weights; those on the hub are downloaded, or read from the cache.
+
+    An existing path comes before a captioner of the library with the same name.
 
     Args:
         name: ``.ckpt`` file, folder of ``save_pretrained``, name of a captioner that comes with the library, or hub id.
         revision: branch, tag or commit of a hub id.
 
     Raises:
-        CheckpointError: there is nothing of this name.
+        CheckpointError: no file, folder, captioner or hub repository has this name.
 
     Example:
         >>> resolve("pcb").name
@@ -46,16 +48,16 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
 
 
 def read_named(name: str | Path) -> dict[str, Any]:
-    """Weights by any name that :func:`resolve` takes, under the keys of a checkpoint file.
+    """Read the weights that :func:`resolve` locates, as a dictionary with the keys of a checkpoint file.
 
     Returns:
-        ``state_dict``, ``hyper_parameters`` and ``class_path``, and whatever else a file holds.
+        ``state_dict``, ``hyper_parameters`` and ``class_path``, and the other entries of a checkpoint file.
 
     Raises:
-        CheckpointError: there is nothing of this name, or it is damaged or would run code.
+        CheckpointError: nothing has this name, or the file is damaged or would run code.
     """
     path = resolve(name)
-    return read_folder(path) if path.is_dir() and not (path / PIECES).is_file() else read_checkpoint(path)
+    return read_folder(path) if path.is_dir() and not (path / SHARD_INDEX).is_file() else read_checkpoint(path)
 
 
 def is_hub_id(name: str) -> bool:
@@ -64,10 +66,10 @@ def is_hub_id(name: str) -> bool:
 
 
 def is_captioner_folder(folder: Path) -> bool:
-    """Whether ``save_pretrained`` of this library wrote a folder; the configuration of transformers names no class."""
+    """Whether ``save_pretrained`` of this library wrote a folder, that is, whether its configuration names a class."""
     config = folder / "config.json"
     if not config.is_file():
-        return (folder / ".metadata").is_file()  # a sharded checkpoint, whose reader explains what to do
+        return (folder / SHARD_INDEX).is_file()  # read_checkpoint explains how to get a single file
     try:
         return "class_path" in json.loads(config.read_text(encoding="utf-8"))
     except ValueError:
@@ -78,7 +80,7 @@ def is_captioner_on_hub(name: str, revision: str | None = None) -> bool:
     """Whether a hub id holds a captioner of this library, by its configuration alone.
 
     Raises:
-        CheckpointError: the hub does not answer, and the cache does not hold the file.
+        CheckpointError: the hub does not answer, and the file is not in the cache.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError

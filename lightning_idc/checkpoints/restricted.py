@@ -1,4 +1,4 @@
-"""Read pickled checkpoints of other programs safely: tensors and containers are loaded, other objects are not.
+"""read_foreign_checkpoint: read pickled checkpoints of other programs safely, as tensors and containers only.
 
 ``torch.load(weights_only=True)`` rejects a file that contains, for example, an ``argparse.Namespace``. Here an object
 of another class becomes an :class:`Inert` placeholder: its class is not imported, and the only functions

@@ -1,4 +1,4 @@
-"""Captioners that come with the library. Needs no torch, since a command's help lists them."""
+"""Captioners that come with the library; imports no torch, since the help of a command lists them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ VERBS = {
 """For each verb: its function (or functions by sub-verb), imported on use, and a description."""
 STAGE_OF_RECIPE = "stage"
 """Internal verb of a running recipe."""
-OF_CONFIGURATIONS = ("fit", "validate", "test")
+CONFIG_VERBS = ("fit", "validate", "test")
 """Verbs whose arguments are the keys of a LightningCLI configuration."""
 OTHER_STATUS = {"compare": 2}
 """Exit status of errors by verb, if it is not 1; for `compare`, 1 means that something changed."""
@@ -79,10 +79,10 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _run_verb(argv: list[str]) -> int:
-    verb, *arguments = _without_imports(argv)
+    verb, *arguments = _import_modules(argv)
     if verb == STAGE_OF_RECIPE:
         return int(_target("recipes.launch.run")())
-    if verb in OF_CONFIGURATIONS or (verb == "predict" and _names_data(arguments)):
+    if verb in CONFIG_VERBS or (verb == "predict" and _names_data(arguments)):
         return int(_target("training.run")(verb, arguments))
     from lightning_idc.cli import typed
 
@@ -137,7 +137,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
         return getattr(error, "status", status_of_error)
 
 
-def _without_imports(argv: list[str]) -> list[str]:
+def _import_modules(argv: list[str]) -> list[str]:
     """Arguments without ``--import MODULE``; these modules and plug-ins are imported, except for the verb ``run``.
 
     Raises:
@@ -237,5 +237,10 @@ def _usage() -> str:
     lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
     head = ["Image difference captioning with PyTorch Lightning.", "", "usage: lightning-idc VERB ...", ""]
     return "\n".join(
-        [*head, *lines, "", "`lightning-idc VERB --help` says more; --traceback shows where an error came from."]
+        [
+            *head,
+            *lines,
+            "",
+            "`lightning-idc VERB --help` lists the options of a command; --traceback shows where an error occurred.",
+        ]
     )

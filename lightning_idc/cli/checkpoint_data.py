@@ -83,7 +83,7 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
     if not model.get("class_path"):
         stored = checkpoint.get("class_path")
         if stored is None:
-            raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
+            raise CheckpointError(f"{str(path)!r} does not store its class; set it with --model NAME")
         # options without a class, as in `--model.width 64`, are not under init_args
         options = (model.pop("init_args", None) or {}) | {k: v for k, v in model.items() if k != "class_path"}
         model = {"class_path": full_name(stored), "init_args": options}
@@ -100,7 +100,7 @@ def check_content(checkpoint: Mapping[str, Any], verb: str, path: str) -> None:
     needed += ["optimizer_states", "lr_schedulers", "callbacks"] if verb == "fit" else []
     missing = [name for name in needed if name not in checkpoint]
     if missing:
-        use = "training cannot go on from it" if verb == "fit" else "it cannot be loaded"
+        use = "training cannot resume from it" if verb == "fit" else "it cannot be loaded"
         raise CheckpointError(f"{path!r} has no {missing[0]!r}, so {use}; expected a checkpoint that a Trainer wrote")
 
 

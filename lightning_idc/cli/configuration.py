@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from error
     if not isinstance(content, dict) or not content:
         kind = type(content).__name__ if content else "nothing"
-        raise ConfigError(f"{path} holds {kind}; expected keys with values")
+        raise ConfigError(f"{path} contains {kind}; expected keys with values")
     for key in content:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: the key {key!r} is a {type(key).__name__}; expected text")
@@ -95,7 +95,7 @@ LISTS = ("callbacks+", "logger+")
 
 
 def normalised(config: dict[str, Any]) -> dict[str, Any]:
-    """Copy of a configuration with full class names; a class given as text, ``model: ProCap``, becomes a class_path.
+    """Copy of a configuration with full class names; a class written as text, ``model: ProCap``, becomes a class_path.
 
     Raises:
         ConfigError: a class name is unknown.
@@ -113,9 +113,9 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_class(value: Any, always: bool) -> Any:
-    """Convert a class given as text to a class_path; other text, such as the name of a strategy, is unchanged."""
+    """Convert a class written as text to a class_path; other text, such as the name of a strategy, is unchanged."""
     if isinstance(value, list):
-        return [_as_class(one, always) for one in value]
+        return [_as_class(item, always) for item in value]
     return (
         {"class_path": value} if isinstance(value, str) and (always or value[:1].isupper() or "." in value) else value
     )
@@ -123,31 +123,31 @@ def _as_class(value: Any, always: bool) -> Any:
 
 def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a dotted key; ``init_args`` may be omitted, and so may the index of a list, for its last item."""
-    at: Any = config
+    node: Any = config
     for depth, name in enumerate(path, 1):
         key: Any = name
-        if isinstance(at, list):
-            if not at or (name.isdigit() and int(name) >= len(at)):
+        if isinstance(node, list):
+            if not node or (name.isdigit() and int(name) >= len(node)):
                 raise ConfigError(
-                    f"--{'.'.join(path)}: {name!r} is not an index of a list of {len(at)}, which count from 0"
+                    f"--{'.'.join(path)}: {name!r} is not an index of a list of {len(node)}, which count from 0"
                 )
             if not name.isdigit():
-                at, key = at[-1], name
-                if not isinstance(at, dict):
-                    raise ConfigError(f"--{'.'.join(path)}: the last of the list is {at!r}, which has no key {name!r}")
+                node, key = node[-1], name
+                if not isinstance(node, dict):
+                    raise ConfigError(f"--{'.'.join(path)}: the last item is {node!r}, which has no key {name!r}")
             else:
                 key = int(name)
-        if isinstance(at, dict) and "class_path" in at and name not in ("class_path", "init_args", "dict_kwargs"):
-            at = at.setdefault("init_args", {})
+        if isinstance(node, dict) and "class_path" in node and name not in ("class_path", "init_args", "dict_kwargs"):
+            node = node.setdefault("init_args", {})
         if depth == len(path):
-            at[key] = value
+            node[key] = value
             return
-        inner = at[key] if isinstance(at, list) else at.get(key)
+        inner = node[key] if isinstance(node, list) else node.get(key)
         if not isinstance(inner, (dict, list)):
-            inner = at[key] = _as_class(inner, False)  # a class given as text gets arguments
+            inner = node[key] = _as_class(inner, False)  # a class written as text gets arguments
         if not isinstance(inner, (dict, list)):
-            inner = at[key] = {}
-        at = inner
+            inner = node[key] = {}
+        node = inner
 
 
 def _flags(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple[str, str | None]]:

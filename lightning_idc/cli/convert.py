@@ -38,7 +38,7 @@ def convert(
     from lightning_idc.utils.names import class_of
 
     if os.path.lexists(out):
-        raise ConfigError(f"--out {str(out)!r} exists; name another file or folder")
+        raise ConfigError(f"--out {str(out)!r} exists; choose another file or folder")
     check_arguments(keys, CONVERTERS[method], f"convert {method}")
     converter = class_of(CONVERTERS[method])
     needed = [p.name for p in inspect.signature(converter).parameters.values() if p.default is p.empty][1:]

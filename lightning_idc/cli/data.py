@@ -113,7 +113,7 @@ def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **
     Args:
         name: a name of `lightning-idc list data`, or the class path of your PairDataModule; further options,
             such as --root DIR, are its arguments. No image is read.
-        split: split to count; all splits when not given.
+        split: split to count; all splits by default.
     """
     from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.statistics import split_statistics
@@ -151,12 +151,14 @@ def verify(folder: Path) -> int:
 
     stores = stores_below(folder.expanduser())
     if not stores:
-        raise DatasetNotFoundError(f"there is no store at or below {str(folder)!r}; name a folder with a manifest.json")
+        raise DatasetNotFoundError(
+            f"no manifest.json in {str(folder)!r} or its subfolders; expected a folder of stores"
+        )
     damaged = 0
     for store in stores:
         messages = faults(store)
         damaged += bool(messages)
-        print(f"{store}: {'; '.join(messages) or 'as it was written'}")
+        print(f"{store}: {'; '.join(messages) or 'intact'}")
     print(f"{len(stores)} stores, {damaged} damaged")
     return 1 if damaged else 0
 

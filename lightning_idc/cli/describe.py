@@ -54,20 +54,19 @@ def describe(
             options.check_rules()
             answer = answer_of_rules("pair", describe_changes(before, after, options.image_options(), resize=True))
         else:
-            captioner = options.open_describer()
+            describer = options.open_describer()
             if tiles.tile:
-                answer, of_tiles = answer_scene(captioner, before, after, tiles, where=not no_where)
+                answer, of_tiles = answer_scene(describer, before, after, tiles, where=not no_where)
             else:
-                from lightning_idc.serve.answers import answer_pairs
-
-                answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
+                sample = describer.input_spec.read(before, after)
+                answer = describer.answer([sample], where=not no_where)[0]
         if out is not None and is_map:
             text = geojson(answer, of_tiles, before)
             _write(out, text, overwrite)
         elif out is not None:
             from lightning_idc.serve.answers import draw_answer
 
-            figure = draw_answer(answer, captioner, before, after)
+            figure = draw_answer(answer, describer.input_spec.options, before, after)
             _write(out, lambda path: figure.save(path, format="PNG"), overwrite)
     print(answer.as_json(notes=notes) if json else printable(answer.as_text()))
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 MIN_DISK = 2.0
 """Minimum free space in GiB for rendered data and checkpoints of a recipe."""
-HOLES = {
+VULNERABILITIES = {
     "torch": ("2.10", "CVE-2026-24747: a checkpoint runs code in spite of weights_only"),
     "lightning": ("2.6.6", "CVE-2026-58659: hyper-parameters of a checkpoint name what is called"),
     "jsonargparse": ("4.53", "values become objects of classes that they name"),
@@ -78,7 +78,7 @@ def _holes() -> list[str]:
     from packaging.version import Version
 
     problems = []
-    for name, (fixed, how) in HOLES.items():
+    for name, (fixed, how) in VULNERABILITIES.items():
         try:
             version = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -119,7 +119,7 @@ def _devices() -> list[str]:
         for library in Path(spec.origin).parent.glob("_C*.so") if spec is not None and spec.origin else ():
             torch.ops.load_library(str(library))
     except (ImportError, OSError, RuntimeError) as error:
-        return [f"torch and torchvision do not load together ({error}); install both again, from one place"]
+        return [f"torch and torchvision cannot be loaded together ({error}); install both again, from the same source"]
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     _line("devices", f"{', '.join(devices) or 'CPU only'}, {os.cpu_count()} cores")
     return []

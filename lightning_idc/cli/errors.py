@@ -20,8 +20,8 @@ EXTRAS = {
     "ray": "ray",
 }
 """Name of the extra by package."""
-_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
-_ANOTHER_MODEL = ("Error(s) in loading state_dict", "loaded state dict")
+_PERMISSION_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MISMATCH_MESSAGES = ("Error(s) in loading state_dict", "loaded state dict")
 """Beginnings of messages of torch if weights or optimizer states do not fit."""
 
 
@@ -45,7 +45,7 @@ def _message(error: BaseException) -> str | None:
     if isinstance(error, IDCError):
         return str(error)
     if isinstance(error, OSError):
-        return _message_of_system(error)
+        return _os_error_message(error)
     if isinstance(error, ModuleNotFoundError):
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is not None:
@@ -53,34 +53,34 @@ def _message(error: BaseException) -> str | None:
         # Lightning's message on a missing logger has the package and the command
         return text if "pip install" in text else None
     if type(error).__name__ == "MisconfigurationException":  # Lightning's; importing it costs seconds
-        hint = "; see what there is with `lightning-idc doctor`, or give --trainer.accelerator cpu"
+        hint = "; `lightning-idc doctor` lists the available devices; --trainer.accelerator cpu needs none"
         return text + (hint if re.search("accelerator|backend|gpu|tpu|mps", text, re.IGNORECASE) else "")
     if not isinstance(error, RuntimeError | ValueError):
         return None
-    if text.startswith(_ANOTHER_MODEL):
-        return f"the checkpoint is of another model, or of other settings: {text[:500]}"
+    if text.startswith(_MISMATCH_MESSAGES):
+        return f"the checkpoint was written by another model or with other settings: {text[:500]}"
     if re.search("Connection (closed|reset) by peer", text):
-        return "another process of this run has ended; its own output says why. Resume the run"
+        return "another process of this run has ended; see its output, then resume the run"
     if text.startswith("DataLoader worker"):
         return (
-            "a process that loads data was ended from outside, often for want of memory; resume the run, with a "
+            "a data loader worker was killed, often because memory ran out; resume the run, with a "
             "smaller --data.num_workers or --data.batch_size if it happens again"
         )
     return None
 
 
-def _message_of_system(error: OSError) -> str | None:
+def _os_error_message(error: OSError) -> str | None:
     if error.errno == errno.ENOSPC:
         where = f"that of {error.filename!r}" if error.filename else f"perhaps that of {tempfile.gettempdir()!r}"
-        return f"a disk is full ({where}); free some space there and start again: nothing half-written is used"
-    if error.errno in _FORBIDDEN and error.filename:
+        return f"a disk is full ({where}); free some space there and start again; incomplete files are ignored"
+    if error.errno in _PERMISSION_ERRORS and error.filename:
         return (
-            f"{str(error.filename)!r} cannot be used ({error.strerror}); results go into the current folder: start in "
-            "one that can be written to, or name one with --trainer.default_root_dir (caches: LIGHTNING_IDC_CACHE)"
+            f"{str(error.filename)!r} cannot be used ({error.strerror}); results are written to the current "
+            "folder; start in a writable one, or set --trainer.default_root_dir (caches: LIGHTNING_IDC_CACHE)"
         )
     if isinstance(error, FileExistsError | NotADirectoryError):
         path = Path(str(error.filename or ""))
         file = next((parent for parent in (path, *path.parents) if parent.is_file()), None)
         if file is not None:
-            return f"{str(file)!r} is a file where a folder is to be made ({error.filename!r}); name another folder"
+            return f"{str(file)!r} is a file; expected a folder ({error.filename!r}); choose another folder"
     return None

@@ -84,7 +84,7 @@ def export(
         overwrite: replace files of the folder that this command did not write.
     """
     if kind != "hf" and layout != "captioner":
-        raise ConfigError(f"--layout belongs to `export hf`; found it with {kind}")
+        raise ConfigError(f"--layout is an option of `export hf`, not of `export {kind}`")
     with capture_warnings():
         if kind == "hf":
             output = _write_repository(out, f"OWNER/{out.resolve().name}", options, card, layout, overwrite)

@@ -65,10 +65,10 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
     assert options.judge is not None
     if _is_endpoint(options.judge):
         if not options.judge_model:
-            from lightning_idc.utils.http import shown
+            from lightning_idc.utils.http import redact_url
 
             raise ConfigError(
-                f"--judge is the endpoint {shown(options.judge)}; name the model that it runs with --judge_model"
+                f"--judge is the endpoint {redact_url(options.judge)}; name the model that it runs with --judge_model"
             )
         from lightning_idc.synthesis.models.base import CutOff
         from lightning_idc.synthesis.models.endpoint import Endpoint
@@ -85,10 +85,10 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
 
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # greedy decoding would repeat the answer
-            drawn = replace(endpoint, temperature=0.7) if attempt else endpoint
-            answered = drawn.ask(prompts, [attempt] * len(prompts))
+            sampled = replace(endpoint, temperature=0.7) if attempt else endpoint
+            answers = sampled.ask(prompts, [attempt] * len(prompts))
             # "score: 8" may be the beginning of "score: 85"
-            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answered]
+            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answers]
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

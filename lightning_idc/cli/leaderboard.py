@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output, saved
 from lightning_idc.utils.text import encodable
 
@@ -33,7 +33,7 @@ def leaderboard(
 
     Args:
         folder: folder of results, including its subfolders; other JSON files are skipped.
-        out: Markdown file to write, together with HTML and LaTeX files; the table is printed when not given.
+        out: Markdown file to write, together with HTML and LaTeX files; without it the table is printed.
         format: format of the printed table.
         data: fingerprints of data sets, as shown in the tables; only their results are included.
         samples: bootstrap samples for each p-value; 0 for no p-values.
@@ -74,9 +74,9 @@ def write(tables: list[Board], out: Path, inputs: Iterable[Path] = (), overwrite
     def write_all() -> None:
         with _output(out, inputs, overwrite) as draft:
             markdown, page, tex = (draft / name for name in names)
-            fill(markdown, as_markdown(tables))
+            write_content(markdown, as_markdown(tables))
             write_html(page, tables)
-            fill(tex, as_latex(tables))
+            write_content(tex, as_latex(tables))
 
     if not saved(out, write_all):
         return 1

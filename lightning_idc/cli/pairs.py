@@ -69,7 +69,7 @@ def compare(
         out = formats.check_outputs(
             batch.out or Path("comparison.jsonl"), inputs, overwrite, reports=reports, page=report, pairs=len(pairs)
         )
-        captioner, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
+        describer, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
         formats.write_records(records, out, overwrite)
         # reports and exit status must agree
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
@@ -79,13 +79,13 @@ def compare(
             formats.write_junit(judged, junit, overwrite)
         if report is not None:
             title = f"{Path(before).name} against {Path(after).name}"
-            formats.write_html(judged, title, captioner.input_spec.options, report, overwrite=overwrite, inputs=inputs)
+            formats.write_html(judged, title, describer.input_spec.options, report, overwrite=overwrite, inputs=inputs)
         finish(out)
     for record in judged:
         if record["status"] != "unchanged":
             line = f"{record['status']:<9} {record['id']}: {record['caption'] or record['error'] or ''}"
             print(printable(line.rstrip(": ")))
-    print(f"{formats.counts(judged)}: {out}")
+    print(f"{formats.state_counts(judged)}: {out}")
     states = {record["status"] for record in judged}
     if "failed" in states:
         return FAILED
@@ -105,16 +105,16 @@ def predict(
     PAIRS are two folders with equal file names, a folder with before/ and after/ (or A/ and B/), a .csv or .jsonl with
     the columns before and after, or a .txt with two paths a line: `predict old new --out captions.csv`.
 
-    With --config FILE, --data CLASS or --ckpt_path FILE in place of PAIRS, a split of a data module is captioned, with
+    With --config FILE, --data CLASS or --ckpt_path FILE instead of PAIRS, a split of a data module is captioned, with
     the keys of `fit`: `predict --ckpt_path best.ckpt --data FolderPairs --data.root my_pairs`.
 
     Args:
         pairs: one or two paths.
         options: the captioner and how it reads images.
         batch: the output and how batches are made.
-        sidecar: write each caption as NAME.txt next to the second image, in place of --out; existing captions are kept,
-            so that an interrupted run can be resumed.
-        questions: questions in place of captions.
+        sidecar: write each caption as NAME.txt next to the second image, instead of --out; existing files are not
+            replaced, so that an interrupted run can be resumed.
+        questions: ask questions instead of writing captions.
     """
     with capture_warnings():
         if questions.questions:
@@ -140,18 +140,18 @@ def predict(
     failed = [record for record in records if record["status"] == "failed"]
     for record in failed:
         print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
-    print(f"{formats.counts(records)}: {out}")
+    print(f"{formats.state_counts(records)}: {out}")
     return FAILED if failed else 0
 
 
 def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch: BatchOptions) -> int:
     """Write the caption of each pair next to its second image, unless the file exists."""
-    from lightning_idc.serve.batch import answered
+    from lightning_idc.serve.batch import answer_batches
     from lightning_idc.utils.outputs import new_file
 
     if batch.out is not None:
         raise ConfigError(f"--sidecar writes next to the images, and --out is {str(batch.out)!r}; expected one of them")
-    captioner = options.open_describer()
+    describer = options.open_describer()
     paired = [pair for pair in file_pairs if pair.before is not None and pair.after is not None]
     if unpaired := len(file_pairs) - len(paired):
         print(f"note: {unpaired} images have no partner and get no caption", file=sys.stderr)
@@ -159,7 +159,7 @@ def _write_sidecars(file_pairs: Sequence[FilePair], options: ModelOptions, batch
     _check_distinct(files)
     missing = [pair for pair in paired if not os.path.lexists(files[pair.id])]
     failed = 0
-    for records in answered(captioner, missing, batch, None):
+    for records in answer_batches(describer, missing, batch, None):
         for record in records:
             if record["status"] == "failed":
                 failed += 1

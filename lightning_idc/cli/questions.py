@@ -16,7 +16,7 @@ from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class QuestionOptions:
 
     Args:
         questions: PAIRS is a file of questions with answers to choose from: a CSV or JSONL with the columns pair,
-            question, answer, before, after, MMVP's Questions.csv beside its folder "MMVP Images", or a Parquet file of
+            question, answer, before, after, MMVP's Questions.csv next to its folder "MMVP Images", or a Parquet file of
             SpatialEval (vqa or vtqa). `score --questions` scores the answers.
-        root: folder of the images of the questions; that of their file when not given.
-        single: ask each question about its own image only, as MMVP does; about both images otherwise.
+        root: folder of the images of the questions; the folder of their file by default.
+        single: ask each question about one image, as MMVP does, instead of both.
         contrast: let the model compare the images first (CoCoT).
         tasks: only the questions of these tasks, such as spatialmap spatialreal.
         published_keys: keep MMVP's wrong keys of rows 99, 100, 279 and 280.
@@ -62,7 +62,7 @@ def answer_questions(
     from lightning_idc.data.benchmarks.questions import Picture, read_questions
 
     if len(files) != 1:
-        raise ConfigError(f"--questions reads one file of questions, found {len(files)}")
+        raise ConfigError(f"--questions reads one file of questions; found {len(files)}")
     if model.model is None:
         raise ConfigError("--questions needs a vision-language model; name one with --model")
     (file,) = files
@@ -103,13 +103,13 @@ def _answers(answerer: QuestionAnswerer, questions: list[Question], contrast: bo
 
 
 def _answerer(options: ModelOptions, tokens: int) -> QuestionAnswerer:
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
     from lightning_idc.models.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     captioner = options.open()
     if not isinstance(captioner, VLMCaptioner):
         raise ConfigError(
-            f"{options.model} is a {type(captioner).__name__}, which only says what changed; questions need a "
+            f"{options.model} is a {type(captioner).__name__}, which only captions changes; questions need a "
             "VLMCaptioner"
         )
     return QuestionAnswerer(captioner, tokens)
@@ -155,7 +155,7 @@ def score_answers(
         unparsed = pairs.unparsed
         lines = [
             f"pairs with both answers right: {pairs.pairs:.1f} % of {pairs.counted}",
-            f"questions answered rightly:    {pairs.questions:.1f} % of {2 * pairs.counted}",
+            f"questions answered correctly:  {pairs.questions:.1f} % of {2 * pairs.counted}",
         ]
     text = json.dumps(result, indent=1)
     if out is not None and not saved(out, lambda: write_file(out, f"{text}\n", overwrite, [file])):

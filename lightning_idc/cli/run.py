@@ -32,7 +32,7 @@ def run(
         recipe: YAML file or name.
         smoke: run at the size of tests, which takes less than a minute and learns nothing.
         seeds: seeds such as 1,2,3: one run per seed, then a table of mean, standard deviation and paired significance.
-        out: folder of the results; runs/RECIPE/DATE_TIME when not given.
+        out: folder of the results; runs/RECIPE/DATE_TIME by default.
         resume: folder of an interrupted run to continue with its keys; further keys override these.
     """
     from lightning_idc.cli.recipes.entries import run_recipe

@@ -32,18 +32,18 @@ class ScoreOptions:
     """Options for scoring captions.
 
     Args:
-        field: caption field of the records of PREDICTIONS and --against; the first of caption, prediction and text when
-            not given.
+        field: caption field of the records of PREDICTIONS and --against; the first of caption, prediction and text by
+            default.
         references: file of references; without it the predictions must contain them.
         protocol: name of the protocol; see `lightning-idc list protocols`.
-        split: split of a reference file with several; test when not given. It is stored in the result.
+        split: split of a reference file with several; test by default. It is stored in the result.
         types: types of change by id, such as type_mapping.json.
         iou: overlaps of views by id, such as change_captions_by_IOU.json.
         vocabulary: file with the ids of words, for levir-cc/ids.
         frequencies: references of another corpus, for the document frequencies of CIDEr-D and CIDEr.
-        metrics: metrics in place of those of the protocol, from BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE.
+        metrics: metrics to compute instead of those of the protocol, from BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE.
         corenlp: folder with the two jars of CoreNLP 3.6.0; adds SPICE.
-        meteor_backend: implementation of METEOR; $LIGHTNING_IDC_METEOR, or python, when not given.
+        meteor_backend: implementation of METEOR; $LIGHTNING_IDC_METEOR, or python, by default.
         bootstrap: bootstrap samples for confidence intervals (1000 is usual); 0 for none.
         against: another file of captions, to compare with on the same pairs.
         model_name: name of the captioner in the result.
@@ -131,11 +131,11 @@ def score(
     else:
         show(result, table)
     if not written:
-        raise ConfigError(f"the scores are there, but the result was not written to {out}")
+        raise ConfigError(f"the scores were computed, but not written to {out}")
     missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
     reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
     if reasons:
-        raise ConfigError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
+        raise ConfigError(f"the scores were computed, but not {'; '.join(reasons)}")
     return 0
 
 
@@ -156,7 +156,7 @@ def _score(
     if options.references:
         references = reading.read_references(options.references, options.split or "test")
     if not references:
-        raise ConfigError(f"{predictions_file.name} holds no references; name a file of them with --references")
+        raise ConfigError(f"{predictions_file.name} contains no references; set --references to a file of them")
     if options.types:
         references = with_types(references, reading.read_types(options.types))
     if options.iou:
@@ -185,7 +185,10 @@ def _score(
     if recording_judge is not None:
         protocol = protocol.with_input("judge", recording_judge.name)
     resources = ScoringResources(
-        frequencies, Path(options.corenlp) if options.corenlp else None, recording_judge, options.meteor_backend
+        frequencies,
+        corenlp=Path(options.corenlp) if options.corenlp else None,
+        judge=recording_judge,
+        meteor_backend=options.meteor_backend,
     )
     parts = evaluate(protocol, predictions.captions, references, metrics, resources)
     headline = next(iter(parts.values()))
@@ -229,22 +232,22 @@ def _rated(
 
 
 def _documents(references: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
-    """References of a corpus by pair, merged over its records, without pairs that have none."""
+    """References of a corpus by pair, merged over its records; pairs without references are left out."""
     documents: dict[str, list[str]] = {}
     for reference in references:
         documents.setdefault(reference.id, []).extend(reference.references)
     return {id: texts for id, texts in documents.items() if texts}
 
 
-def _metrics(options: ScoreOptions, usual: Sequence[str]) -> list[str]:
-    metrics = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
+def _metrics(options: ScoreOptions, default: Sequence[str]) -> list[str]:
+    metrics = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(default)
     if options.corenlp and "SPICE" not in metrics:
         metrics.append("SPICE")
     return metrics
 
 
 def _split(options: ScoreOptions, references: Sequence[ReferenceRecord]) -> str | None:
-    """The split of the option, or of all references; None if there is neither.
+    """The split of the option, or else the common split of all references, if they have one.
 
     Raises:
         ConfigError: the option and the references differ.
@@ -253,8 +256,8 @@ def _split(options: ScoreOptions, references: Sequence[ReferenceRecord]) -> str 
     others = sorted(split for split in splits if split is not None and split != options.split)
     if options.split and others:
         raise ConfigError(
-            f"--split is {options.split}, but the references say that they are of {', '.join(others)}; "
-            "leave --split out, or name another file"
+            f"--split is {options.split}, but the references belong to {', '.join(others)}; "
+            "leave --split out, or choose another file"
         )
     return options.split or (splits.pop() if len(splits) == 1 else None)
 

@@ -21,8 +21,8 @@ def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     summary = Summary(
         {name: dict(scores.values) for name, scores in parts.items()},
         {name: scores.pairs for name, scores in parts.items()},
-        headline["references"],
-        dict(result["not_computed"]),
+        references=headline["references"],
+        notes=dict(result["not_computed"]),
     )
     width = max(shutil.get_terminal_size().columns, 60)
     console = Console(width=width, highlight=False, markup=False)
@@ -41,14 +41,14 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
 
     varied = result["diversity"]
     lines = [
-        f"{varied['distinct']:.0%} of the captions are said once, {varied['words']:.1f} words each, "
+        f"{varied['distinct']:.0%} of the captions occur once, {varied['words']:.1f} words each, "
         f"{varied['vocabulary']} distinct words, {varied['no_change']:.1%} say nothing changed",
-        *(f"beware: {remark}" for remark in result["remarks"]),
+        *(f"warning: {remark}" for remark in result["remarks"]),
     ]
-    empty = result["pairs_without_a_reference_that_says_anything"]
+    empty = result["pairs_with_empty_references"]
     if empty:
-        fate = "they count as unchanged" if "baselines" in result else "their captions score 0"
-        lines.append(f"{empty} records have no reference that says anything; {fate}")
+        effect = "they count as unchanged" if "baselines" in result else "their captions score 0"
+        lines.append(f"{empty} records have only empty references; {effect}")
     shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
     if result["intervals"]:
         ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]
@@ -65,20 +65,18 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
             f"higher on {difference['wins']} pairs, lower on {difference['losses']}"
         )
     if "baselines" in result:
-        judged = result["judge"]
-        kappa = (
-            "" if judged["kappa_with_words"] is None else f", kappa with equal words {judged['kappa_with_words']:.2f}"
-        )
-        lines.append(f"which claim states which difference: {judged['judge']}{kappa}")
+        judge = result["judge"]
+        kappa = "" if judge["kappa_with_words"] is None else f", kappa with equal words {judge['kappa_with_words']:.2f}"
+        lines.append(f"which claim states which difference: {judge['judge']}{kappa}")
         for name, parts in result["baselines"].items():
             scores = ", ".join(f"{m} {v:.1f}" for values in parts.values() for m, v in values.items())
             lines.append(f"baseline, {name}: {scores}")
     elif "judge" in result:
-        judged = result["judge"]
-        mean = "no score" if judged["mean"] is None else f"{judged['mean']:.1f} of 100"
+        judge = result["judge"]
+        mean = "no score" if judge["mean"] is None else f"{judge['mean']:.1f} of 100"
         lines.append(
-            f"judge {judged['model']} ({judged['rubric']}): {mean} on {judged['scored']} captions, "
-            f"{judged['unparsed']} answers unparsed"
+            f"judge {judge['model']} ({judge['rubric']}): {mean} on {judge['scored']} captions, "
+            f"{judge['unparsed']} answers unparsed"
         )
     lines.append(f"data {result['data']['fingerprint']}, captions {result['predictions']['digest']}")
     return lines

@@ -55,9 +55,9 @@ def serve(
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # containers are stopped by SIGTERM
     with _bound(host, port) as listener:  # before the captioner is loaded
         with capture_warnings():
-            captioner = options.open_describer()
+            describer = options.open_describer()
         app = make_app(
-            captioner,
+            describer,
             options.model or "rules",
             batch_size=batch_size,
             max_bytes=int(max_mb * 1e6),

@@ -76,14 +76,14 @@ def _parameters(function: ast.FunctionDef) -> frozenset[str]:
 
 
 def _is_dataclass(node: ast.ClassDef) -> bool:
-    names = [ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list]
+    names = [ast.unparse(item.func if isinstance(item, ast.Call) else item) for item in node.decorator_list]
     return names in (["dataclass"], ["dataclasses.dataclass"])
 
 
 def _fields(node: ast.ClassDef) -> frozenset[str]:
     """Fields of a dataclass; nothing for another class."""
-    annotated = [one for one in node.body if isinstance(one, ast.AnnAssign) and _is_dataclass(node)]
-    return frozenset(one.target.id for one in annotated if isinstance(one.target, ast.Name))
+    annotated = [item for item in node.body if isinstance(item, ast.AnnAssign) and _is_dataclass(node)]
+    return frozenset(field.target.id for field in annotated if isinstance(field.target, ast.Name))
 
 
 def _path_of(base: ast.expr, module: str) -> str:

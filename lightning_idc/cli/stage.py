@@ -59,7 +59,7 @@ _BOUNDS: dict[str, Any] = {
 }
 """Bounds of the Trainer's arguments that it does not check itself."""
 _NEED_A_FOLDER = tuple(f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger"))
-_NOTHING_TO_ACT_ON = (
+_IGNORED_WARNINGS = (
     "LeafSpec",
     "isinstance.treespec",
     "does not have many workers",
@@ -71,7 +71,7 @@ _NOTHING_TO_ACT_ON = (
 """Warnings of Lightning that a user of this command line cannot act on."""
 
 
-class Refused(ConfigError):
+class InvalidStageError(ConfigError):
     """A configuration of a recipe that LightningCLI cannot parse."""
 
     status = REFUSED
@@ -85,7 +85,7 @@ def run_verb(verb: str, config: dict[str, Any], only_print: bool) -> int:
         config: merged.
         only_print: only print the configuration.
     """
-    _quieten()
+    _ignore_warnings()
     cli = PairCLI(verb, with_checkpoint(config))
     if only_print:
         print(cli.parser.dump(cli.config, skip_none=False), end="")
@@ -104,9 +104,9 @@ def run_stage(plan: Plan) -> int:
         plan: plan of the stage.
 
     Raises:
-        Refused: its configuration, or that of a later stage, is invalid.
+        InvalidStageError: its configuration, or that of a later stage, is invalid.
     """
-    _quieten()
+    _ignore_warnings()
     # Lightning starts further processes by the command of this one
     sys.argv = [sys.argv[0], plan.verb, "--config", plan.file]
     try:
@@ -117,7 +117,7 @@ def run_stage(plan: Plan) -> int:
         config = gather(["--config", plan.file])
         cli = PairCLI(plan.verb, with_checkpoint(config))
     except ConfigError as error:
-        raise Refused(f"{where}: {error}") from error
+        raise InvalidStageError(f"{where}: {error}") from error
     cli.run()
     if cli.trainer.is_global_zero and not (missing := _missing_shards(cli)):
         atomic_write(Path(plan.record), json.dumps({"key": plan.key, **_outcome(cli)}, indent=2))
@@ -182,7 +182,7 @@ class PairCLI(LightningCLI):
         """Build everything and call the Trainer."""
         self.build()
         arguments = {name: self.config_init[name] for name in self.of_verb}
-        with self._one_sentence():
+        with self._readable_errors():
             if not self._launched():
                 getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
 
@@ -203,15 +203,15 @@ class PairCLI(LightningCLI):
             check_value("seed_everything", seed, Seed)
         for name, bound in _BOUNDS.items():
             check_value(f"trainer.{name}", self.config["trainer"].get(name), bound | None)
-        self._take_from_checkpoint()
+        self._use_checkpoint_hparams()
         super()._set_seed()
-        with self._one_sentence():
+        with self._readable_errors():
             super().instantiate_classes()
         if self.verb != "fit" and not self.config.get("ckpt_path"):
             _check_has_weights(self.model, self.verb)
 
     @contextmanager
-    def _one_sentence(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         """Re-raise errors before the first batch, such as those of 0 heads, as a one-line ConfigError."""
         try:
             yield
@@ -229,14 +229,14 @@ class PairCLI(LightningCLI):
         loops = (fit, fit.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
         return any(loop.batch_progress.total.ready > 0 for loop in loops)
 
-    def _take_from_checkpoint(self) -> None:
-        """Take hyper-parameters that the configuration does not set from the checkpoint."""
+    def _use_checkpoint_hparams(self) -> None:
+        """Use hyper-parameters of the checkpoint that the configuration does not set."""
         path, model = self.config.get("ckpt_path"), self.config.get("model")
         if not is_path(path) or model is None:
             return
         checkpoint = read_checkpoint(path)
         check_content(checkpoint, self.verb, path)
-        check_intact(Path(path), "remove it and train the stage that wrote it anew")
+        check_intact(Path(path), "remove it and train the stage that wrote it again")
         stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() stores no class; then only the keys are compared
         if stored is not None and full_name(stored) != full_name(model.class_path):
@@ -244,7 +244,7 @@ class PairCLI(LightningCLI):
         configured = (self.source.get("model") or {}).get("init_args") or {} if isinstance(self.source, dict) else {}
         kind, argument_names = class_of(model.class_path), arguments_of(model.class_path) or ()
         # loading the checkpoint sets the vocabulary; as an argument, each word would be validated
-        vocabulary_hparams = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
+        vocabulary_hparams = kind.token_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
         for name, value in plain_hparams(checkpoint, path).items():
             if name in argument_names and name not in configured and name not in vocabulary_hparams:
                 # set without parsing, which would instantiate classes named in values
@@ -257,7 +257,8 @@ class PairCLI(LightningCLI):
             kwargs["enable_progress_bar"] = False
         # callbacks of the configuration replace default ones of the same class
         chosen = config.get("callbacks") or []
-        extra = [one for one in (*progress, *self._callbacks()) if not any(isinstance(c, type(one)) for c in chosen)]
+        defaults = (*progress, *self._callbacks())
+        extra = [callback for callback in defaults if not any(isinstance(c, type(callback)) for c in chosen)]
         trainer = self._instantiate_trainer({**config, **kwargs}, extra)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
@@ -328,8 +329,8 @@ def _check_has_weights(model: LightningModule, verb: str) -> None:
         )
 
 
-def _quieten() -> None:
-    for text in _NOTHING_TO_ACT_ON:
+def _ignore_warnings() -> None:
+    for text in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=f".*{text}")
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _is_no_advice not in log.filters:

@@ -12,7 +12,7 @@ A later file is merged over an earlier one, `callbacks+:` appends to a list, and
   --model CLASS_PATH   --model.width 64      arguments of the captioner
   --data CLASS_PATH    --data.batch_size 16  arguments of the data module
   --trainer.max_epochs 2                     arguments of Lightning's Trainer
-  --ckpt_path FILE                           checkpoint to start from; model and data that are not given are its own
+  --ckpt_path FILE                           checkpoint to start from, which also sets model and data by default
   --print_config                             show what would be run
   --model.help CLASS_PATH                    arguments of a class
   --help_all                                 every key; takes some seconds

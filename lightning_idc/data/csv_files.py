@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.jsonfiles import check_no_page, decode, read_bytes, short
+from lightning_idc.utils.jsonfiles import check_not_html, decode, read_bytes, short
 
 _BLANK_LINES = re.compile(rb"(?:[ \t,;]*(?:\r\n?|\n))*")
 _MAX_HEADER = 1 << 16
@@ -56,7 +56,7 @@ def read_csv(path: Path) -> CsvContent:
     from pyarrow import csv
 
     raw = read_bytes(path).removeprefix(codecs.BOM_UTF8)
-    check_no_page(decode(raw, path), path)
+    check_not_html(decode(raw, path), path)
     blank = _BLANK_LINES.match(raw)
     start = blank.end() if blank else 0
     header_line, body = raw.count(b"\n", 0, start) + 1, raw[start:]

@@ -1,4 +1,4 @@
-"""Scores of captions, and the protocols of the field."""
+"""Metrics of captions, and the evaluation protocols of published benchmarks."""
 
 from lightning_idc.utils.lazy import attach
 

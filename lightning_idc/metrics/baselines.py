@@ -1,8 +1,9 @@
 """Baseline scores: captioners that do not see the change, which a captioner must beat before its score means anything.
 
-A constant caption, the captioner's own captions shuffled among pairs, and (made by the evaluation callback) its
-captions where the second image equals the first. For lists of differences: a caption that claims nothing, and shuffled
-captions. :func:`verdict` turns intervals over these baselines and over another captioner into a word.
+The baselines are a constant caption, the captioner's own captions shuffled among pairs, and (from the evaluation
+callback) its captions where the second image equals the first. For lists of differences they are a caption that claims
+nothing, and shuffled captions. :func:`verdict` turns intervals over these baselines and over another captioner into a
+word.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.utils.errors import DataError, IDCError
 
-BELOW_BASELINE = "below the floor"
+BELOW_BASELINE = "below the baseline"
 UNDECIDED = "not decided"
 NO_DIFFERENCE = "there is no difference"
 MAX_PAIRS, MAX_CANDIDATES = 500, 64
@@ -39,14 +40,14 @@ def constant_caption(references: Sequence[Sequence[str]], seed: int = 0) -> str:
         >>> constant_caption([["a cube moved"], ["a cube moved"], ["the sphere is gone"]])
         'a cube moved'
     """
-    texts = [list(of_pair) for of_pair in references if len(of_pair)]
+    texts = [list(pair_references) for pair_references in references if len(pair_references)]  # one list per pair
     if not texts:
         raise DataError("no training references to choose a constant caption from; expected at least one")
     generator = np.random.default_rng(seed)
     indices = np.sort(generator.permutation(len(texts))[:MAX_PAIRS])
     counts: dict[str, int] = {}
-    for of_pair in texts:
-        for text in of_pair:
+    for pair_references in texts:
+        for text in pair_references:
             counts[text] = counts.get(text, 0) + 1
     ranked = sorted(counts, key=lambda text: (-counts[text], text))
     frequent, rare = ranked[: MAX_CANDIDATES // 2], ranked[MAX_CANDIDATES // 2 :]
@@ -59,7 +60,7 @@ def constant_caption(references: Sequence[Sequence[str]], seed: int = 0) -> str:
 
 
 def shuffled_captions(captions: Mapping[str, str], seed: int = 0) -> dict[str, str]:
-    """Captions moved to other pairs: no pair keeps its caption. The order depends on the seed alone.
+    """Captions moved to other pairs, so that no pair keeps its caption. The order depends only on the seed.
 
     Args:
         captions: caption by pair id.
@@ -73,7 +74,7 @@ def shuffled_captions(captions: Mapping[str, str], seed: int = 0) -> dict[str, s
         {'a': 'y', 'b': 'x'}
     """
     if len(captions) < 2:
-        raise DataError(f"found captions of {len(captions)} pairs, expected at least two to shuffle")
+        raise DataError(f"there are captions of {len(captions)} pairs; expected at least two to shuffle")
     ids = list(captions)
     order = np.random.default_rng(seed).permutation(len(ids))
     source = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
@@ -105,23 +106,23 @@ def baseline_scores(
         except IDCError as error:  # the scores of the captioner itself must not be lost
             reasons[f"baseline, {name}"] = str(error)
             continue
-        scores[name] = {part: dict(of_part.values) for part, of_part in parts.items()}
+        scores[name] = {part: dict(part_scores.values) for part, part_scores in parts.items()}
     return scores, reasons
 
 
 def verdict(difference: Difference | None, over_baselines: Iterable[Difference] = ()) -> str:
-    """What intervals allow to conclude: ``higher``, ``lower``, ``not decided`` or ``below the floor``.
+    """Conclusion from confidence intervals: ``higher``, ``lower``, ``not decided`` or ``below the baseline``.
 
     Args:
-        difference: score minus that of another captioner; None where there is no other, and then "" is returned.
-        over_baselines: score minus that of each baseline. Unless each of these intervals lies above 0, the verdict is
-            ``below the floor`` whatever the difference.
+        difference: score minus that of another captioner; without another one (None) the result is "".
+        over_baselines: score minus that of each baseline. Unless all of these intervals lie above 0, the verdict is
+            ``below the baseline``, whatever the difference.
 
     Example:
         >>> ahead = Difference(10.0, 15.0, 5.0, 1.0, 9.0, 0.01, 8, 2)
         >>> behind = Difference(16.0, 15.0, -1.0, -4.0, 2.0, 0.5, 5, 5)
         >>> verdict(ahead), verdict(behind), verdict(ahead, [behind])
-        ('higher', 'not decided', 'below the floor')
+        ('higher', 'not decided', 'below the baseline')
     """
     if any(over.low <= 0 for over in over_baselines):
         return BELOW_BASELINE

@@ -51,7 +51,7 @@ def from_statistics(statistics: Floats) -> Floats:
 
 def _closest_lengths(corpus: Corpus, lengths: Ints) -> Floats:
     """Reference length closest to the candidate's length, per pair; the shorter one of a tie."""
-    references, owner = corpus.references.lengths, corpus.references.owner
-    order = np.lexsort((references, np.abs(references - lengths[owner]), owner))
+    references, pair_index = corpus.references.lengths, corpus.references.pair_index
+    order = np.lexsort((references, np.abs(references - lengths[pair_index]), pair_index))
     first = np.cumsum(corpus.references.per_pair) - corpus.references.per_pair
     return references[order][first].astype(np.float64)

@@ -94,9 +94,9 @@ def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, see
         True
     """
     _check(scores, samples, confidence)
-    samples_of = _concatenated(_resampled(scores, weights) for weights in _record_weights(scores, samples, seed))
+    sampled = _concatenated(_resampled(scores, weights) for weights in _record_weights(scores, samples, seed))
     tail = (1 - confidence) / 2
-    return {name: Interval(*map(float, np.quantile(values, [tail, 1 - tail]))) for name, values in samples_of.items()}
+    return {name: Interval(*map(float, np.quantile(values, [tail, 1 - tail]))) for name, values in sampled.items()}
 
 
 def compare(
@@ -126,9 +126,9 @@ def compare(
     _check(first, samples, confidence)
     if _scored_on(first) != _scored_on(second):
         unmatched = sorted(set(first.ids) ^ set(second.ids))
-        reason = f"{len(unmatched)} are scored for one alone: {first_ids(unmatched)}"
+        reason = f"{len(unmatched)} pairs are scored for only one of them: {first_ids(unmatched)}"
         raise DataError(
-            "two captioners are compared on the same pairs and references only; "
+            "two captioners can be compared only on the same pairs and references; "
             + (reason if unmatched else "their order or their references differ")
         )
     names = [name for name in first.values if name in second.values]
@@ -142,9 +142,9 @@ def compare(
     differences_of = {}
     for name, differences in differences_of_samples.items():
         low, high = map(float, np.quantile(differences, [tail, 1 - tail]))
-        # the observed corpus counts as one sample more, so that no p is 0
-        beyond = min((differences <= _TOLERANCE).sum(), (differences >= -_TOLERANCE).sum())
-        p = min(1.0, 2 * (float(beyond) + 1) / (samples + 1))
+        # the observed corpus counts as one additional sample, so that no p is 0
+        num_in_tail = min((differences <= _TOLERANCE).sum(), (differences >= -_TOLERANCE).sum())
+        p = min(1.0, 2 * (float(num_in_tail) + 1) / (samples + 1))
         gains = _by_pair(second.per_pair[name] - first.per_pair[name], pair_of)
         wins, losses = int((gains > _TOLERANCE).sum()), int((gains < -_TOLERANCE).sum())
         differences_of[name] = Difference(
@@ -167,7 +167,7 @@ def _scored_on(scores: Scores) -> tuple[list[str], int, Mapping[str, str]]:
 def _check(scores: Scores, samples: PositiveInt, confidence: OpenShare) -> None:
     check_arguments(_check, locals())
     if scores.pairs < 2:
-        raise DataError("found one pair; a confidence interval needs at least two")
+        raise DataError("there is only one pair; a confidence interval needs at least two")
 
 
 def _pair_of(scores: Scores) -> Ints | None:
@@ -187,7 +187,7 @@ def _by_pair(values: Floats, pair_of: Ints | None) -> Floats:
 
 
 def _record_weights(scores: Scores, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each record is sampled, which is how often its pair is: blocks of ``(block, records)``."""
+    """How often the pair of each record is sampled, in blocks of corpora ``(block, records)``."""
     pair_of = _pair_of(scores)
     for block in _pair_weights(scores.pairs, samples, seed):
         yield block if pair_of is None else block[:, pair_of]
@@ -204,7 +204,7 @@ def _pair_weights(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
         for first in range(0, len(block), rows_at_once):
             rows = block[first : first + rows_at_once]
             indices = generator.integers(pairs, size=rows.shape) + np.arange(len(rows))[:, None] * pairs
-            counts = np.zeros(rows.size, np.uint16)  # a quarter of what bincount fills
+            counts = np.zeros(rows.size, np.uint16)  # a quarter of the memory that bincount would fill
             np.add.at(counts, indices.ravel(), _ONE)
             rows[:] = counts.reshape(rows.shape)
         yield block

@@ -1,4 +1,4 @@
-"""Scores of a corpus of captions: one call, every metric, each pair named once."""
+"""score_captions: all metrics of a corpus of captions, computed in one call."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import ConfigError, DataError
 
 T = TypeVar("T")
-FAST = ("BLEU", "ROUGE-L", "CIDEr-D")
+FAST_METRICS = ("BLEU", "ROUGE-L", "CIDEr-D")
 """Metrics that need no tables."""
-USUAL = ("BLEU", "METEOR", "ROUGE-L", "CIDEr-D")
-"""Metrics that papers report."""
+STANDARD_METRICS = ("BLEU", "METEOR", "ROUGE-L", "CIDEr-D")
+"""Metrics that papers usually report."""
 
 
 @dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
 class Scores:
-    """Scores on the scale that papers print: pycocoevalcap's values times 100, so that CIDEr-D ends at 1000.
+    """Scores on the scale of papers: pycocoevalcap's values times 100, so that the maximum of CIDEr-D is 1000.
 
     Args:
         values: corpus score by metric.
@@ -75,7 +75,7 @@ class References:
         tokenize: tokenizer of references and candidates.
 
     Raises:
-        DataError: an id comes twice, a pair has no reference, or one is not text.
+        DataError: an id appears twice, a pair has no reference, or a reference is not text.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class References:
         tokenize: Callable[[str], list[str]] = ptb_tokenize,
     ) -> None:
         texts = _by_id(references, "references")
-        empty = [id for id, of_pair in texts.items() if isinstance(of_pair, str) or not len(of_pair)]
+        empty = [
+            id for id, pair_references in texts.items() if isinstance(pair_references, str) or not len(pair_references)
+        ]
         if empty:
             raise DataError(
                 f"{len(empty)} of {len(texts)} pairs have no list of references: {first_ids(empty)}; "
@@ -93,7 +95,10 @@ class References:
         self.ids = list(texts)
         self.tokenize = tokenize
         self.counts = ReferenceCounts(
-            [[tokenize(as_text(id, text, "reference")) for text in of_pair] for id, of_pair in texts.items()]
+            [
+                [tokenize(as_text(id, text, "reference")) for text in pair_references]
+                for id, pair_references in texts.items()
+            ]
         )
 
 
@@ -102,10 +107,10 @@ class ScoringResources:
     """Additional inputs of some metrics.
 
     Args:
-        frequencies: references of another corpus that define the document frequencies of CIDEr and CIDEr-D; None takes
-            the scored references.
+        frequencies: references of another corpus that define the document frequencies of CIDEr and CIDEr-D; the scored
+            references when None.
         corenlp: folder with Stanford CoreNLP's jars, for SPICE.
-        judge: decides which claim states which difference; see ``difference_list``.
+        judge: function that decides which claim states which difference; see ``difference_list``.
         meteor_backend: ``python`` or ``java``; see :func:`~lightning_idc.metrics.meteor.backend_named`.
     """
 
@@ -123,7 +128,7 @@ class ScoringResources:
 def score_captions(
     candidates: Mapping[str, str] | Iterable[tuple[str, str]],
     references: Mapping[str, Sequence[str]] | References,
-    metrics: Sequence[str] = FAST,
+    metrics: Sequence[str] = FAST_METRICS,
     resources: ScoringResources | None = None,
 ) -> Scores:
     """Score one caption per pair against all references of the pair.
@@ -222,11 +227,11 @@ def check_metrics(requested: Iterable[str], available: Iterable[str]) -> None:
     names = list(available)
     unknown = [metric for metric in requested if metric not in names]
     if unknown:
-        raise ConfigError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(names)}")
+        raise ConfigError(f"unknown metrics: {', '.join(unknown)}; expected {', '.join(names)}")
 
 
 def check_ids(captions: Iterable[str], references: Iterable[str]) -> None:
-    """Check that captions and references are of the same pairs.
+    """Check that captions and references belong to the same pairs.
 
     Raises:
         DataError: ids differ, or there is no caption.
@@ -249,7 +254,7 @@ def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], kind: str) -> dict[
     values: dict[str, T] = {}
     for id, item in items:
         if id in values:
-            raise DataError(f"pair {id!r} has {kind} twice; give each id once")
+            raise DataError(f"pair {id!r} has {kind} twice; expected each id once")
         values[id] = item
     return values
 
@@ -261,7 +266,7 @@ def as_text(id: str, text: object, kind: str) -> str:
         DataError: the value is not text.
     """
     if not isinstance(text, str):
-        raise DataError(f"pair {id!r}: a {kind} is {text!r}, which is not text; leave the pair out or give it text")
+        raise DataError(f"pair {id!r}: a {kind} is {text!r}; expected text, or leave the pair out")
     return text
 
 

@@ -1,4 +1,4 @@
-"""CIDEr and CIDEr-D (Vedantam et al. 2015); what pycocoevalcap calls Cider is CIDEr-D."""
+"""CIDEr and CIDEr-D (Vedantam et al. 2015); pycocoevalcap's Cider is CIDEr-D."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cider_d(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple
     references = corpus.references
     # the penalty compares lengths counted in bigrams, as pycocoevalcap does
     bigrams = np.maximum(corpus.lengths - 1, 0) - 0.0
-    delta = bigrams[references.owner] - np.maximum(references.lengths - 1, 0)
+    delta = bigrams[references.pair_index] - np.maximum(references.lengths - 1, 0)
     return _mean_similarity(corpus, frequencies, np.exp(-(delta**2) / (2 * _SIGMA**2)), clipped=True)
 
 
@@ -48,7 +48,7 @@ def cider(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple[f
         >>> round(cider(corpus)[0], 4)
         10.0
     """
-    return _mean_similarity(corpus, frequencies, np.ones(len(corpus.references.owner)), clipped=False)
+    return _mean_similarity(corpus, frequencies, np.ones(len(corpus.references.pair_index)), clipped=False)
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,19 @@ class _Weights:
 def _mean_similarity(
     corpus: Corpus, frequencies: ReferenceCounts | None, penalty: Floats, clipped: bool
 ) -> tuple[float, Floats]:
-    owner = corpus.references.owner
-    similarity = np.zeros(len(owner))
+    pair_index = corpus.references.pair_index
+    similarity = np.zeros(len(pair_index))
     for grams in _corpus_weights(corpus) if frequencies is None else _foreign_weights(corpus, frequencies):
         index, shared = find(grams.key, grams.reference_key)
         weight, reference_weight = grams.weight[index[shared]], grams.reference_weight[shared]
         products = (np.minimum(weight, reference_weight) if clipped else weight) * reference_weight
         # bincount of an empty array returns integers even with float weights
-        dots = np.bincount(grams.reference_caption[shared], weights=products, minlength=len(owner)).astype(np.float64)
-        scale = grams.norm[owner] * grams.reference_norm
+        dots = np.bincount(grams.reference_caption[shared], weights=products, minlength=len(pair_index)).astype(
+            np.float64
+        )
+        scale = grams.norm[pair_index] * grams.reference_norm
         similarity += np.divide(dots, scale, out=dots.copy(), where=scale != 0) * penalty
-    scores = 10.0 / MAX_ORDER * np.bincount(owner, weights=similarity, minlength=corpus.pairs)
+    scores = 10.0 / MAX_ORDER * np.bincount(pair_index, weights=similarity, minlength=corpus.pairs)
     scores = scores / corpus.references.per_pair
     return float(scores.mean()), scores
 
@@ -95,8 +97,8 @@ def _mean_similarity(
 def _corpus_weights(corpus: Corpus) -> Iterator[_Weights]:
     for grams, reference_grams in zip(corpus.grams, corpus.references.grams, strict=True):
         # n-grams of no reference have document frequency 0, which counts as 1
-        rarity = np.append(reference_grams.rarity, np.log(float(max(corpus.pairs, 1))))
-        weight = grams.count * rarity[np.minimum(grams.gram, len(reference_grams.rarity))]
+        idf = np.append(reference_grams.idf, np.log(float(max(corpus.pairs, 1))))
+        weight = grams.count * idf[np.minimum(grams.gram, len(reference_grams.idf))]
         norm = _norms(grams.caption, weight, corpus.pairs)
         yield _Weights(
             key=grams.key,
@@ -111,23 +113,23 @@ def _corpus_weights(corpus: Corpus) -> Iterator[_Weights]:
 
 def _foreign_weights(corpus: Corpus, frequencies: ReferenceCounts) -> Iterator[_Weights]:
     """Weights by the document frequencies of another corpus, in whose n-grams both sides are counted."""
-    flat = [tokens for of_pair in corpus.references.tokens for tokens in of_pair]
-    pairs, owner = corpus.pairs, corpus.references.owner
+    flat = [tokens for pair_references in corpus.references.tokens for tokens in pair_references]
+    pairs, pair_index = corpus.pairs, corpus.references.pair_index
     corpus_of_both = Corpus([*corpus.candidates, *flat], frequencies)
     for grams, reference_grams in zip(corpus_of_both.grams, frequencies.grams, strict=True):
-        rarity = np.append(reference_grams.rarity, np.log(float(max(frequencies.pairs, 1))))
-        weight = grams.count * rarity[np.minimum(grams.gram, len(reference_grams.rarity))]
+        idf = np.append(reference_grams.idf, np.log(float(max(frequencies.pairs, 1))))
+        weight = grams.count * idf[np.minimum(grams.gram, len(reference_grams.idf))]
         norm = _norms(grams.caption, weight, pairs + len(flat))
         is_candidate = grams.caption < pairs
         caption = grams.caption[~is_candidate] - pairs
         yield _Weights(
-            pair_keys(grams.caption[is_candidate], grams.gram[is_candidate]),
-            weight[is_candidate],
-            norm[:pairs],
-            caption,
-            pair_keys(owner[caption], grams.gram[~is_candidate]),
-            weight[~is_candidate],
-            norm[pairs:],
+            key=pair_keys(grams.caption[is_candidate], grams.gram[is_candidate]),
+            weight=weight[is_candidate],
+            norm=norm[:pairs],
+            reference_caption=caption,
+            reference_key=pair_keys(pair_index[caption], grams.gram[~is_candidate]),
+            reference_weight=weight[~is_candidate],
+            reference_norm=norm[pairs:],
         )
 
 

@@ -1,6 +1,6 @@
 """A drop-in for pycocoevalcap: the same classes, methods and scales (0 to 1; CIDEr-D 0 to 10) without Java.
 
-A script or notebook written for pycocoevalcap runs unchanged but for its import::
+A script or notebook written for pycocoevalcap only needs another import::
 
     from lightning_idc.metrics.coco import COCOEvalCap, PTBTokenizer, Bleu, Meteor, Rouge, Cider, Spice
 
@@ -100,7 +100,7 @@ class Meteor:
         Raises:
             ConfigError: METEOR's tables are not installed.
         """
-        # METEOR splits texts by rules of its own, so each is passed on as one piece
+        # METEOR has its own tokenizer, so each text is passed as a single token
         corpus = _corpus(gts, res, lambda text: [text])
         outcome = meteor_scores(corpus.candidates, corpus.references.tokens, self.backend)
         if isinstance(outcome, NotComputed):

@@ -66,6 +66,6 @@ def _restricted(scores: Scores, pairs: AbstractSet[str], references: Mapping[str
     """Scores of a subset of pairs, for metrics that are means over pairs."""
     mask = [id in pairs for id in scores.ids]
     ids = [id for id in scores.ids if id in pairs]
-    per_pair = {name: of_pairs[mask] for name, of_pairs in scores.per_pair.items()}
-    values = {name: float(of_pairs.mean()) for name, of_pairs in per_pair.items()}
+    per_pair = {name: pair_scores[mask] for name, pair_scores in scores.per_pair.items()}
+    values = {name: float(pair_scores.mean()) for name, pair_scores in per_pair.items()}
     return replace(scores, values=values, per_pair=per_pair, ids=ids, references=sum(len(references[id]) for id in ids))

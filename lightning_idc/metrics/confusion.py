@@ -1,4 +1,4 @@
-"""Confusion of changed and unchanged pairs, by what captions say."""
+"""Confusion matrix of changed and unchanged pairs against captions that describe a change or none."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class Confusion:
     def __str__(self) -> str:
         same, changed = self.same_same + self.same_changed, self.changed_same + self.changed_changed
         wrong = f"{self.changed_same} of {changed} changed pairs"
-        return f'"no change" is said of {self.same_same} of {same} unchanged and {wrong}'
+        return f'"no change" is predicted for {self.same_same} of {same} unchanged and {wrong}'
 
 
 def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = ()) -> Confusion | None:
-    """Count change against no change; None where no pair is labelled ``no_change``.
+    """Count changed and unchanged pairs by their captions; None if no pair is labelled ``no_change``.
 
-    A caption says "no change" by `no_change_rule`, which knows ``sentences`` and the references of unchanged pairs.
+    :func:`~lightning_idc.metrics.no_change.no_change_rule` decides whether a caption says that nothing changed; it also
+    recognises ``sentences`` and the references of unchanged pairs.
 
     Args:
         records: records with ``caption``, ``references`` and ``change_type``; those without a type do not count.

@@ -1,4 +1,4 @@
-"""Parsed files of captions, references or answers, whose format is recognised by content: COCO, map or records."""
+"""AnnotationFile: a file of captions, references or answers, whose format (COCO, map or records) its content shows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.jsonfiles import check_no_page, decode, parse_documents, read_bytes, short
+from lightning_idc.utils.jsonfiles import check_not_html, decode, parse_documents, read_bytes, short
 
 ID_FIELDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")
 CAPTION_FIELDS = ("caption", "prediction", "text")
-"""Fields that hold a caption; a record where several differ is an error unless one is named."""
+"""Fields that hold a caption; if several of them differ, the caller has to name one."""
 REFERENCE_FIELDS = ("references", "captions", "sentences", "sents", "caption", "description")
 
 
@@ -23,7 +23,7 @@ class AnnotationFile:
         path: path of the file.
 
     Raises:
-        DataError: it cannot be read or parsed.
+        DataError: the file cannot be read or parsed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,7 +32,7 @@ class AnnotationFile:
         data = read_bytes(self.path)
         self.digest = hashlib.sha256(data).hexdigest()
         text = decode(data, self.path)
-        check_no_page(text, self.path)
+        check_not_html(text, self.path)
         value, self.lines = parse_documents(text, self.path)
         self.items: Any = {}
         if isinstance(value, dict) and isinstance(value.get("images"), list):

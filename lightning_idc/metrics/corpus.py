@@ -29,8 +29,8 @@ class Grams:
 
     Args:
         caption: index of the caption, ``(E,)``.
-        gram: rank of the n-gram among those of the references, ``(E,)``; n-grams of no reference rank behind.
-        count: how often the caption has it, ``(E,)``.
+        gram: rank of the n-gram among those of the references, ``(E,)``; n-grams of no reference rank last.
+        count: number of occurrences in the caption, ``(E,)``.
         key: pair and n-gram in one number, ``(E,)``; sorted for candidates.
     """
 
@@ -48,15 +48,16 @@ class ReferenceGrams(Grams):
         table: all distinct n-grams as numbers, sorted, ``(G,)``.
         pair_key: distinct pairs and n-grams, sorted, ``(Q,)``.
         max_count: highest count of the n-gram in any one reference of the pair, ``(Q,)``.
-        rarity: inverse document frequency, log of pairs over pairs whose references have the n-gram, ``(G,)``.
-        weight: count times rarity, ``(E,)``.
+        idf: inverse document frequency, the log of the number of pairs over that of pairs whose references have the
+            n-gram, ``(G,)``.
+        weight: count times ``idf``, ``(E,)``.
         norm: norm of each reference's weights, ``(R,)``.
     """
 
     table: Ints
     pair_key: Ints
     max_count: Ints
-    rarity: Floats
+    idf: Floats
     weight: Floats
     norm: Floats
 
@@ -71,10 +72,10 @@ class ReferenceCounts:
     def __init__(self, references: Sequence[Sequence[Tokens]]) -> None:
         self.tokens = references
         self.pairs = len(references)
-        self.per_pair: Ints = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
-        self.owner: Ints = np.repeat(np.arange(self.pairs), self.per_pair)
+        self.per_pair: Ints = np.array([len(pair_references) for pair_references in references], dtype=np.int64)
+        self.pair_index: Ints = np.repeat(np.arange(self.pairs), self.per_pair)
         self.words: dict[str, int] = {}
-        self._ids, self.lengths = _number([tokens for of_pair in references for tokens in of_pair], self.words)
+        self._ids, self.lengths = _number([tokens for group in references for tokens in group], self.words)
 
     @cached_property
     def grams(self) -> list[ReferenceGrams]:
@@ -84,29 +85,29 @@ class ReferenceCounts:
             caption, start = _starts(self.lengths, n)
             table, inverse = np.unique(_numbers(ranks, self._ids, start, n), return_inverse=True)
             ranks[start] = inverse
-            occurrences = _count(caption, inverse, self.owner)
+            occurrences = _count(caption, inverse, self.pair_index)
             order = np.argsort(occurrences.key, kind="stable")
             key = occurrences.key[order]
             first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
             max_count = np.maximum.reduceat(occurrences.count[order], first) if len(key) else np.zeros(0, np.int64)
             documents = np.bincount(key[first] % _GRAMS, minlength=len(table))
-            rarity = np.log(float(max(self.pairs, 1))) - np.log(np.maximum(1.0, documents))
-            weight = occurrences.count * rarity[occurrences.gram]
+            idf = np.log(float(max(self.pairs, 1))) - np.log(np.maximum(1.0, documents))
+            weight = occurrences.count * idf[occurrences.gram]
             norm = np.sqrt(
                 np.bincount(occurrences.caption, weights=weight**2, minlength=len(self.lengths)).astype(np.float64)
             )
             grams.append(
                 ReferenceGrams(
-                    occurrences.caption,
-                    occurrences.gram,
-                    occurrences.count,
-                    occurrences.key,
-                    table,
-                    key[first],
-                    max_count,
-                    rarity,
-                    weight,
-                    norm,
+                    caption=occurrences.caption,
+                    gram=occurrences.gram,
+                    count=occurrences.count,
+                    key=occurrences.key,
+                    table=table,
+                    pair_key=key[first],
+                    max_count=max_count,
+                    idf=idf,
+                    weight=weight,
+                    norm=norm,
                 )
             )
         return grams
@@ -141,7 +142,7 @@ class Corpus:
 
 
 def find(table: NDArray[Any], numbers: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Index of each number in a sorted table, and whether the table holds it."""
+    """Index of each number in a sorted table, and whether the table contains it."""
     if not len(table):
         return np.zeros(len(numbers), dtype=np.int64), np.zeros(len(numbers), dtype=bool)
     index = np.minimum(np.searchsorted(table, numbers), len(table) - 1)
@@ -171,7 +172,7 @@ def _numbers(ranks: Ints, words: Ints, start: Ints, n: int) -> Ints:
     return words[start] if n == 1 else ranks[start] * _WORDS + words[start + n - 1]
 
 
-def _count(caption: Ints, gram: Ints, owner: Ints) -> Grams:
+def _count(caption: Ints, gram: Ints, pair_index: Ints) -> Grams:
     keys, counts = np.unique(pair_keys(caption, gram), return_counts=True)
     caption, gram = keys // _GRAMS, keys % _GRAMS
-    return Grams(caption, gram, counts.astype(np.int64), pair_keys(owner[caption], gram))
+    return Grams(caption, gram, counts.astype(np.int64), pair_keys(pair_index[caption], gram))

@@ -1,7 +1,8 @@
 """The protocol difference-list: each sentence of the references is a difference, each sentence of a caption a claim.
 
-On changed pairs: recall, precision and F1 of differences, as means over pairs. On unchanged pairs: specificity, the
-fraction about which nothing is claimed. A judge, named in the result, decides which claim states which difference.
+The scores of changed pairs are recall, precision and F1 of differences, as means over pairs; that of unchanged pairs is
+specificity, the fraction of pairs whose caption makes no claim. A judge, which the result names, decides which claim
+states which difference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids, check_metrics
-from lightning_idc.metrics.judge import TextModel, ask_until_read
+from lightning_idc.metrics.judge import TextModel, ask_with_retries
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import DataError
@@ -66,7 +67,7 @@ def by_differences(
     ids = list(references)
     claims = [list_differences([captions[id]]) for id in ids]
     if not any(references.values()):
-        is_empty = np.array([100.0 * (not of_pair) for of_pair in claims])
+        is_empty = np.array([100.0 * (not pair_claims) for pair_claims in claims])
         per_pair = {name: is_empty for name in UNCHANGED if name in metrics}
         return Scores({name: float(is_empty.mean()) for name in per_pair}, per_pair, ids, len(ids))
     judge = resources.judge or lexical_judge
@@ -87,7 +88,7 @@ def by_differences(
     table = 100 * np.array(rows)
     per_pair = {name: table[:, column] for column, name in enumerate(CHANGED) if name in metrics}
     missing = {"unread": f"{num_unread} of {len(ids)} answers of the judge could not be read"} if num_unread else {}
-    values = {name: float(of_pairs.mean()) for name, of_pairs in per_pair.items()}
+    values = {name: float(pair_scores.mean()) for name, pair_scores in per_pair.items()}
     return Scores(values, per_pair, scored_ids, sum(len(references[id]) for id in scored_ids), missing)
 
 
@@ -98,11 +99,11 @@ def _rates(matches: Matches, num_differences: int, num_claims: int) -> tuple[flo
 
 
 def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], threshold: float = 0.5) -> list[Matches | None]:
-    """A judge that compares words: the baseline that a language model must agree with better than by chance.
+    """A judge that compares words: the baseline with which a language model must agree better than by chance.
 
     Args:
         pairs: differences and claims of each pair.
-        threshold: least F1 of word counts at which a claim states a difference.
+        threshold: minimum F1 of word counts at which a claim states a difference.
     """
     return [best_matches(differences, claims, _word_f1, threshold) for differences, claims in pairs]
 
@@ -120,7 +121,7 @@ def best_matches(
         differences: differences of a pair.
         claims: claims about the pair.
         similarity: similarity of a difference and a claim, 0 to 1.
-        threshold: least similarity of a match.
+        threshold: minimum similarity of a match.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -158,11 +159,11 @@ class PromptedJudge:
             return read_matches(answer, *map(len, pairs[index]))
 
         prompts = [prompt_of(*pair) for pair in pairs]
-        return ask_until_read(self.model, prompts, read, self.retries, self.batch_size)[0]
+        return ask_with_retries(self.model, prompts, read, self.retries, self.batch_size)[0]
 
 
 def prompt_of(differences: Sequence[str], claims: Sequence[str]) -> str:
-    """The prompt about one pair."""
+    """Prompt of the judge for one pair."""
     numbered = "\n".join(f"{number}: {text}" for number, text in enumerate(differences, 1))
     lettered = "\n".join(f"{letter}: {text}" for letter, text in zip(_letters(len(claims)), claims, strict=True))
     # str.format would interpret braces in captions
@@ -207,7 +208,7 @@ def agreement(first: Sequence[Matches | None], second: Sequence[Matches | None])
 
     Args:
         first: matches of each pair by one judge.
-        second: matches by the other; pairs with an unreadable answer of either judge do not count.
+        second: matches of each pair by the other judge; pairs with an unreadable answer of either do not count.
 
     Returns:
         1 for full agreement, 0 for chance; None where both judges always give the same single answer.
@@ -221,8 +222,8 @@ def agreement(first: Sequence[Matches | None], second: Sequence[Matches | None])
     if not is_stated:
         return None
     observed = np.mean([by_first == by_second for by_first, by_second in is_stated])
-    shares = np.mean(is_stated, axis=0)
-    expected = float(shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1]))
+    rates = np.mean(is_stated, axis=0)
+    expected = float(rates[0] * rates[1] + (1 - rates[0]) * (1 - rates[1]))
     return None if expected >= 1 else float((observed - expected) / (1 - expected))
 
 
@@ -248,7 +249,6 @@ class RecordingJudge:
 
     def as_dict(self) -> dict[str, Any]:
         """Name, and Cohen's kappa with the judge that compares words."""
-        same = self.judge is lexical_judge
-        kappa = None if same else agreement(self.matches, lexical_judge(self.pairs))
+        kappa = None if self.judge is lexical_judge else agreement(self.matches, lexical_judge(self.pairs))
         unread = sum(matches is None for matches in self.matches)
         return {"judge": self.name, "pairs": len(self.pairs), "unread": unread, "kappa_with_words": kappa}

@@ -10,7 +10,8 @@ from itertools import pairwise
 from lightning_idc.metrics.no_change import no_change_rule
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
-COLLAPSED = 0.5
+COLLAPSE_THRESHOLD = 0.5
+"""Fraction of the most frequent caption at which :meth:`Diversity.remarks` warns."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,12 @@ class Diversity:
     def remarks(self) -> list[str]:
         """Warnings for readers of the scores."""
         remarks = []
-        if self.captions > 1 and self.most_common_share >= COLLAPSED:
+        if self.captions > 1 and self.most_common_share >= COLLAPSE_THRESHOLD:
             remarks.append(f"{self.most_common_share:.0%} of all captions are {self.most_common!r}")
         if self.empty:
             remarks.append(f"{self.empty:.1%} of all captions are empty")
         if self.repeating >= 0.1:
-            remarks.append(f"{self.repeating:.0%} of all captions repeat a run of three words")
+            remarks.append(f"{self.repeating:.0%} of all captions repeat a sequence of three words")
         return remarks
 
 
@@ -76,21 +77,21 @@ def diversity(captions: Sequence[str], sentences: Iterable[str] = ()) -> Diversi
     most_common, num_most_common = max(counts.items(), key=lambda item: (item[1], item[0]))
     num_captions = len(tokens)
     return Diversity(
-        num_captions,
-        sum(number == 1 for number in counts.values()) / num_captions,
-        " ".join(most_common),
-        num_most_common / num_captions,
-        counts[()] / num_captions,
-        sum(map(says_no_change, captions)) / num_captions,
-        words.total() / num_captions,
-        max(map(len, tokens)),
-        len(words),
-        len(words) / max(words.total(), 1),
-        len(bigrams) / max(bigrams.total(), 1),
-        sum(_repeats(caption) for caption in tokens) / num_captions,
+        captions=num_captions,
+        distinct=sum(number == 1 for number in counts.values()) / num_captions,
+        most_common=" ".join(most_common),
+        most_common_share=num_most_common / num_captions,
+        empty=counts[()] / num_captions,
+        no_change=sum(map(says_no_change, captions)) / num_captions,
+        words=words.total() / num_captions,
+        longest=max(map(len, tokens)),
+        vocabulary=len(words),
+        distinct_1=len(words) / max(words.total(), 1),
+        distinct_2=len(bigrams) / max(bigrams.total(), 1),
+        repeating=sum(_repeats_trigram(caption) for caption in tokens) / num_captions,
     )
 
 
-def _repeats(tokens: Sequence[str]) -> bool:
-    runs = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
-    return len(set(runs)) < len(runs)
+def _repeats_trigram(tokens: Sequence[str]) -> bool:
+    trigrams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
+    return len(set(trigrams)) < len(trigrams)

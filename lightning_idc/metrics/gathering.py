@@ -19,8 +19,8 @@ T = TypeVar("T")
 class RecordMetric(Metric):
     """Collects records (JSON objects), gathers them over processes, and computes once for all processes.
 
-    A corpus score cannot be averaged over processes: CIDEr-D weighs words by all references. So the captions travel,
-    and the first process scores them.
+    A corpus score cannot be averaged over processes, since CIDEr-D weighs words by all references. Therefore captions
+    are gathered, and the first process scores them.
     """
 
     full_state_update = False
@@ -30,7 +30,7 @@ class RecordMetric(Metric):
         super().__init__(**options)
         # validation scores the same references after every epoch
         self._prepared: tuple[dict[str, list[str]], References] | None = None
-        # torchmetrics gathers tensors only, so records travel as bytes, one JSON document a line
+        # torchmetrics gathers only tensors, so records are stored as bytes, one JSON document per line
         self.add_state("payload", default=[], dist_reduce_fx="cat")
 
     def sync(self, *args: Any, **options: Any) -> None:
@@ -47,14 +47,14 @@ class RecordMetric(Metric):
         self.payload.append(data.to(self.device))
 
     def collected(self) -> list[Any]:
-        """All records in the order of processes and updates; of this process alone before synchronisation."""
+        """All records in the order of processes and updates; before synchronisation those of this process."""
         parts = self.payload if isinstance(self.payload, list) else [self.payload]
         # `set_dtype` of a collection converts the bytes, too
         data = b"".join(bytes(part.cpu().to(torch.uint8).numpy()) for part in parts)
         return [json.loads(line) for line in data.splitlines()]
 
     def prepare(self, references: Mapping[str, list[str]]) -> References:
-        """Tokenised references, reused while they stay the same."""
+        """Tokenised references, cached until the references change."""
         if self._prepared is None or self._prepared[0] != references:
             self._prepared = dict(references), References(references)
         return self._prepared[1]

@@ -1,4 +1,4 @@
-"""How protocols group references: which pairs are scored, and against which references."""
+"""Grouping of references by protocols: the pairs to score, and the references of each."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
 from lightning_idc.utils.errors import DataError
 
 T = TypeVar("T")
-HARDEST = 0.25
+QUARTER = 0.25
 CARD_WORDS = 60
+"""Number of words after which CARD cuts paragraphs."""
 # "000017.png" of a change and "000017.png_n" without one, as DUDA and CLIP4IDC name them; "17c" and "17nc" are ProCap's
 _CLEVR = re.compile(r"(?:CLEVR_(?:default|semantic|nonsemantic)_)?(\d{1,9})(?:\.png)?(c|_n|nc)?")
-_SAME = frozenset(["_n", "nc"])
+_UNCHANGED_SUFFIXES = frozenset(["_n", "nc"])
 
 
 @dataclass(frozen=True)
 class ReferenceRecord:
-    """References of a pair, or of one of several records of it.
+    """References of a pair, or of one of its records.
 
     Args:
         id: pair id.
-        references: texts, perhaps empty, as in Spot-the-Diff.
-        change_type: name of the type in the benchmark; ``change`` where the type is not known.
+        references: texts, some of which may be empty, as in Spot-the-Diff.
+        change_type: name of the type in the benchmark; ``change`` if the type is not known.
         iou: overlap of the two views.
-        split: split that the file names; None where it names none.
+        split: split of the record in the file, or None.
     """
 
     id: str
@@ -39,7 +40,7 @@ class ReferenceRecord:
 
 
 Parts = dict[str, list[ReferenceRecord]]
-"""Named corpora, each scored on its own; the first is the headline."""
+"""Corpora by name, which are scored separately; the first one is the headline."""
 
 
 def each_pair(records: Sequence[ReferenceRecord]) -> Parts:
@@ -52,14 +53,14 @@ def each_pair(records: Sequence[ReferenceRecord]) -> Parts:
     repeated = [record.id for record in records if record.id in seen or seen.add(record.id)]  # type: ignore[func-returns-value]
     if repeated:
         raise DataError(
-            f"{len(repeated)} records repeat a pair: {first_ids(repeated)}; name a protocol that says what that means "
-            "(spot-the-diff/grouped: their references together; spot-the-diff/entry: each record on its own)"
+            f"{len(repeated)} records repeat a pair: {first_ids(repeated)}; choose spot-the-diff/grouped to score them "
+            "together or spot-the-diff/entry to score them separately"
         )
     empty = [record.id for record in records if not _has_text(record)]
     if empty:
         raise DataError(
             f"{len(empty)} of {len(records)} pairs have no reference with text: {first_ids(empty)}; they would "
-            "score 0. Leave them out, or name a protocol that keeps them (spot-the-diff/grouped)"
+            "score 0: leave them out, or choose a protocol that includes them (spot-the-diff/grouped)"
         )
     return {"all": list(records)}
 
@@ -70,13 +71,14 @@ def grouped(records: Sequence[ReferenceRecord]) -> Parts:
 
 
 def by_entry(records: Sequence[ReferenceRecord]) -> Parts:
-    """Every record on its own; records of one pair share its caption."""
+    """Every record separately; records of one pair share its caption."""
     return {"all": list(records)}
 
 
 def short_paragraphs(records: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against one paragraph of all its sentences, cut after 60 words as CARD (Tu et al. 2024) does."""
-    return {"all": [replace(t, references=(paragraph(t.references, CARD_WORDS),)) for t in _merged(records)]}
+    pairs = _merged(records)
+    return {"all": [replace(pair, references=(paragraph(pair.references, CARD_WORDS),)) for pair in pairs]}
 
 
 def paragraphs(records: Sequence[ReferenceRecord]) -> Parts:
@@ -85,7 +87,7 @@ def paragraphs(records: Sequence[ReferenceRecord]) -> Parts:
 
 
 def by_reference(records: Sequence[ReferenceRecord]) -> Parts:
-    """Every reference on its own.
+    """Every reference separately.
 
     Raises:
         DataError: a pair has no reference.
@@ -95,7 +97,7 @@ def by_reference(records: Sequence[ReferenceRecord]) -> Parts:
     if without_references:
         raise DataError(
             f"{len(without_references)} of {len(pairs)} pairs have no reference: {first_ids(without_references)}; "
-            "give them one, or leave them out"
+            "add references, or leave them out"
         )
     return {"all": [replace(record, references=(text,)) for record in records for text in record.references]}
 
@@ -122,10 +124,10 @@ def differences(records: Sequence[ReferenceRecord]) -> Parts:
     if empty:
         raise DataError(
             f"{len(empty)} of {len(with_type)} pairs with a type of change have no reference with text: "
-            f"{first_ids(empty)}; they would count as unchanged. Give them references, or leave them out"
+            f"{first_ids(empty)}; they would count as unchanged: add references, or leave them out"
         )
     lists = [() if pair.change_type == NO_CHANGE else tuple(list_differences(pair.references)) for pair in pairs]
-    pairs = [replace(pair, references=of_pair) for pair, of_pair in zip(pairs, lists, strict=True)]
+    pairs = [replace(pair, references=texts) for pair, texts in zip(pairs, lists, strict=True)]
     parts = {
         "changed": [record for record in pairs if record.references],
         "unchanged": [record for record in pairs if not record.references],
@@ -134,7 +136,7 @@ def differences(records: Sequence[ReferenceRecord]) -> Parts:
 
 
 def first_differences(records: Sequence[ReferenceRecord]) -> Parts:
-    """As :func:`differences`, with the first reference of each pair alone, where the others are paraphrases."""
+    """As :func:`differences`, but with only the first reference of each pair, for data whose others are paraphrases."""
     return differences([replace(record, references=record.references[:1]) for record in _merged(records)])
 
 
@@ -153,7 +155,8 @@ def unchanged_pairs(records: Sequence[ReferenceRecord]) -> Parts:
     Raises:
         DataError: there is no such pair.
     """
-    return {"no change": _not_empty([t for t in each_pair(records)["all"] if not has_changed(t)], "unchanged")}
+    unchanged = [record for record in each_pair(records)["all"] if not has_changed(record)]
+    return {"no change": _not_empty(unchanged, "unchanged")}
 
 
 def by_type(records: Sequence[ReferenceRecord]) -> Parts:
@@ -190,14 +193,14 @@ def by_iou(records: Sequence[ReferenceRecord]) -> Parts:
         )
     parts_of_ids = quarters({record.id: record.iou for record in changed if record.iou is not None})
     if not parts_of_ids:
-        raise DataError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
+        raise DataError(f"{len(changed)} changed pairs cannot be divided into quarters; expected at least 4")
     record_of = {record.id: record for record in changed}
     return {"change": changed} | {name: [record_of[id] for id in ids] for name, ids in parts_of_ids.items()}
 
 
 def quarters(ious: Mapping[str, float]) -> dict[str, list[str]]:
     """Ids of the pairs with the least and with the most overlap of views; {} where there are fewer than four."""
-    count = int(HARDEST * len(ious))
+    count = int(QUARTER * len(ious))
     ordered = sorted(ious, key=lambda id: (ious[id], id))
     return {"hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]} if count else {}
 
@@ -206,17 +209,17 @@ def has_changed(record: ReferenceRecord) -> bool:
     """Whether a pair changed, by its type or, in CLEVR-Change's files, by its id.
 
     Raises:
-        DataError: neither tells.
+        DataError: the pair has no type, and its id is not one of CLEVR-Change.
     """
     if record.change_type is not None:
         return record.change_type != NO_CHANGE
     match = _CLEVR.fullmatch(record.id)
     if not match:
         raise DataError(
-            f"pair {record.id!r}: whether it changed is unknown; give its change_type, "
-            "or ids as in CLEVR-Change's files (000017.png and 000017.png_n)"
+            f"pair {record.id!r}: whether it changed is unknown; set its change_type, "
+            "or use ids as in CLEVR-Change's files (000017.png and 000017.png_n)"
         )
-    return match[2] not in _SAME
+    return match[2] not in _UNCHANGED_SUFFIXES
 
 
 def with_types(records: Sequence[ReferenceRecord], types: Mapping[str, str]) -> list[ReferenceRecord]:
@@ -261,14 +264,15 @@ def _merged(records: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
         first = pairs.get(record.id)
         types = {None if other is None else other.change_type for other in (first, record)} - {None}
         if NO_CHANGE in types and len(types) > 1:
-            raise DataError(f"pair {record.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
+            names = " and ".join(sorted(map(str, types)))
+            raise DataError(f"pair {record.id!r} has records of the types {names}; expected one type per pair")
         pairs[record.id] = record if first is None else replace(first, references=first.references + record.references)
     return list(pairs.values())
 
 
 def _not_empty(records: list[ReferenceRecord], kind: str) -> list[ReferenceRecord]:
     if not records:
-        raise DataError(f"no pair is {kind}; is this the file of the other pairs?")
+        raise DataError(f"no pair is {kind}; expected at least one in this file")
     return records
 
 

@@ -1,8 +1,8 @@
-"""ROUGE-L as LLaVA-Interleave's benchmark scores difference captions: another ROUGE-L than COCO's.
+"""ROUGE-L of LLaVA-Interleave's benchmark, which differs from COCO's ROUGE-L.
 
 Punctuation is removed by rules of visual question answering, captions are cut after 512 characters, and the score is
-that of the package ``rouge``: the set of words of the longest common subsequence, as harmonic mean of precision and
-recall. It is comparable with that benchmark only.
+that of the package ``rouge``: the harmonic mean of precision and recall of the set of words in the longest common
+subsequence. It is comparable only with scores of that benchmark.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _sentences(text: str) -> list[list[str]]:
 
 
 def _common(reference: Sequence[str], caption: Sequence[str]) -> list[str]:
-    """A longest common subsequence; of several the one that omits the last words of the caption first."""
+    """A longest common subsequence; among several the one that skips the last words of the caption first."""
     table = np.zeros((len(reference) + 1, len(caption) + 1), dtype=np.int64)
     for row, reference_word in enumerate(reference, 1):
         for column, caption_word in enumerate(caption, 1):

@@ -1,7 +1,7 @@
 """A language model as judge of captions: fixed prompts and strict parsing of answers.
 
-An answer without exactly one score in the requested form is unparsed. Its prompt is repeated a few times; captions that
-stay unparsed have no score and are counted separately. Scores depend on the judge, so a result names it.
+An answer without exactly one score in the requested form is unparsed. Its prompt is repeated a few times; captions
+without a parsed answer have no score and are counted separately. Scores depend on the judge, so a result names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning_idc.metrics.captions import check_ids
 from lightning_idc.utils.errors import DataError, loading_model
 
 TextModel = Callable[[Sequence[str], int], list[str]]
-"""Function from prompts and the number of the attempt, 0 at first, to answers; retries may sample other answers."""
+"""Function from prompts and the number of the attempt, from 0, to answers; retries may sample other answers."""
 Prompt = TypeVar("Prompt")
 Read = TypeVar("Read")
 _NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
@@ -25,7 +25,7 @@ _BEFORE_SCORE = (
     r"\b(?:(?:score|rating)\b(?:\s+(?:is|of))?|rate\s+(?:it|this)\b(?:\s+(?:at|as))?)"
     rf"(?:\s*[:=]|\s+[-–—](?=\s))?\s*{_ABOUT}"
 )
-"""What a score follows; a minus sign belongs to the number, which then is no score."""
+"""Words before a score; a minus sign belongs to the number, and a negative number is not a score."""
 _FRACTION = rf"(?:(?P<part>\d{{1,3}})\s*/\s*(?P<whole>\d{{1,3}})\s*[=≈]\s*{_ABOUT})?"
 
 
@@ -35,7 +35,7 @@ class Rubric:
 
     Args:
         name: name in results.
-        prompt: template with ``{references}`` and ``{caption}``.
+        prompt: template with ``{reference}`` and ``{caption}``.
         max_score: highest score; the lowest is 0.
     """
 
@@ -43,28 +43,28 @@ class Rubric:
     prompt: str
     max_score: float
 
-    def ask(self, caption: str, reference: str) -> str:
-        """The prompt about one caption."""
-        # format() would read braces of captions, too
-        filled = {"{references}": reference, "{caption}": caption}
-        return re.sub(r"\{references\}|\{caption\}", lambda mark: filled[mark.group()], self.prompt)
+    def format_prompt(self, caption: str, reference: str) -> str:
+        """Prompt for one caption."""
+        # str.format would interpret braces in captions
+        filled = {"{reference}": reference, "{caption}": caption}
+        return re.sub(r"\{reference\}|\{caption\}", lambda mark: filled[mark.group()], self.prompt)
 
     def read(self, answer: str) -> float | None:
-        """The score of an answer; None unless it has exactly one within the scale.
+        """Score of an answer; None unless the answer contains exactly one within the scale.
 
-        The score stands after "score", "rating" or "rate it", before "/" or "of" and the maximum, or alone at the
-        beginning. A fraction of the aspects may precede it, as in "Score: 1/3 = 33".
+        A score follows "score", "rating" or "rate it", precedes "/" or "of" and the maximum, or is the first word of
+        the answer. A fraction of the aspects may precede it, as in "Score: 1/3 = 33".
         """
         text = answer.replace("*", "")
         maximum = f"{self.max_score:g}"
-        # the scale itself, as the prompt names it, is not a score
+        # the scale itself, copied from the prompt, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{maximum}\b\)?", " ", text)
-        # a number of another scale or an end of a range is not a score either
+        # a number on another scale or the end of a range is not a score either
         not_of_this_scale = rf"(?!\s*{_OUT_OF}\s*(?!{maximum}(?!\.?\d))\d)(?!(?:[-–]|\s+(?:to|or)\s+)\d)"
         marked = re.finditer(
             rf"{_BEFORE_SCORE}{_FRACTION}(?P<score>{_NUMBER})(?!\.?\d){not_of_this_scale}", text, re.IGNORECASE
         )
-        scores = {float(match["score"]) for match in marked if self._agrees(match)}
+        scores = {float(match["score"]) for match in marked if self._matches_fraction(match)}
         scores |= {
             float(score) for score in re.findall(rf"(?<![\d.])({_NUMBER})\s*{_OUT_OF}\s*{maximum}(?!\.?\d)", text)
         }
@@ -76,8 +76,8 @@ class Rubric:
         (score,) = scores
         return score if 0 <= score <= self.max_score else None
 
-    def _agrees(self, match: re.Match[str]) -> bool:
-        """Whether a score is on this scale the fraction that precedes it, or has none: 33 for 1/3, and not 0.33."""
+    def _matches_fraction(self, match: re.Match[str]) -> bool:
+        """Whether a score equals the fraction before it on this scale, as 33 does for 1/3; true without a fraction."""
         if match["part"] is None:
             return True
         whole = int(match["whole"])
@@ -89,21 +89,21 @@ class Rubric:
 
 OMNIDIFF = Rubric(
     "omnidiff-figure-6",
-    # the prompt of the paper, word for word, since another prompt is another judge
+    # the prompt of the paper, unchanged, since scores depend on it
     "You are an impartial judge evaluating text similarity. Your job is to evaluate a model-generated caption for the "
     "difference between two images against a human-annotated Ground Truth caption. Follow these guidelines: (1) "
     "Carefully read the Ground Truth caption and model-generated caption. (2) Identify aspects in the Ground Truth "
     "caption and calculate the percentage covered (through exact or partial matches) in the model-generated caption. "
     "(3) Score from 0 to 100, where each aspect contributes equally to the score. (4) Provide your score (0-100) and a "
-    "short justification. Standard answer: {references} Assistant's response: {caption}",
+    "short justification. Standard answer: {reference} Assistant's response: {caption}",
     100,
 )
 IMG_DIFF = Rubric(
     "img-diff-0-3",
-    # the supplement gives the scale and no prompt, so this one is ours
+    # the supplement defines the scale but no prompt, so this one is ours
     "Two texts say how two images differ. Rate how well the second agrees with the first: 0 for not at all, 1 for a "
     "little, 2 for mostly, 3 for fully. Answer with 'Score:' and the number.\n"
-    "First text: {references}\nSecond text: {caption}",
+    "First text: {reference}\nSecond text: {caption}",
     3,
 )
 
@@ -126,12 +126,12 @@ class Judgement:
 
     @property
     def unparsed(self) -> list[str]:
-        """Captions without a score."""
+        """Ids of the captions without a score."""
         return [id for id, score in self.scores.items() if score is None]
 
     @property
     def mean(self) -> float | None:
-        """Mean over captions with a score; None where there are none."""
+        """Mean over captions with a score; None if there are none."""
         parsed = [score for score in self.scores.values() if score is not None]
         return sum(parsed) / len(parsed) if parsed else None
 
@@ -142,7 +142,7 @@ class Judgement:
             "mean": self.mean,
             "scored": len(self.scores) - len(self.unparsed),
             "unparsed": len(self.unparsed),
-            "asked": self.num_answers,
+            "num_answers": self.num_answers,
         }
 
 
@@ -158,33 +158,33 @@ def judge_captions(
 
     Args:
         captions: caption by pair id.
-        references: references by pair id, joined to one text.
+        references: references by pair id; those of a pair are joined to one text.
         model: function that answers prompts.
         rubric: prompt and scale.
         retries: number of retries for unparsed answers.
         batch_size: number of prompts per call of the model.
 
     Raises:
-        DataError: ids differ, or the model does not give one answer per prompt.
+        DataError: ids differ, or the model does not return one answer per prompt.
     """
     check_ids(captions, references)
     ids = list(captions)
-    prompts = [rubric.ask(captions[id], " ".join(references[id])) for id in ids]
-    scores, answers, num_answers = ask_until_read(
-        model, prompts, lambda index, answer: rubric.read(answer), retries, batch_size
+    prompts = [rubric.format_prompt(captions[id], " ".join(references[id])) for id in ids]
+    scores, answers, num_answers = ask_with_retries(
+        model, prompts, read=lambda index, answer: rubric.read(answer), retries=retries, batch_size=batch_size
     )
     last_answers = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
     return Judgement(rubric.name, dict(zip(ids, scores, strict=True)), last_answers, num_answers)
 
 
-def ask_until_read(
+def ask_with_retries(
     model: Callable[[Sequence[Prompt], int], list[str]],
     prompts: Sequence[Prompt],
     read: Callable[[int, str], Read | None],
     retries: int,
     batch_size: int,
 ) -> tuple[list[Read | None], list[str | None], int]:
-    """Ask a model, and repeat prompts whose answers cannot be parsed.
+    """Send prompts to a model, and repeat those whose answers cannot be parsed.
 
     Args:
         model: function from prompts and the number of the attempt to answers.
@@ -197,7 +197,7 @@ def ask_until_read(
         Parsed values, None where no answer could be parsed; the last answer to each prompt; and the number of answers.
 
     Raises:
-        DataError: the model does not give one answer per prompt.
+        DataError: the model does not return one answer per prompt.
     """
     values: list[Read | None] = [None] * len(prompts)
     answers: list[str | None] = [None] * len(prompts)
@@ -209,7 +209,7 @@ def ask_until_read(
             new_answers = model([prompts[index] for index in indices], attempt)
             if len(new_answers) != len(indices):
                 raise DataError(
-                    f"the judge gave {len(new_answers)} answers to {len(indices)} prompts; expected one each"
+                    f"the judge returned {len(new_answers)} answers to {len(indices)} prompts; expected one each"
                 )
             num_answers += len(indices)
             for index, answer in zip(indices, new_answers, strict=True):
@@ -218,7 +218,7 @@ def ask_until_read(
 
 
 class CausalJudge:
-    """A causal language model of transformers as :data:`TextModel`: greedy at first, sampled in retries.
+    """A causal language model of transformers as :data:`TextModel`: greedy at the first attempt, sampled in retries.
 
     Args:
         path: folder of the model and its tokenizer.

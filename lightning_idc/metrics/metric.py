@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning_idc.metrics.captions import FAST, METRICS, Scores, check_metrics, score_captions
+from lightning_idc.metrics.captions import FAST_METRICS, METRICS, Scores, check_metrics, score_captions
 from lightning_idc.metrics.gathering import RecordMetric
 from lightning_idc.utils.errors import DataError
 
@@ -16,9 +16,9 @@ REQUIRED_FIELDS = ("id", "caption", "references")
 class CaptionScores(RecordMetric):
     """Records of captioned pairs from all processes, without duplicates, and their scores.
 
-    A record is a dict of plain values with at least ``id``, ``caption`` and ``references``. Of two records with one id
-    the first counts, since distributed samplers repeat pairs to fill the last batch. For one score as a tensor, see
-    :mod:`~lightning_idc.metrics.torch_metrics`.
+    A record is a dict of plain values with at least ``id``, ``caption`` and ``references``. Of records with
+    the same id only the first counts, since distributed samplers repeat pairs to fill the last batch. For one score as
+    a tensor, see :mod:`~lightning_idc.metrics.torch_metrics`.
 
     Args:
         metrics: names as in :func:`~lightning_idc.metrics.captions.score_captions`.
@@ -35,7 +35,7 @@ class CaptionScores(RecordMetric):
         (1, 100.0)
     """
 
-    def __init__(self, metrics: Sequence[str] = FAST, **options: Any) -> None:
+    def __init__(self, metrics: Sequence[str] = FAST_METRICS, **options: Any) -> None:
         super().__init__(**options)
         check_metrics(metrics, METRICS)
         self.metrics = tuple(metrics)
@@ -47,9 +47,7 @@ class CaptionScores(RecordMetric):
             DataError: a record is not a dict of plain values, or lacks a required field.
         """
         if isinstance(records, Mapping):
-            raise DataError(
-                f"update was given one dict with {', '.join(map(str, records))}; expected a list of records"
-            )
+            raise DataError(f"update received a dict with {', '.join(map(str, records))}; expected a list of records")
         self.append([_line(record, number) for number, record in enumerate(records, 1)])
 
     def records(self) -> list[dict[str, Any]]:
@@ -85,4 +83,4 @@ def _line(record: Any, number: int) -> str:
     try:
         return json.dumps(dict(record))
     except (TypeError, ValueError) as error:
-        raise DataError(f"record {number} holds what JSON cannot ({error}); expected plain values") from None
+        raise DataError(f"record {number} cannot be stored as JSON ({error}); expected plain values") from None

@@ -1,4 +1,4 @@
-"""Recognises texts that say nothing changed."""
+"""Recognition of captions that say nothing changed, and of the differences that a caption lists."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cache
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 CHANGE = "change"
-"""Type of a changed pair whose type of change is not known."""
+"""Change type of a changed pair if its type is not known."""
 NO_CHANGE = "no_change"
-"""Type of an unchanged pair."""
+"""Change type of an unchanged pair."""
 _CHANGE_NOUNS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
 _SUBJECTS = (
     r"(?:images?|pictures?|photos?|photographs?|pages?|screenshots?|scenes?|frames?|views?|"
@@ -39,7 +39,7 @@ _NO_CHANGE_PATTERNS = [
     r"^\s*(?:identical|unchanged|the same|same|none)\W*$",
 ]
 _NO_CHANGE = re.compile("|".join(f"(?:{pattern})" for pattern in _NO_CHANGE_PATTERNS), re.IGNORECASE)
-# exceptions that revoke it
+# words after which a sentence names a change after all
 _EXCEPTION = re.compile(
     r"\b(?:except|(?<!without )exception|but|other than|apart from|aside from|outside of|besides|however|although|"
     r"while|only difference|else)\b",
@@ -66,7 +66,7 @@ _CHANGE_VERB = re.compile(
 def says_nothing_changed(text: str) -> bool:
     """Whether a text says that two images do not differ.
 
-    Sentences that describe both images do not matter; a sentence that names a change does.
+    Sentences that only describe both images are ignored; a sentence that names a change makes the result False.
 
     Args:
         text: English text.

@@ -1,4 +1,4 @@
-"""Questions on images: MMVP's accuracy (Tong et al. 2024), SpatialEval's, and asking for differences first (CoCoT)."""
+"""Accuracy of answers to questions about images (MMVP, Tong et al. 2024; SpatialEval), contrastive prompts (CoCoT)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Images = TypeVar("Images")
 CONTRAST = "Please identify the similarities and differences between these two images"
 """The first question of contrastive chain-of-thought, as Img-Diff's supplement words it (section 12)."""
 CORRECTED = {99: ("tusks", "b"), 100: ("tusks", "a"), 279: ("elderly", "b"), 280: ("elderly", "a")}
-"""Keys of MMVP that are exchanged within two pairs: row, a word of its question, the right letter.
+"""MMVP's four wrong answer keys, swapped within two pairs: by row, a word of the question and the right letter.
 
-Issues 14 and 30 of the repository tsb0601/MMVP show it; the table of lmms-lab-eval/MMVP has them corrected.
+Issues 14 and 30 of the repository tsb0601/MMVP report them; the table of lmms-lab-eval/MMVP has corrected them.
 """
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """The answer of a model to one question of a pair.
+    """Answer of a model to one question of a pair.
 
     Args:
         pair: id of the pair, which two questions share.
         answer: letter of the right choice.
         response: text of the model.
-        words: the right choice in words; "" where unknown.
+        words: the right choice in words; "" if unknown.
     """
 
     pair: str
@@ -45,8 +45,8 @@ class PairedAccuracy:
     """Accuracy, times 100.
 
     Args:
-        pairs: percentage of pairs with both questions right, which is MMVP's score.
-        questions: percentage of questions answered right.
+        pairs: percentage of pairs with two correct answers, which is MMVP's score.
+        questions: percentage of questions with a correct answer.
         unparsed: number of answers without a choice, which count as wrong.
         counted: number of pairs.
     """
@@ -62,10 +62,10 @@ class PairedAccuracy:
 
 
 def choice(response: str, letters: str = "ab") -> str | None:
-    """The letter that an answer chooses; None unless it is exactly one.
+    """The letter that an answer chooses; None unless it chooses exactly one.
 
-    Read are "(a)", "a)", "a." and a line "a" at the beginning, and "answer is a" or "(a)" anywhere, all of them also in
-    bold; an "a" within a sentence is an article.
+    Recognised are "(a)", "a)", "a." and a line "a" at the beginning, and "answer is a" or "(a)" anywhere, also in bold;
+    an "a" within a sentence is an article.
 
     Args:
         response: text of the model.
@@ -84,14 +84,14 @@ def choice(response: str, letters: str = "ab") -> str | None:
 
 
 def paired_accuracy(answers: Iterable[ModelAnswer], letters: str = "ab") -> PairedAccuracy:
-    """Accuracy where a pair counts only if both of its questions are right, so that a blind guess earns a quarter.
+    """Accuracy over pairs with two correct answers, so that random guesses score a quarter.
 
     Args:
         answers: answers, two per pair, in any order.
         letters: letters of the choices.
 
     Raises:
-        DataError: a pair has another number of questions than two, a right answer is not a letter, or there are none.
+        DataError: a pair does not have two questions, a right answer is not a letter, or there are no questions.
     """
     right, unparsed = _marks(answers, letters, lambda question: question.pair)
     incomplete = [pair for pair, marks in right.items() if len(marks) != 2]
@@ -105,16 +105,16 @@ def paired_accuracy(answers: Iterable[ModelAnswer], letters: str = "ab") -> Pair
 
 
 def accuracy_by_task(answers: Iterable[ModelAnswer], letters: str = "abcd") -> dict[str, dict[str, float | int]]:
-    """Share of right answers times 100 for each task, questions of single pictures, such as SpatialEval's.
+    """Percentage of correct answers to questions about single images, by task, as in SpatialEval.
 
-    An answer is right that chooses the right letter, or that is nothing but the right choice in words.
+    An answer is correct if it chooses the right letter, or consists of the right choice in words.
 
     Args:
-        answers: their ``pair`` begins with the task, up to the first full stop.
+        answers: answers whose ``pair`` starts with the task, up to the first full stop.
         letters: letters of the choices.
 
     Raises:
-        DataError: a right answer is not a letter, or there are none.
+        DataError: a right answer is not a letter, or there are no answers.
 
     Example:
         >>> answers = [ModelAnswer("spatialmap.0.0", "a", "A. Northeast"), ModelAnswer("spatialmap.0.1", "b", "a")]
@@ -137,7 +137,7 @@ def accuracy_by_task(answers: Iterable[ModelAnswer], letters: str = "abcd") -> d
 def _marks(
     answers: Iterable[ModelAnswer], letters: str, group: Callable[[ModelAnswer], str]
 ) -> tuple[dict[str, list[bool]], int]:
-    """Which answers are right, by group, and the number of answers without a choice."""
+    """Whether each answer is correct, by group, and the number of answers without a choice."""
     right: dict[str, list[bool]] = {}
     unparsed = 0
     for question in answers:
@@ -159,12 +159,12 @@ def _bare_words(text: str) -> str:
 
 
 def corrected_key(row: int, question: str, answer: str) -> str:
-    """Right answer to a question of MMVP: four of its published keys are wrong, see :data:`CORRECTED`.
+    """Right answer to a question of MMVP, with the four wrong keys of :data:`CORRECTED` replaced.
 
     Args:
-        row: of the question in MMVP's table, from 1.
-        question: that is asked there; a table in another order is left as it is.
-        answer: as published; one that was corrected already stays.
+        row: row of the question in MMVP's table, from 1.
+        question: text of the question; keys are replaced only if it is the published question of the row.
+        answer: published key.
 
     Example:
         >>> corrected_key(279, "Is the elderly person standing or sitting in the picture?", "(a)")
@@ -175,7 +175,7 @@ def corrected_key(row: int, question: str, answer: str) -> str:
 
 
 def with_contrast(question: str, differences: str) -> str:
-    """The second prompt of contrastive chain-of-thought: the question after what the model said of the images."""
+    """Second prompt of contrastive chain-of-thought: the model's comparison of the images, then the question."""
     return f"{differences.strip()}\n\nBased on the similarities and differences above, answer the question.\n{question}"
 
 
@@ -185,31 +185,31 @@ def ask_with_contrast(
     questions: Sequence[str],
     compared: Images | None = None,
 ) -> tuple[str, list[str]]:
-    """The comparison of the images by a model, and its answers to the questions that follow.
+    """Let a model compare two images, then answer questions; returns the comparison and the answers.
 
     Args:
         ask: function that answers prompts about images.
-        images: images of the questions.
+        images: images that the questions are about.
         questions: questions about the images.
-        compared: the two images that are compared first, where the questions are about one of them.
+        compared: the two images to compare; ``images`` when None.
     """
     (differences,) = ask(images if compared is None else compared, [CONTRAST])
     return differences, list(ask(images, [with_contrast(question, differences) for question in questions]))
 
 
 def read_answers(path: str | Path, published_keys: bool = False) -> list[ModelAnswer]:
-    """Answers of a file of records, as JSON or JSONL.
+    """Read answers from a file of records, JSON or JSONL.
 
-    A record has ``pair``, ``answer`` and ``response``, or, as the script of MMVP writes it, ``question_id``, ``answer``
-    and ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next, and its keys are corrected where its
-    ``prompt`` is known (:func:`corrected_key`).
+    A record has ``pair``, ``answer`` and ``response``. Records of MMVP's script have ``question_id`` in place of
+    ``pair``: questions 1 and 2 are a pair, 3 and 4 the next one, and wrong keys are corrected if the record has the
+    ``prompt`` (:func:`corrected_key`).
 
     Args:
         path: path of the file.
-        published_keys: whether MMVP's keys stay as they were published.
+        published_keys: leave MMVP's published keys uncorrected.
 
     Raises:
-        DataError: the file holds no records, one of them lacks something, or a question comes twice.
+        DataError: the file has no records, a record lacks a field, or a question appears twice.
     """
     answers, question_ids = [], set()
     content = AnnotationFile(path)
@@ -217,8 +217,8 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[ModelAn
     is_single_record = content.form == "map" and "answer" in content.items
     for where, record in [(content.name, content.items)] if is_single_record else content.records():
         fields = record if isinstance(record, dict) else {}
-        mmvp = "question_id" in fields
-        names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "response")
+        is_mmvp = "question_id" in fields
+        names = ("question_id", "answer", "response") if is_mmvp else ("pair", "answer", "response")
         absent = [name for name in names if name not in fields]
         if absent:
             raise DataError(
@@ -226,9 +226,9 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[ModelAn
                 "expected pair, answer and response (or MMVP's question_id, answer, response)"
             )
         first, answer, response = (fields[name] for name in names)
-        if mmvp:
+        if is_mmvp:
             if type(first) is not int or first < 1 or first in question_ids:
-                raise DataError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
+                raise DataError(f"{where}: question_id is {short(first)}; expected a number from 1 that appears once")
             question_ids.add(first)
             if not published_keys and isinstance(answer, str):
                 answer = corrected_key(first, str(fields.get("prompt", "")), answer)
@@ -242,5 +242,5 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[ModelAn
 
 
 def without_brackets(letter: str) -> str:
-    """A letter without its brackets: "(a)" is "a"."""
+    """A letter without brackets: "a" for "(a)"."""
     return letter.strip().removeprefix("(").removesuffix(")").strip().lower()

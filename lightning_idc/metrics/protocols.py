@@ -1,8 +1,8 @@
-"""Named protocols: which pairs are scored, against which references, as which tokens, by which metrics.
+"""Evaluation protocols by name: the pairs to score, their references, the tokens to compare, and the metrics.
 
-A protocol's hash covers everything that changes a number: its definition, and the digests of another corpus of document
-frequencies, of a vocabulary or of a judge. The data fingerprint covers the references and which pairs each part holds.
-Two results with the same hash and fingerprint are comparable; others are not.
+The hash of a protocol covers everything that changes a score: its definition, and the digests of another corpus of
+document frequencies, of a vocabulary or of a judge. The data fingerprint covers the references and the pairs of each
+part. Two results with the same hash and fingerprint are comparable; others are not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from lightning_idc.metrics import grouping
 from lightning_idc.metrics.captions import (
-    USUAL,
+    STANDARD_METRICS,
     References,
     Scores,
     ScoringResources,
@@ -97,9 +97,9 @@ class Protocol:
         grouping: description of ``parts``, for the hash.
         tokens: description of the compared tokens, for the hash.
         score: function that scores one corpus.
-        metrics: names of metrics in the order of a table; SPICE is added where CoreNLP is given.
-        ranked: metrics that order a leaderboard, each where those before it are equal or missing. They change no score
-            and are not part of the hash.
+        metrics: names of metrics in the order of a table; SPICE is added if CoreNLP is available.
+        ranked: metrics that order a leaderboard, each used when those before it are equal or missing. They change no
+            score and are not part of the hash.
         split: split that is scored.
         selection: split on which the model may be selected; "test" only where a published protocol did so.
         decoding: decoding that belongs to the protocol.
@@ -114,7 +114,7 @@ class Protocol:
     grouping: str
     tokens: str = "ptb-1"
     score: Scorer = by_words
-    metrics: tuple[str, ...] = USUAL
+    metrics: tuple[str, ...] = STANDARD_METRICS
     ranked: tuple[str, ...] = ("CIDEr-D", "ROUGE-L", "METEOR", "BLEU-4")
     split: str = "test"
     selection: str = "val"
@@ -125,8 +125,8 @@ class Protocol:
 
     def definition(self) -> dict[str, Any]:
         """Everything that the hash covers, as plain values."""
-        facts = ("name", "grouping", "tokens", "metrics", "split", "selection", "decoding", "version", "inputs")
-        return {fact: _plain(getattr(self, fact)) for fact in facts}
+        names = ("name", "grouping", "tokens", "metrics", "split", "selection", "decoding", "version", "inputs")
+        return {name: _plain(getattr(self, name)) for name in names}
 
     @property
     def hash(self) -> str:
@@ -152,7 +152,7 @@ _ALL = [
     Protocol("coco", "every pair once, all its references together", grouping.each_pair, "pairs"),
     Protocol(
         "clevr-change/total",
-        "change and no-change pairs as one corpus, the headline of papers; then each kind on its own",
+        "changed and unchanged pairs as one corpus, which papers report first; then each kind separately",
         grouping.change_and_no_change,
         "pairs; then changed; then unchanged",
     ),
@@ -160,7 +160,7 @@ _ALL = [
     Protocol("clevr-change/no-change", "unchanged pairs only", grouping.unchanged_pairs, "unchanged pairs"),
     Protocol(
         "clevr-change/by-type",
-        "changed pairs, then each type of change as a corpus of its own",
+        "changed pairs, then each type of change as a separate corpus",
         grouping.by_type,
         "changed pairs; then each type",
         needs=("types",),
@@ -180,7 +180,7 @@ _ALL = [
     ),
     Protocol(
         "spot-the-diff/entry",
-        "each record on its own, against the pair's caption; 1,404 test records",
+        "each record separately, with the caption of its pair; 1,404 test records",
         grouping.by_entry,
         "records, empty sentences kept",
     ),
@@ -194,7 +194,7 @@ _ALL = [
     Protocol("levir-cc/words", "five sentences per pair, compared as words", grouping.each_pair, "pairs"),
     Protocol(
         "levir-cc/ids",
-        "five sentences per pair, compared as numbers of words, as the code of that family does",
+        "five sentences per pair, compared as word ids, as the code of that family does",
         grouping.each_pair,
         "pairs",
         tokens="vocabulary-ids-1",
@@ -208,7 +208,7 @@ _ALL = [
     ),
     Protocol(
         "difference-list",
-        "each sentence a difference: recall and precision where something changed, specificity where nothing did",
+        "each sentence is a difference: recall and precision of changed pairs, specificity of unchanged pairs",
         grouping.differences,
         "sentences of all records of a pair, each one difference; changed pairs; then unchanged ones",
         tokens="difference-list-1",
@@ -218,7 +218,7 @@ _ALL = [
     ),
     Protocol(
         "difference-list/first",
-        "the same against the first reference alone, where the others say it in other words",
+        "the same with only the first reference, for data whose other references are paraphrases",
         grouping.first_differences,
         "sentences of the first reference of a pair, each one difference; changed pairs; then unchanged ones",
         tokens="difference-list-1",
@@ -228,7 +228,7 @@ _ALL = [
     ),
     Protocol(
         "interleave-rouge",
-        "ROUGE-L of LLaVA-Interleave's benchmark, each reference on its own",
+        "ROUGE-L of LLaVA-Interleave's benchmark, each reference separately",
         grouping.by_reference,
         "references",
         tokens="interleave-1",
@@ -269,7 +269,7 @@ def protocol_named(name: str) -> Protocol:
     if name not in PROTOCOLS:
         near = difflib.get_close_matches(name, PROTOCOLS, 1, 0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(f"there is no protocol {name!r}; {hint}There are {', '.join(PROTOCOLS)}")
+        raise ConfigError(f"there is no protocol {name!r}; {hint}The protocols are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
 
 
@@ -281,7 +281,7 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
         DataError: the vocabulary lacks ``<UNK>``.
     """
     if "vocabulary" not in protocol.needs:
-        raise ConfigError(f"the protocol {protocol.name!r} compares words and takes no vocabulary")
+        raise ConfigError(f"the protocol {protocol.name!r} compares words; leave the vocabulary out")
     if UNKNOWN_WORD not in vocabulary:
         raise DataError(f"the vocabulary has no {UNKNOWN_WORD}, the id of unknown words")
     digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:12]
@@ -289,7 +289,7 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
 
 
 def checked_parts(protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord]) -> Parts:
-    """The parts of a protocol, after checking that the captions are of their pairs.
+    """Parts of a protocol, after a check that the captions belong to their pairs.
 
     Args:
         protocol: scoring protocol.
@@ -312,7 +312,7 @@ def checked_parts(protocol: Protocol, captions: Mapping[str, str], references: S
     scored_captions = [id for id in captions if id in scored_ids or id not in known_ids]
     if captions and not scored_captions:
         raise DataError(
-            f"none of the {len(captions)} captions is of a pair of {protocol.name!r}: {first_ids(expected_ids)}"
+            f"the {len(captions)} captions belong to no pair of {protocol.name!r}; expected {first_ids(expected_ids)}"
         )
     check_ids(scored_captions, expected_ids)
     return parts

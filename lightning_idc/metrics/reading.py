@@ -1,6 +1,6 @@
 """Readers of caption and reference files of other programs.
 
-The format is recognised by its fields. Errors name file and record; no record is dropped silently.
+The fields determine the format. Errors name the file and the record; no record is dropped silently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Predictions:
         captions: caption by pair id.
         form: format of the file, in words.
         digest: SHA-256 of the file's unpacked bytes.
-        references: references in the same file; empty where it has none.
+        references: references in the same file, if it has any.
     """
 
     captions: dict[str, str]
@@ -35,11 +35,11 @@ class Predictions:
 
 
 def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
-    """Captions of a COCO result list, a map from id to text, this library's predictions.jsonl, or any of them as JSONL.
+    """Read captions from COCO results, a map from id to text, or predictions.jsonl of this library, also as JSONL.
 
     Args:
         path: path of the file.
-        field: name of the caption field; None for whichever of caption, prediction and text a record has.
+        field: name of the caption field; caption, prediction or text when None, whichever a record has.
 
     Raises:
         DataError: the format is unknown, an id repeats, or a record has two captions and no field is named.
@@ -54,8 +54,8 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
         id = _id(record, where)
         caption = _caption(record, where, field)
         if id in captions:
-            same = "with the same caption" if captions[id] == caption else "with another caption"
-            raise DataError(f"{where}: pair {id!r} comes again, {same}; give each pair one caption")
+            difference = "with the same caption" if captions[id] == caption else "with another caption"
+            raise DataError(f"{where}: pair {id!r} appears twice, {difference}; expected one caption per pair")
         captions[id] = caption
     has_references = bool(records) and all("references" in record for _, record in records)
     references = [_reference_record(record, where) for where, record in records] if has_references else []
@@ -64,7 +64,7 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
 
 
 def read_references(path: str | Path, split: str | None = None) -> list[ReferenceRecord]:
-    """References of COCO annotations, a map from id to texts, or records with an id and texts, also as JSONL.
+    """Read references from COCO annotations, a map from id to texts, or records with an id and texts, also as JSONL.
 
     Reads the files of CLEVR-Change (captions and reformatted), Spot-the-Diff, Image-Editing-Request and LEVIR-CC, and
     this library's predictions.jsonl. A pair may have several records, which the protocol groups.
@@ -91,11 +91,11 @@ def read_references(path: str | Path, split: str | None = None) -> list[Referenc
     if splits and without_split:
         raise DataError(
             f"{content.name}: {len(without_split)} of {len(records)} records have no split: "
-            f"{first_ids(without_split)}; the others name {', '.join(splits)}; give each record its split, or none"
+            f"{first_ids(without_split)}; the others have {', '.join(splits)}; set the split of all records or of none"
         )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:
-            raise ConfigError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
+            raise ConfigError(f"{content.name} contains the splits {', '.join(splits)}; select one with --split")
         records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
         raise DataError(f"{content.name} holds no references")
@@ -160,7 +160,7 @@ def _map_of(content: AnnotationFile) -> dict[str, Any]:
 
 def _checked(values: dict[str, Any], content: AnnotationFile) -> dict[str, Any]:
     if not values:
-        raise DataError(f"{content.name} holds nothing")
+        raise DataError(f"{content.name} is empty")
     for key in values:
         check_text(key, f"{content.name}: the id {key!r}")
     return values
@@ -176,7 +176,7 @@ def _id(record: Mapping[str, Any], where: str) -> str:
     names = [name for name in ID_FIELDS if name in record]
     if not names:
         raise DataError(
-            f"{where} has no id; expected one of {', '.join(ID_FIELDS)} beside {', '.join(record) or 'nothing'}"
+            f"{where} has no id; expected one of {', '.join(ID_FIELDS)}; it has {', '.join(record) or 'no fields'}"
         )
     value = record[names[0]]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
@@ -188,10 +188,10 @@ def _caption(record: Mapping[str, Any], where: str, field: str | None = None) ->
     names = [name for name in CAPTION_FIELDS if name in record] if field is None else [field]
     if not names:
         raise DataError(
-            f"{where} has no caption; expected one of {', '.join(CAPTION_FIELDS)} beside {', '.join(record)}"
+            f"{where} has no caption; expected one of {', '.join(CAPTION_FIELDS)}; it has {', '.join(record)}"
         )
     if names[0] not in record:
-        raise DataError(f"{where} has no {field!r}, which --field names; it has {', '.join(record)}")
+        raise DataError(f"{where} has no field {field!r} (--field); it has {', '.join(record)}")
     if any(record[name] != record[names[0]] for name in names):
         # one of the fields is often the ground truth
         values = " and ".join(f"{name} {short(record[name])}" for name in names)
@@ -200,7 +200,7 @@ def _caption(record: Mapping[str, Any], where: str, field: str | None = None) ->
 
 
 def _single_text(value: Any, where: str) -> str:
-    # pycocoevalcap keeps a caption in a list of one
+    # pycocoevalcap stores a caption in a list with one entry
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict) and set(value) == {"caption"}:
@@ -214,7 +214,7 @@ def _reference_record(record: Mapping[str, Any], where: str) -> ReferenceRecord:
     names = [name for name in REFERENCE_FIELDS if name in record]
     if not names:
         raise DataError(
-            f"{where} has no references; expected one of {', '.join(REFERENCE_FIELDS)} beside {', '.join(record)}"
+            f"{where} has no references; expected one of {', '.join(REFERENCE_FIELDS)}; it has {', '.join(record)}"
         )
     kind, iou = record.get("change_type"), record.get("iou")
     if kind is not None and not isinstance(kind, str):
@@ -258,4 +258,4 @@ def _coco_references(content: AnnotationFile) -> list[ReferenceRecord]:
         texts.setdefault(id, []).append(_caption(record, where, "caption" if "caption" in record else None))
     if not texts:
         raise DataError(f"{content.name} holds no references")
-    return [ReferenceRecord(id, tuple(of_pair)) for id, of_pair in texts.items()]
+    return [ReferenceRecord(id, tuple(pair_references)) for id, pair_references in texts.items()]

@@ -1,4 +1,4 @@
-"""The result of an evaluation as JSON: scores, protocol, data, software and origin."""
+"""make_result: the result of an evaluation as JSON, with scores, protocol, data, software and origin."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from lightning_idc.utils.jsonfiles import parse_json, read_text
 
 SCHEMA = "lightning_idc.result/1"
 PREDICTIONS, METRICS = "predictions.jsonl", "metrics.json"
-"""File names of a test run's captions, one record per pair, and of their result."""
+"""Files that a test writes: captions, one record per pair, and their result."""
 IMPLEMENTATIONS = {
     "BLEU": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
     "METEOR": "METEOR 1.5, -l en -norm, with the tables of pycocoevalcap 1.2",
     "ROUGE-L": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
-    "CIDEr-D": "lightning_idc, equal to what pycocoevalcap 1.2 calls Cider",
+    "CIDEr-D": "lightning_idc, equal to Cider of pycocoevalcap 1.2",
     "CIDEr": "lightning_idc, without the clipping and the length penalty of CIDEr-D",
-    **dict.fromkeys(("recall", "precision", "F1"), "lightning_idc, differences that claims state, by the judge named"),
-    "specificity": "lightning_idc, share of unchanged pairs of which nothing is claimed",
+    **dict.fromkeys(("recall", "precision", "F1"), "lightning_idc, differences that a claim states, by the judge"),
+    "specificity": "lightning_idc, fraction of unchanged pairs without a claim",
     "SPICE": "SPICE 1.0 (Java) of pycocoevalcap with CoreNLP 3.6.0, without its cache",
 }
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where captions and references come from.
+    """Origin of the captions and references of a result.
 
     Args:
         model: name of the captioner.
         data: name of the data.
         split: split of the data.
-        decoding: decoding options; None where unknown.
-        seed: random seed; None where unknown.
+        decoding: decoding options; None if unknown.
+        seed: random seed; None if unknown.
         checkpoint: tested checkpoint.
-        selection: split on which the model was selected; None where unknown.
+        selection: split on which the model was selected; None if unknown.
         files: SHA-256 of the input files by name.
-        weights: digest of the tested weights; None where unknown.
+        weights: digest of the tested weights; None if unknown.
     """
 
     model: str | None = None
@@ -75,7 +75,7 @@ def make_result(
     intervals: Mapping[str, Interval] | None = None,
     sentences: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A result as plain values.
+    """Build a result of plain values.
 
     Args:
         protocol: scoring protocol.
@@ -92,7 +92,7 @@ def make_result(
         *sentences,
         *(text for record in references if record.change_type == NO_CHANGE for text in record.references),
     ]
-    variety = diversity([captions[id] for id in record_of], sentences)
+    caption_diversity = diversity([captions[id] for id in record_of], sentences)
     records = [
         {"caption": captions[id], "references": list(record.references), "change_type": record.change_type}
         for id, record in record_of.items()
@@ -113,11 +113,11 @@ def make_result(
         "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},
         "not_computed": _not_computed(protocol, parts),
         "counts": {name: _counts(scores) for name, scores in parts.items()},
-        "pairs_without_a_reference_that_says_anything": sum(
+        "pairs_with_empty_references": sum(
             not any(text.strip() for text in record.references) for record in references
         ),
-        "diversity": variety.as_dict(),
-        "remarks": variety.remarks(),
+        "diversity": caption_diversity.as_dict(),
+        "remarks": caption_diversity.remarks(),
         "change_no_change": None if counts is None else dict(vars(counts)),
         "data": {
             "name": origin.data,
@@ -138,7 +138,7 @@ def make_result(
 
 
 def read_result(path: str | Path) -> dict[str, Any] | None:
-    """The result in a file; None where the file holds other JSON.
+    """Read a result; None if the file contains other JSON.
 
     Raises:
         DataError: the file is not JSON, or an incomplete result.
@@ -148,16 +148,16 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
-        sound = _is_sound(value)
+        is_valid = _is_valid(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(f"{source} is not a complete result: {error!r}; score its predictions again") from None
-    if not sound:
-        raise DataError(f"{source} is not a sound result: a name or a score is of the wrong kind; score again")
+    if not is_valid:
+        raise DataError(f"{source} is not a valid result: a name or a score has the wrong type; score again")
     return value
 
 
 def part_of(result: Mapping[str, Any], metric: str) -> str | None:
-    """The part of a result that provides a metric: the headline, or the first part with the metric.
+    """Name of the part of a result that has a metric: the headline, or the first part with the metric.
 
     Args:
         result: content of ``metrics.json``.
@@ -176,10 +176,10 @@ def part_of(result: Mapping[str, Any], metric: str) -> str | None:
 
 
 def fingerprint(protocol: Protocol, references: Sequence[ReferenceRecord]) -> str:
-    """Sixteen digits of the data under a protocol: every reference, and what each part holds where there are parts.
+    """Sixteen digits that identify the data under a protocol: every reference, and the records of each part.
 
-    Parts depend on types of change, overlaps and ids. These give the same digits whether they come from the records or
-    from a separate file, and fields that the protocol ignores do not matter.
+    Parts depend on types of change, overlaps and ids. The digits are the same whether these come from the records or
+    from a separate file, and do not depend on fields that the protocol ignores.
 
     Args:
         protocol: scoring protocol.
@@ -197,7 +197,7 @@ def fingerprint(protocol: Protocol, references: Sequence[ReferenceRecord]) -> st
 
 
 def digest(records: Sequence[Sequence[Any]]) -> str:
-    """Sixteen digits of plain records, independent of their order and of the file format."""
+    """Sixteen digits that identify plain records, independent of their order and of the file format."""
     lines = sorted(json.dumps(list(record), ensure_ascii=True) for record in records)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
@@ -221,8 +221,8 @@ def software() -> dict[str, str]:
     return versions
 
 
-def _is_sound(value: dict[str, Any]) -> bool:
-    """Whether the fields that a leaderboard shows have the right types."""
+def _is_valid(value: dict[str, Any]) -> bool:
+    """Whether the fields that a leaderboard displays have the right types."""
     protocol, data, digest = value["protocol"], value["data"], value["predictions"]["digest"]
     counts, scores, origin = value["counts"], value["scores"], (data["name"], data["split"])
     texts = [protocol["name"], protocol["hash"], protocol["selection"], data["fingerprint"], digest]
@@ -243,7 +243,7 @@ def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, 
 
 
 def _absence(protocol: Protocol, parts: Mapping[str, Scores], metric: str) -> str:
-    """Why no part has a metric of the protocol."""
+    """Reason why no part has a metric of the protocol."""
     of_part = "unchanged" if metric in UNCHANGED else "changed"
     if protocol.lists_differences and of_part not in parts:
         return f"not computed: no pair is {of_part}"
@@ -264,7 +264,7 @@ def _implementations(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[st
     if protocol.tokens.startswith("interleave"):
         return {"ROUGE-L": "lightning_idc, equal to the package rouge 1.0.1 after LLaVA-Interleave's cleaning"}
     families = {name for scores in parts.values() for name in _families(scores)}
-    return {name: how for name, how in IMPLEMENTATIONS.items() if name in families}
+    return {name: text for name, text in IMPLEMENTATIONS.items() if name in families}
 
 
 def _is_number(value: Any) -> bool:

@@ -38,7 +38,7 @@ def rouge_l(corpus: Corpus) -> tuple[float, Floats]:
     """
     scores = np.zeros(corpus.pairs)
     for number, (candidate, references) in enumerate(zip(corpus.candidates, corpus.references.tokens, strict=True)):
-        # COCO's evaluation sees an empty caption as one empty word
+        # COCO's evaluation treats an empty caption as one empty word
         candidate = candidate or [""]
         masks: dict[str, int] = {}
         for position, word in enumerate(candidate):

@@ -1,8 +1,8 @@
-"""SPICE (Anderson et al. 2016) through pycocoevalcap's Java program and the user's own CoreNLP jars.
+"""SPICE (Anderson et al. 2016) through pycocoevalcap's Java program and CoreNLP jars that the user provides.
 
 pycocoevalcap's launcher downloads CoreNLP, writes into site-packages, and fails on Java 15 and later: its cache cannot
-be serialised, and its output needs a JavaScript engine that Java no longer has. Here no cache is used, and a small Java
-class writes the output. Without CoreNLP the result is :class:`~lightning_idc.metrics.meteor.NotComputed`.
+be serialised, and its output needs a JavaScript engine that Java no longer has. Here there is no cache, and a small
+Java class writes the output. Without CoreNLP the result is :class:`~lightning_idc.metrics.meteor.NotComputed`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ Categories = dict[str, dict[str, float]]
 def spice_scores(
     candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], corenlp: Path | None = None, threads: int = 1
 ) -> tuple[float, Floats] | NotComputed:
-    """SPICE of the corpus, the mean over pairs, and of every pair ``(P,)``, 0 to 1; or why it cannot be computed.
+    """SPICE of the corpus, the mean over pairs, and of every pair ``(P,)``, 0 to 1; or the reason for its absence.
 
     Args:
         candidates: one token list per pair.
@@ -89,7 +89,7 @@ def spice_scores(
 def spice_by_category(
     candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], corenlp: Path | None = None, threads: int = 1
 ) -> list[Categories] | NotComputed:
-    """Precision (``pr``), recall (``re``), F-score (``f``) and counts of every pair; or why they cannot be computed.
+    """Precision (``pr``), recall (``re``), F-score (``f``) and counts of every pair; or the reason for their absence.
 
     Args:
         candidates: one token list per pair.
@@ -99,7 +99,7 @@ def spice_by_category(
     """
     folder = corenlp or (Path(os.environ[CORENLP]) if os.environ.get(CORENLP) else None)
     if folder is None:
-        return NotComputed(f"no folder with {' and '.join(JARS)} was named (--corenlp DIR, or {CORENLP})")
+        return NotComputed(f"the folder with {' and '.join(JARS)} is not set (--corenlp DIR, or {CORENLP})")
     absent = [name for name in JARS if not (folder / name).is_file()]
     if absent:
         return NotComputed(f"{folder} has no {' and no '.join(absent)}")
@@ -107,11 +107,11 @@ def spice_by_category(
     if java is None:
         return NotComputed("no Java")
     if program is None:
-        return NotComputed("pycocoevalcap, which brings SPICE's jar, is not installed")
+        return NotComputed("pycocoevalcap, which contains SPICE's jar, is not installed")
     num_texts = sum(map(len, references), len(candidates))
     pairs = [
-        {"image_id": number, "test": " ".join(candidate), "refs": [" ".join(tokens) for tokens in of_pair]}
-        for number, (candidate, of_pair) in enumerate(zip(candidates, references, strict=True))
+        {"image_id": number, "test": " ".join(candidate), "refs": [" ".join(tokens) for tokens in pair_references]}
+        for number, (candidate, pair_references) in enumerate(zip(candidates, references, strict=True))
     ]
     jars = [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)]
     try:
@@ -165,7 +165,7 @@ def _as_floats(answer: Mapping[str, Mapping[str, float | None]]) -> Categories:
     """An answer of the program with NaN for its nulls.
 
     Raises:
-        KeyError: it has no F-score of all categories.
+        KeyError: the answer has no F-score of all categories.
     """
     if "f" not in answer["All"]:
         raise KeyError("f")

@@ -1,16 +1,16 @@
-"""Penn Treebank tokens as caption scoring uses them, without Java.
+"""ptb_tokenize: the Penn Treebank tokens of caption scoring, without Java.
 
-Equals Stanford's PTBTokenizer (3.4.1, ``-lowerCase``) on captions, without the punctuation tokens that COCO's
-evaluation removes; written from that program's output, see README.md. Each caption is tokenised on its own: a carriage
-return or U+2028 inside it cannot move later captions to another image, as it does when captions are passed to Java line
-by line.
+The tokens equal those of Stanford's PTBTokenizer (3.4.1, ``-lowerCase``) on captions, without the punctuation tokens
+that COCO's evaluation removes; the rules were derived from that program's output, see README.md. Each caption is
+tokenised separately: a carriage return or U+2028 inside it cannot move later captions to another image, as it does when
+captions are passed to Java line by line.
 """
 
 from __future__ import annotations
 
 import re
 
-# tokens that COCO's evaluation removes; it compares after lower-casing, so -lrb- and its kin stay
+# tokens that COCO's evaluation removes; it compares after lower-casing, so -lrb- and similar tokens remain
 _REMOVED = frozenset(["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", ";", "-", "--", "---", "----"])
 _REWRITTEN = {
     "(": "-lrb-",
@@ -81,10 +81,10 @@ _APOS = r"['’]"
 
 
 def _rules() -> list[re.Pattern[str]]:
-    """Patterns of tokens, one group each; text behind the group is context and counts towards the length."""
+    """Patterns of tokens, one group each; text after the group is context and counts towards the length."""
     sources = [
         rf"(?i:((?:{'|'.join(_SPLIT)})))(?!{_LETTER})",
-        # do n't, and what is left when a word stands before it
+        # do n't, and n't after a word
         rf"(?i:((?:{_LETTERS})?(?!n)[^\W\d_])n['’`]t)",
         rf"(?i:(n['’`]t))(?!{_LETTER})",
         # dog 's
@@ -129,7 +129,7 @@ def _rules() -> list[re.Pattern[str]]:
 
 
 _RULES = _rules()
-# words with at most a comma or a full stop are nearly everything
+# nearly all words have at most a comma or a full stop after them
 _PLAIN_WORD = re.compile(r"([A-Za-z]{2,})[.,]?\Z")
 _TAG = re.compile(r"</?[A-Za-z!?][^>]*>")
 _INITIAL = re.compile(r"(?<![A-Za-z0-9.])[A-Za-z]\.\Z")
@@ -146,7 +146,7 @@ def _tokens(chunk: str) -> tuple[str, ...]:
         return (word,)
     tokens: list[str] = []
     position = 0
-    while position < len(chunk):  # rules look a bounded way ahead, so long garbage takes linear time
+    while position < len(chunk):  # the lookahead of rules is bounded, so long garbage takes linear time
         matches = [match for rule in _RULES if (match := rule.match(chunk, position))]
         best = max(matches, key=re.Match.end)
         if best.lastindex is None:

@@ -22,14 +22,14 @@ from torchmetrics.classification import BinaryAUROC
 from torchmetrics.utilities.plot import _AX_TYPE, _PLOT_OUT_TYPE
 
 from lightning_idc.metrics.captions import References, ScoringResources, score_captions
-from lightning_idc.metrics.corpus import MAX_ORDER
 from lightning_idc.metrics.gathering import RecordMetric
 from lightning_idc.metrics.meteor import Backend
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class CorpusMetric(RecordMetric):
-    """Base of the scores: captions and references in, one number out.
+    """Base class of the metrics, which map captions and references to one number.
 
     Args:
         options: keyword arguments of ``torchmetrics.Metric``.
@@ -62,8 +62,8 @@ class CorpusMetric(RecordMetric):
         Args:
             preds: captions.
             target: references of each caption, several or one.
-            ids: ids of the pairs; a pair that comes again with the same id is ignored, such as those by which a
-                distributed sampler fills the last batch. Without ids every caption counts.
+            ids: ids of the pairs; only the first caption with an id counts, since a distributed sampler repeats pairs
+                to fill the last batch. Without ids every caption counts.
 
         Raises:
             DataError: the lengths differ, or an entry is not text.
@@ -87,8 +87,8 @@ class CorpusMetric(RecordMetric):
         """Score of the corpus.
 
         Raises:
-            ConfigError: the metric cannot be computed, since tables, Java or CoreNLP are missing.
-            DataError: there is no caption.
+            ConfigError: the metric cannot be computed, because tables, Java or CoreNLP are missing.
+            DataError: there are no captions.
         """
         pairs: dict[tuple[Any, ...], tuple[str, list[str]]] = {}
         for number, (id, caption, references) in enumerate(self.collected()):
@@ -137,9 +137,8 @@ class BLEU(CorpusMetric):
     metric = "BLEU"
 
     def __init__(self, n_gram: Literal[1, 2, 3, 4] = 4, **options: Any) -> None:
+        check_arguments(BLEU.__init__, locals())
         super().__init__(**options)
-        if not 1 <= n_gram <= MAX_ORDER:
-            raise ConfigError(f"n_gram is {n_gram!r}; expected 1 to {MAX_ORDER}")
         self.n_gram = n_gram
 
     @property
@@ -185,11 +184,11 @@ class ROUGEL(CorpusMetric):
 class CIDErD(CorpusMetric):
     """CIDEr-D, 0 to 1000: what papers call CIDEr, as COCO's evaluation computes it.
 
-    Words are weighed by how few pairs have them in their references. These document frequencies come from the
-    references that are scored, so a single pair scores 0.
+    N-grams are weighted by their inverse document frequency. Document frequencies come from the scored references, so a
+    single pair scores 0.
 
     Args:
-        frequencies: references of another corpus that define the document frequencies; None takes those scored.
+        frequencies: references of another corpus that define the document frequencies; the scored ones when None.
         options: keyword arguments of ``torchmetrics.Metric``.
 
     Example:
@@ -210,7 +209,7 @@ class CIDEr(CIDErD):
     """CIDEr of the paper, 0 to 1000: without the clipping and the length penalty of CIDEr-D.
 
     Args:
-        frequencies: references of another corpus that define the document frequencies; None takes those scored.
+        frequencies: references of another corpus that define the document frequencies; the scored ones when None.
         options: keyword arguments of ``torchmetrics.Metric``.
 
     Example:

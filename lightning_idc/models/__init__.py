@@ -1,4 +1,4 @@
-"""Captioners, and what add-ons and adapters of captioners are made of."""
+"""Captioners of image pairs, and the base classes of their add-ons and adapters."""
 
 from lightning_idc.utils.lazy import attach
 

@@ -26,7 +26,7 @@ class Adapter(nn.Module):
 
     @abstractmethod
     def install(self, net: nn.Module) -> None:
-        """Create the parameters and insert them into the network, whose layers exist.
+        """Create the parameters and insert them into a network that is already built.
 
         Raises:
             ConfigError: the network has no layer that this adapter fits.
@@ -34,21 +34,21 @@ class Adapter(nn.Module):
 
     @abstractmethod
     def disabled(self) -> AbstractContextManager[None]:
-        """Context manager in which the network computes what it would without this adapter."""
+        """Context manager in which the network computes its output without this adapter."""
 
-    def keep_copy(self) -> None:
-        """Store a frozen copy of the current parameters; :meth:`copied` computes with it.
+    def save_copy(self) -> None:
+        """Store a frozen copy of the current parameters, which :meth:`using_copy` activates.
 
         Raises:
-            ConfigError: this class of adapter does not support it.
+            ConfigError: this class of adapter does not support copies.
         """
-        raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
+        raise ConfigError(f"{type(self).__name__} cannot store a frozen copy; use FrozenCopy as the reference")
 
-    def copied(self) -> AbstractContextManager[None]:
-        """Context manager in which the network computes with the copy that :meth:`keep_copy` stored."""
-        raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
+    def using_copy(self) -> AbstractContextManager[None]:
+        """Context manager in which the network computes with the copy that :meth:`save_copy` stored."""
+        raise ConfigError(f"{type(self).__name__} cannot store a frozen copy; use FrozenCopy as the reference")
 
-    def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
+    def trained_parameters(self, net: nn.Module) -> Iterator[nn.Parameter]:
         """Parameters that have no effect within :meth:`disabled`, in this module or in the network."""
         return self.parameters()
 

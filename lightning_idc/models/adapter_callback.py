@@ -17,15 +17,15 @@ class AdapterCallback(Callback):
 
     Args:
         name: name of the adapter; two adapters of one class need different names.
-        kind: class of the adapter.
-        options: its arguments, plain values.
+        adapter_class: class of the adapter.
+        options: arguments of the class, plain values.
     """
 
     options_class: ClassVar[type[Any] | None] = None
     """Dataclass of the adapter's options, whose fields the constructor takes as keyword arguments."""
 
-    def __init__(self, name: str, kind: type[Adapter], **options: Any) -> None:
-        self.name, self.kind, self.options = name, kind, options
+    def __init__(self, name: str, adapter_class: type[Adapter], **options: Any) -> None:
+        self.name, self.adapter_class, self.options = name, adapter_class, options
 
     @property
     def state_key(self) -> str:
@@ -34,10 +34,10 @@ class AdapterCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairModule):
             raise ConfigError(
-                f"{type(self).__name__} goes onto a PairCaptioner or another PairModule; "
-                f"{type(pl_module).__name__} is neither"
+                f"{type(self).__name__} needs a PairCaptioner or another PairModule; "
+                f"{type(pl_module).__name__} is not one"
             )
         check_order(trainer, self, "adapter")
         if stage == "fit":
             check_processes(trainer, self)
-        pl_module.add_adapter(self.name, self.kind, **self.options)
+        pl_module.add_adapter(self.name, self.adapter_class, **self.options)

@@ -1,4 +1,4 @@
-"""The adapters of a module: recorded by name, strict in the checkpoint, rebuilt on load without a Trainer."""
+"""AdapterSet: the adapters of a module, recorded by name in its checkpoint and rebuilt on load without a Trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lightning_idc.checkpoints.reading import class_named
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero, is_sharded
 from lightning_idc.utils.errors import CheckpointError, ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 RECORDS = "adapters.json"
@@ -57,7 +57,7 @@ class AdapterSet(nn.ModuleDict):
             merged.setdefault(name, record)
         self.replace_records(merged)
 
-    def forget(self) -> dict[str, dict[str, Any]]:
+    def clear_records(self) -> dict[str, dict[str, Any]]:
         """Remove all records and return them."""
         records = self.recorded
         self.replace_records({})
@@ -91,7 +91,7 @@ class AdapterSet(nn.ModuleDict):
             self[name] = adapter.to(device)
 
     def merge(self, net: nn.Module) -> None:
-        """Make all adapters part of the network, so that disabling later adapters gives back the current network."""
+        """Make all adapters part of the network, which is then what remains when later adapters are disabled."""
         records = self.recorded
         for name, adapter in self.installed().items():
             if adapter.merge(net):
@@ -102,13 +102,13 @@ class AdapterSet(nn.ModuleDict):
 
     def save(self, net: nn.Module, folder: Path) -> None:
         """Write records and weights of the adapters that are not merged; all processes must call this."""
-        loose = {name: adapter for name, adapter in self.installed().items() if not adapter.merged}
+        unmerged = {name: adapter for name, adapter in self.installed().items() if not adapter.merged}
         with ExitStack() as stack:
             draft = stack.enter_context(Output(folder, "adapters")) if is_rank_zero() else folder
-            for name, adapter in loose.items():
+            for name, adapter in unmerged.items():
                 adapter.save(net, draft / name)
             if is_rank_zero():
-                fill(draft / RECORDS, json.dumps({name: self.recorded[name] for name in loose}, indent=2))
+                write_content(draft / RECORDS, json.dumps({name: self.recorded[name] for name in unmerged}, indent=2))
         all_gather_object(None)  # a barrier: no process reads the files before they are written
 
     def load(self, net: nn.Module, folder: Path, device: torch.device) -> None:
@@ -137,6 +137,6 @@ class AdapterSet(nn.ModuleDict):
                     stack.enter_context(adapter.disabled())
             yield
 
-    def trained(self, net: nn.Module) -> set[int]:
+    def trained_parameter_ids(self, net: nn.Module) -> set[int]:
         """``id()`` of the parameters that have no effect within :meth:`disabled`."""
-        return {id(p) for adapter in self.installed().values() for p in adapter.trained(net)}
+        return {id(p) for adapter in self.installed().values() for p in adapter.trained_parameters(net)}

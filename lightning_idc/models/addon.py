@@ -37,11 +37,11 @@ M = TypeVar("M", bound=LightningModule)
 
 @dataclass(slots=True)
 class TrainingStep(Generic[M]):
-    """One training step as one add-on sees it; ``M`` is the class of module that the add-on supports.
+    """State of one training step for one add-on; ``M`` is the class of module that the add-on supports.
 
     Args:
         module: the module in training.
-        batch: batch of the data loader as the earlier add-ons changed it; after encoding, the batch that was encoded.
+        batch: batch of the data loader with the changes of earlier add-ons; after encoding, the batch that was encoded.
         index: number of the batch within the epoch.
         features: output of ``module.encode``, or, for another LightningModule, the output of the sub-module ``at``;
             None before it is computed.
@@ -58,7 +58,7 @@ class TrainingStep(Generic[M]):
     _rng: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
 
     @property
-    def key(self) -> int:
+    def seed(self) -> int:
         """Seed of the add-on's random numbers in this step, on this process."""
         trainer = self.module.trainer
         text = f"{self.name}/{trainer.current_epoch}/{self.index}/{trainer.global_rank}/{torch.initial_seed()}"
@@ -71,7 +71,7 @@ class TrainingStep(Generic[M]):
         cuda = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if cuda else []):
             if self._rng is None:
-                torch.manual_seed(self.key)
+                torch.manual_seed(self.seed)
             else:
                 torch.set_rng_state(self._rng[0])
                 if self._rng[1] is not None:
@@ -83,10 +83,10 @@ class TrainingStep(Generic[M]):
 
 
 class Addon(nn.Module):
-    """A part that only training needs. Override any of the four methods; the defaults do nothing.
+    """A part of a module that only training needs. Override any of the four methods; the defaults do nothing.
 
-    Their random numbers come from a separate stream for each add-on, which continues from one method to the next: an
-    add-on never changes the dropout of the module and never repeats random numbers within a step.
+    Each add-on has its own random stream, which continues from one method to the next: an add-on never changes the
+    dropout of the module and never repeats random numbers within a step.
 
     Args:
         weight: factor of its losses. With 0 only :meth:`losses` is called, for logging, and adds 0 to the loss.
@@ -95,7 +95,7 @@ class Addon(nn.Module):
     sharded_methods: tuple[str, ...] = ADDON_METHODS
     """Methods that gather the weights of a sharded add-on when they are called."""
     clip_separately: bool = False
-    """Whether ``gradient_clip_val`` limits the gradient of this add-on separately, as with an optimizer of its own."""
+    """Whether ``gradient_clip_val`` limits the gradient of this add-on separately, as with a second optimizer."""
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -125,10 +125,10 @@ class Addon(nn.Module):
 
 def addons_of(module: LightningModule) -> dict[str, Addon]:
     """Add-ons of a module by name, in the order in which they were attached."""
-    box = module._modules.get(AUX)
-    if not isinstance(box, nn.ModuleDict):
+    addons = module._modules.get(AUX)
+    if not isinstance(addons, nn.ModuleDict):
         return {}
-    return {name: addon for name, addon in box.items() if isinstance(addon, Addon)}
+    return {name: addon for name, addon in addons.items() if isinstance(addon, Addon)}
 
 
 class AddonSteps:
@@ -199,7 +199,9 @@ class AddonSteps:
 def _not_none(addon: Addon, method: str, result: Any) -> Any:
     """The result of a method of an add-on; raises if it is None."""
     if result is None:
-        raise ConfigError(f"{type(addon).__name__}.{method} returned None; return step.{method}, changed or as it is")
+        raise ConfigError(
+            f"{type(addon).__name__}.{method} returned None; expected step.{method}, changed or unchanged"
+        )
     return result
 
 

@@ -57,7 +57,7 @@ class AddonCallback(Callback):
         if isinstance(pl_module, PairModule):
             pl_module.build()
         elif self.at is not None:
-            # the tapped layers may be made there only; Lightning asks that it be idempotent
+            # the layer at `at` may be created only there; Lightning requires configure_model to be idempotent
             pl_module.configure_model()
         attached = addons_of(pl_module)
         if self.name in attached:
@@ -69,9 +69,9 @@ class AddonCallback(Callback):
                 shard(addon, pl_module.device_mesh, addon.sharded_methods)
         attached = addons_of(pl_module)
         attached[self.name].weight = self.weight
-        owners = [name for name, addon in attached.items() if addon.replaces_objective]
-        if len(owners) > 1:
-            raise ConfigError(f"add-ons {owners} all replace the training loss; at most one may: remove the others")
+        replacing = [name for name, addon in attached.items() if addon.replaces_objective]
+        if len(replacing) > 1:
+            raise ConfigError(f"add-ons {replacing} all replace the training loss; at most one may: remove the others")
         if not calls_addons and stage == "fit":
             attach(pl_module, self.name, self.at)
 
@@ -91,9 +91,9 @@ class AddonCallback(Callback):
             addon: Any = self.build(module)
         if not isinstance(addon, Addon):
             raise ConfigError(f"{type(self).__name__}.build returned {addon!r:.80}; expected an Addon")
-        box = module.get_submodule(AUX)
-        assert isinstance(box, nn.ModuleDict)
-        box[self.name] = addon.to(module.device)
+        addons = module.get_submodule(AUX)
+        assert isinstance(addons, nn.ModuleDict)
+        addons[self.name] = addon.to(module.device)
 
     def _check(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         callbacks: list[Callback] = cast(Any, trainer).callbacks
@@ -139,7 +139,7 @@ def check_processes(trainer: Trainer, callback: Callback) -> None:
     """Check that the strategy does not spawn or fork processes: weights that a callback adds would be lost there.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: the strategy spawns or forks.
     """
     if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
         raise ConfigError(

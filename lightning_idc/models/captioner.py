@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
 
 
-AS_TRAINED = ("no_change_captions", "image_size", "input_spec", "max_length")
-"""Hyper-parameters that are read from a checkpoint together with the weights, unless an argument sets them."""
+CHECKPOINT_HPARAMS = ("no_change_captions", "image_size", "input_spec", "max_length")
+"""Hyper-parameters that a loaded checkpoint sets together with the weights, unless an argument does."""
 
 
 class PairCaptioner(PairModule):
@@ -72,7 +72,7 @@ class PairCaptioner(PairModule):
         ConfigError: a number is out of range.
     """
 
-    word_hparams: tuple[str, ...] = ("vocabulary",)
+    token_hparams: tuple[str, ...] = ("vocabulary",)
     takes_prompt: ClassVar[bool] = False
     """Whether :meth:`describe` accepts a ``prompt``."""
     reads_noise: ClassVar[bool] = False
@@ -99,7 +99,7 @@ class PairCaptioner(PairModule):
         self.codec: CaptionCodec | None = None
         self.evaluator = Evaluator()
         self._has_seen_input = False
-        self._defaults = [name for name in AS_TRAINED if self.hparams.get(name) is None]
+        self._unset_hparams = [name for name in CHECKPOINT_HPARAMS if self.hparams.get(name) is None]
 
     # ---- to be implemented by subclasses ----------------------------------------------------------------
 
@@ -111,18 +111,18 @@ class PairCaptioner(PairModule):
         )
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Features of the pairs: all computation on pixels, once per pair."""
+        """Features of the pairs; all computation on pixels happens here, once per pair."""
         features: PairFeatures = self.built_net.encode(batch.images)
         return features
 
     def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
         """A copy of a batch with other images, for add-ons and controls that replace them.
 
-        Overridden by captioners whose batches hold more that was computed from the images.
+        Overridden by captioners whose batches hold other values that were computed from the images.
 
         Args:
-            batch: as :meth:`collate` made it.
-            images: uint8 ``(B, 2, C, H, W)``.
+            batch: result of :meth:`collate`.
+            images: new images, uint8 ``(B, 2, C, H, W)``.
 
         Raises:
             ConfigError: the other parts of the batch cannot be computed from the new images.
@@ -145,10 +145,11 @@ class PairCaptioner(PairModule):
             ``(B, K, T)``; 0 at position 0, the begin token.
         """
         logits = self.built_net.logits(features, tokens[..., :-1])
-        picked = -nn.functional.cross_entropy(
-            logits.flatten(0, -2).float(), tokens[..., 1:].flatten(), reduction="none"
+        targets = tokens[..., 1:]
+        token_log_probs = -nn.functional.cross_entropy(  # (B * K * (T - 1),)
+            logits.flatten(0, -2).float(), targets.flatten(), reduction="none"
         )
-        return nn.functional.pad(picked.view(tokens[..., 1:].shape), (1, 0))
+        return nn.functional.pad(token_log_probs.view(targets.shape), (1, 0))  # (B, K, T)
 
     def generate(
         self,
@@ -161,7 +162,7 @@ class PairCaptioner(PairModule):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> list[Caption]:
-        """Captions of the pairs: one per pair, or ``samples`` random ones, those of a pair in a row.
+        """Captions of the pairs: one per pair, or ``samples`` random ones, with those of a pair next to each other.
 
         Args:
             features: B pairs.
@@ -212,7 +213,7 @@ class PairCaptioner(PairModule):
         """
         return self.built_codec.collate(self.at_trained_size(samples))
 
-    # ---- computed from these ----------------------------------------------------------------------------
+    # ---- scores and losses ------------------------------------------------------------------------------
 
     def score(self, features: PairFeatures, tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability of K captions per pair, ``(B, K)``."""
@@ -271,7 +272,7 @@ class PairCaptioner(PairModule):
         self._has_seen_input = False
 
     def check_batch(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:
-        """Check the class of a batch: a loader that was passed without its data module yields other batches.
+        """Check the class of a batch, which is another one if a loader was passed without ``collate_fn``.
 
         Raises:
             ConfigError: the batch is not a :class:`PairBatch`.
@@ -304,7 +305,7 @@ class PairCaptioner(PairModule):
 
     def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
         """Pairs of a test or prediction, resized to the training size unless the data module sets a size."""
-        if self._trainer is None or self.fitting or getattr(self.data, "image_size", None) is not None:
+        if self._trainer is None or self.is_fitting or getattr(self.data, "image_size", None) is not None:
             return samples
         spec = self.input_spec
         return [spec.scaled(sample) for sample in samples]
@@ -312,8 +313,8 @@ class PairCaptioner(PairModule):
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         captions = self.generate(self.encode(batch), change_scores=True)
         return [
-            {"id": name, "caption": c.text, "log_prob": c.log_prob, "change_score": c.change_score}
-            for name, c in zip(batch.ids, captions, strict=True)
+            {"id": id, "caption": caption.text, "log_prob": caption.log_prob, "change_score": caption.change_score}
+            for id, caption in zip(batch.ids, captions, strict=True)
         ]
 
     def describe(
@@ -365,7 +366,7 @@ class PairCaptioner(PairModule):
             ConfigError: the captioner accepts no prompt.
         """
         if not self.takes_prompt:
-            raise ConfigError(f"a {type(self).__name__} is not asked in words; leave the prompt out")
+            raise ConfigError(f"{type(self).__name__} takes no prompt; leave the prompt out")
         return [replace(sample, prompt=prompt) for sample in samples]
 
     # ---- evaluation -------------------------------------------------------------------------------------
@@ -411,7 +412,7 @@ class PairCaptioner(PairModule):
     # ---- building the network ---------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.fitting)
+        vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.is_fitting)
         if vocabulary is None:
             return None
         self.store_hparams(**learned, vocabulary=vocabulary.key)
@@ -443,21 +444,21 @@ class PairCaptioner(PairModule):
         """Decoder of the current network."""
         return CaptionDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
 
-    def load_start(self) -> dict[str, Tensor] | None:
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
         max_length = self.hparams["max_length"]
-        state = super().load_start()
+        state = super().load_initial_weights()
         if max_length is not None:
-            # pre-training on descriptions may have stored a longer one
+            # pre-training on descriptions may have stored a larger max_length
             self.store_hparams(max_length=max_length)
         return state
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
         super().adopt_hparams(hparams)
-        self.store_hparams(**{name: hparams[name] for name in AS_TRAINED if hparams.get(name) is not None})
+        self.store_hparams(**{name: hparams[name] for name in CHECKPOINT_HPARAMS if hparams.get(name) is not None})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        if self.fitting:
-            return  # a resumed run takes them from its data
+        if self.is_fitting:
+            return  # a resumed run computes them from its data
         stored = plain_hparams(checkpoint, "the checkpoint")
-        self.store_hparams(**{name: stored[name] for name in self._defaults if stored.get(name) is not None})
+        self.store_hparams(**{name: stored[name] for name in self._unset_hparams if stored.get(name) is not None})

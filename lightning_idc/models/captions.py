@@ -1,4 +1,4 @@
-"""Captions of a training step: sampling, padding, losses."""
+"""Functions on the captions of a batch: sampling, padding, and losses from log-probabilities."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def check_captions(batch: PairBatch) -> None:
     """Check that every pair of a training batch has a caption.
 
     Raises:
-        DataError: a pair has none.
+        DataError: a pair has no caption.
     """
-    # the texts are on the host, where the mask is not
+    # the texts are in host memory; reading the mask would synchronise with the device
     has_caption = [bool(texts) for texts in batch.chosen] or batch.caption_mask.flatten(1).any(-1).tolist()
     empty = [name for name, present in zip(batch.ids, has_caption, strict=True) if not present]
     if empty:

@@ -53,7 +53,7 @@ class CaptionDecoder:
         max_length: int | None = None,
         uniforms: Tensor | None = None,
     ) -> Decoded:
-        """Sampled captions, ``samples`` per pair, those of a pair in a row.
+        """Sampled captions, ``samples`` per pair, with those of a pair next to each other.
 
         Args:
             features: B pairs.

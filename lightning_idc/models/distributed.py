@@ -46,7 +46,7 @@ def all_gather_object(local: T) -> list[T]:
 
 
 def all_gather_dict(local: Mapping[K, T]) -> dict[K, T]:
-    """Entries of all processes in one mapping; all processes must call this. Of equal keys the last rank counts.
+    """Entries of all processes in one mapping; all processes must call this. For equal keys the last rank wins.
 
     Args:
         local: entries of this process by name, such as the id of a pair, which a sampler may give to two processes.
@@ -108,7 +108,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
 
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
-    """Keep the full weights of a sharded module on every process, for code that runs unequally often per process."""
+    """Context in which every process holds the full weights of a sharded module, for loops of unequal length."""
     if not is_sharded(module):
         yield
         return

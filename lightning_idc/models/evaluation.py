@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import Caption, PairBatch
-from lightning_idc.metrics.captions import FAST, USUAL
+from lightning_idc.metrics.captions import FAST_METRICS, STANDARD_METRICS
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -38,7 +38,7 @@ class Evaluator(nn.Module):
             test: compute all usual scores instead of the fast ones only.
         """
         self.caption_scores.reset()
-        self.caption_scores.metrics = USUAL if test else FAST
+        self.caption_scores.metrics = STANDARD_METRICS if test else FAST_METRICS
 
     def update(
         self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor, change_scores: Sequence[float | None] = ()
@@ -78,7 +78,7 @@ class Evaluator(nn.Module):
         """
         self.predictions, self.scores = self.caption_scores.compute()
         self.caption_scores.reset()
-        self.caption_scores.metrics = FAST
+        self.caption_scores.metrics = FAST_METRICS
         values = {**mean_loss(self.predictions), **no_change_rates(self.predictions)}
         return values if self.scores is None else {**values, **self.scores.as_dict()}
 

@@ -1,4 +1,4 @@
-"""Add-ons on LightningModules of other libraries: a wrapped ``training_step`` and one forward hook per add-on.
+"""Add-ons on LightningModules that are not PairModules: a wrapped ``training_step`` and one forward hook per add-on.
 
 Each add-on has its own hook and its own context, so that add-ons at two sub-modules do not see each other's features,
 and each has its own random stream.
@@ -25,7 +25,7 @@ _ATTACHED = "_foreign_addons"
 class _Attached:
     """State of the add-ons of a foreign module: its original step, the hooks, and the current step."""
 
-    previous: Callable[..., Any] | None
+    original_step: Callable[..., Any] | None
     handles: dict[str, RemovableHandle] = field(default_factory=dict)
     steps: AddonSteps | None = None
 
@@ -45,12 +45,12 @@ def attach(module: LightningModule, name: str, at: str | None) -> None:
     if at is None:
         return
     try:
-        tapped = module.get_submodule(at)
+        submodule = module.get_submodule(at)
     except AttributeError:
         paths = [path for path, _ in module.named_modules() if path][:30]
         raise ConfigError(f"{type(module).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
 
-    def read(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+    def change_features(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if state.steps is None:
             return None
         addon, step = addons_of(module)[name], state.steps.contexts[name]
@@ -62,7 +62,7 @@ def attach(module: LightningModule, name: str, at: str | None) -> None:
 
     if name in state.handles:
         state.handles[name].remove()
-    state.handles[name] = tapped.register_forward_hook(read)
+    state.handles[name] = submodule.register_forward_hook(change_features)
 
 
 def detach(module: LightningModule) -> None:
@@ -72,10 +72,10 @@ def detach(module: LightningModule) -> None:
         return
     for handle in state.handles.values():
         handle.remove()
-    if state.previous is None:
+    if state.original_step is None:
         module.__dict__.pop("training_step", None)
     else:
-        module.__dict__["training_step"] = state.previous
+        module.__dict__["training_step"] = state.original_step
 
 
 def _wrap(module: LightningModule) -> _Attached:

@@ -24,7 +24,7 @@ class FiniteCheck:
         self.enabled = True
         """Whether numbers are checked; the callback SkipNonFiniteSteps turns this off."""
         self._last: tuple[Tensor, Sequence[str]] | None = None
-        self._answer: _IsFinite | None = None
+        self._is_finite: _IsFinite | None = None
 
     def message(self, value: float, about: Sequence[str]) -> str:
         """Message of the error."""
@@ -46,18 +46,18 @@ class FiniteCheck:
         if value.device.type == "cpu":
             self.check()
         elif value.device.type == "cuda":
-            # asked of the device now and read a step later, when it has long been answered
-            answer, self._answer = self._answer, _IsFinite(value.detach())
-            if previous is not None and answer is not None and not answer.read():
+            # the copy to the host starts now and is read one step later, when it has long finished
+            is_finite, self._is_finite = self._is_finite, _IsFinite(value.detach())
+            if previous is not None and is_finite is not None and not is_finite.read():
                 self._raise_unless_finite(*previous)
         elif previous is not None:
             self._raise_unless_finite(*previous)
 
     def check(self) -> None:
-        """Check the last number now, as before a checkpoint is written.
+        """Check the last number now, for example before a checkpoint is written.
 
         Raises:
-            ConfigError: it is not finite.
+            ConfigError: the loss is not finite.
         """
         if self._last is not None and self.enabled:
             self._raise_unless_finite(*self._last)
@@ -90,16 +90,16 @@ class GradientCheck(FiniteCheck):
 
 
 class _IsFinite:
-    """Whether a number on a GPU is finite, copied to the host without waiting."""
+    """Asynchronous copy, from a GPU to the host, of whether a number is finite."""
 
     def __init__(self, value: Tensor) -> None:
-        self._answer = torch.isfinite(value).to("cpu", non_blocking=True)
+        self._result = torch.isfinite(value).to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record()
 
     def read(self) -> bool:
         self._copied.synchronize()
-        return bool(self._answer)
+        return bool(self._result)
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
@@ -153,7 +153,7 @@ def check_weights(
     averages: Mapping[str, Any] | None = None,
     exempt: Collection[str] = (),
 ) -> None:
-    """Refuse to write weights that are not finite; every process of a run calls it.
+    """Check that all weights are finite before a checkpoint is written; all processes must call this.
 
     Args:
         module: module whose parameters and buffers are written.

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from lightning_idc.checkpoints.folders import CONFIG, read_config, read_weights, write_folder
 from lightning_idc.checkpoints.reading import (
     TRAINING_ONLY,
+    check_loadable_hparams,
+    check_no_nan,
+    check_same_computation,
     class_named,
     plain_hparams,
-    refuse_nan,
-    refuse_other_computation,
-    refuse_unreadable,
 )
 from lightning_idc.checkpoints.resolve import read_named
 from lightning_idc.models.adapter import Adapter
@@ -60,7 +60,7 @@ from lightning_idc.utils.names import public_name
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-register_bounds()  # for a LightningCLI of the user, too
+register_bounds()  # here, so that a LightningCLI in user code knows the bounded types
 
 
 class PairModule(LightningModule):
@@ -82,12 +82,12 @@ class PairModule(LightningModule):
 
     vision_modules: tuple[str, ...] = ("net.backbone",)
     """Paths of the sub-modules whose parameters form the group ``vision``."""
-    word_hparams: tuple[str, ...] = ()
-    """Hyper-parameters that define the token ids; those of loaded weights override the arguments."""
+    token_hparams: tuple[str, ...] = ()
+    """Hyper-parameters that define the token ids; their values in loaded weights override the arguments."""
     computation_hparams: tuple[str, ...] = ()
     """Hyper-parameters that change the computation but not the shapes of weights, such as the number of heads."""
     not_stored: tuple[str, ...] = ()
-    """Arguments that no checkpoint stores, such as files of initial weights: a checkpoint has all weights."""
+    """Arguments that are left out of checkpoints, such as files of initial weights: a checkpoint has all weights."""
     sharded_methods: tuple[str, ...] = ()
     """Methods of ``net`` that every process calls equally often in a step; they gather sharded weights."""
 
@@ -125,7 +125,7 @@ class PairModule(LightningModule):
     # ---- to be implemented by subclasses ----------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        """Build the network; None if information is missing that a checkpoint may still bring."""
+        """Build the network; None if it depends on hyper-parameters that only a checkpoint will provide."""
         raise ConfigError(f"{type(self).__name__} has no make_net; implement it")
 
     def encode(self, batch: Any) -> Any:
@@ -141,7 +141,7 @@ class PairModule(LightningModule):
         return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
 
     def store_hparams(self, **values: Any) -> None:
-        """Store in ``hparams``, for checkpoints, what comes from the data or from other weights.
+        """Store values that come from the data or from other weights in ``hparams``, for checkpoints.
 
         Only this method writes to ``hparams``.
         """
@@ -171,7 +171,7 @@ class PairModule(LightningModule):
         return None if trainer is None else cast(Any, trainer).datamodule
 
     @property
-    def fitting(self) -> bool:
+    def is_fitting(self) -> bool:
         """Whether a Trainer is fitting this module."""
         return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
 
@@ -180,11 +180,11 @@ class PairModule(LightningModule):
         """The network.
 
         Raises:
-            ConfigError: it is not built yet.
+            ConfigError: the network is not built yet.
         """
         if self.net is None:
             raise ConfigError(
-                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
+                f"{type(self).__name__} has no network yet: set `vocabulary`, load a checkpoint, or fit it with a "
                 "data module that has train_captions()"
             )
         return self.net
@@ -192,8 +192,8 @@ class PairModule(LightningModule):
     def build(self) -> None:
         """Build the network with its adapters, once, from hyper-parameters, ``init_from`` or the data."""
         if self.net is None:
-            requested = self.adapters.forget()
-            initial_weights = self.load_start()
+            requested = self.adapters.clear_records()
+            initial_weights = self.load_initial_weights()
             self.net = self.make_net()
             if self.net is not None and initial_weights is not None:
                 self.adapters.install(self.net, self.device)  # adapters of the checkpoint
@@ -204,7 +204,7 @@ class PairModule(LightningModule):
         if self.net is not None:
             self.adapters.install(self.net, self.device)
 
-    def load_start(self) -> dict[str, Tensor] | None:
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
         """Weights of ``init_from``, after taking over the hyper-parameters they were trained with; None without it.
 
         Raises:
@@ -215,10 +215,10 @@ class PairModule(LightningModule):
         checkpoint = read_named(self.init_from)
         with reading(self.init_from):
             hparams = plain_hparams(checkpoint, self.init_from)
-            self.refuse_other_computation(hparams, self.init_from)
+            self.check_same_computation(hparams, self.init_from)
             self.adopt_hparams(hparams)
             state: dict[str, Tensor] = checkpoint["state_dict"]
-            refuse_nan(state, self.init_from)
+            check_no_nan(state, self.init_from)
         return state
 
     @classmethod
@@ -226,22 +226,22 @@ class PairModule(LightningModule):
         """The hyper-parameters that change the computation but not the shapes of weights, by name."""
         return {name: hparams[name] for name in cls.computation_hparams if name in hparams}
 
-    def refuse_other_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
-        """Refuse a checkpoint whose weights fit in shape but would compute something else here.
+    def check_same_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
+        """Check that the weights of a checkpoint, whose shapes fit, belong to the same computation.
 
         Raises:
             CheckpointError: its hyper-parameters differ in :meth:`computation`; missing ones are not compared.
         """
-        refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
+        check_same_computation(self.computation(self.hparams), self.computation(hparams), path)
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
         """Take over the hyper-parameters of a checkpoint that belong to its weights."""
-        self.store_hparams(**{name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None})
+        self.store_hparams(**{name: hparams[name] for name in self.token_hparams if hparams.get(name) is not None})
         self.adapters.record(hparams.get("adapters"))
 
     def configure_model(self) -> None:
         self.build()
-        if self.fitting and self.device_mesh is None:
+        if self.is_fitting and self.device_mesh is None:
             self._copy_for_averages()
         if self.device_mesh is not None and self.net is not None:
             shard(self.net, self.device_mesh, self.sharded_methods)
@@ -254,7 +254,7 @@ class PairModule(LightningModule):
                 shard(addon, self.device_mesh, addon.sharded_methods)
 
     def _copy_for_averages(self) -> None:
-        """Let weight averaging copy this module again: its first copy was made before the network was built."""
+        """Call the setup of weight averaging again: it copied this module before the network was built."""
         for callback in cast(Any, self.trainer).callbacks:
             if isinstance(callback, StochasticWeightAveraging):
                 callback.setup(self.trainer, self, "fit")
@@ -317,20 +317,20 @@ class PairModule(LightningModule):
 
     # ---- adapters ---------------------------------------------------------------------------------------
 
-    def add_adapter(self, name: str, kind: type[Adapter], **options: Any) -> None:
+    def add_adapter(self, name: str, adapter_class: type[Adapter], **options: Any) -> None:
         """Add an adapter to the network, or record it until the network is built. Adding it twice has no effect.
 
         Args:
             name: name of the adapter, also in checkpoints.
-            kind: its class.
-            options: its arguments, plain values.
+            adapter_class: class of the adapter.
+            options: arguments of the class, plain values.
 
         Raises:
-            ConfigError: another adapter has this name, or the network has no layer that this one fits.
+            ConfigError: another adapter has this name, or the network has no layer that this adapter fits.
         """
         self.build()
         before = self.adapters.recorded
-        self.adapters.record({name: {"class_path": public_name(kind), "init_args": options}})
+        self.adapters.record({name: {"class_path": public_name(adapter_class), "init_args": options}})
         if self.net is not None:
             try:
                 self.adapters.install(self.net, self.device)
@@ -339,7 +339,7 @@ class PairModule(LightningModule):
                 raise
 
     def merge_adapters(self) -> None:
-        """Make all adapters part of the network, so that disabling later adapters gives back the current network."""
+        """Make all adapters part of the network, which is then what remains when later adapters are disabled."""
         self.adapters.merge(self.built_net)
 
     @contextmanager
@@ -350,7 +350,7 @@ class PairModule(LightningModule):
 
     def trainable_non_adapter_parameters(self) -> list[str]:
         """Paths of the trainable parameters of the network that do not belong to an adapter."""
-        adapter_ids = self.adapters.trained(self.built_net)
+        adapter_ids = self.adapters.trained_parameter_ids(self.built_net)
         return [path for path, p in self.built_net.named_parameters() if p.requires_grad and id(p) not in adapter_ids]
 
     def save_adapters(self, folder: str | Path) -> Path:
@@ -375,7 +375,7 @@ class PairModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_finite(checkpoint)
-        refuse_unreadable(self.hparams, type(self).__name__)
+        check_loadable_hparams(self.hparams, type(self).__name__)
         checkpoint["rng"] = all_gather_object(random_state(self.device))
         checkpoint["class_path"] = public_name(type(self))
 
@@ -397,10 +397,10 @@ class PairModule(LightningModule):
         check_weights(self, optimizers, averages, self._nonfinite_at_start)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
+        check_no_nan(checkpoint.get("state_dict", {}), "the checkpoint")
         hparams = plain_hparams(checkpoint, "the checkpoint")
-        self.refuse_other_computation(hparams, "the checkpoint")
-        words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
+        self.check_same_computation(hparams, "the checkpoint")
+        words = {name: hparams[name] for name in self.token_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
             self.adopt_hparams(hparams)
             self.rebuild()
@@ -420,7 +420,7 @@ class PairModule(LightningModule):
     def on_fit_start(self) -> None:
         """Switch a loaded module to training mode: Lightning leaves modules in eval mode as they are."""
         if self.trainer.checkpoint_callback is not None:
-            refuse_unreadable(self.hparams, type(self).__name__)  # now rather than after hours of training
+            check_loadable_hparams(self.hparams, type(self).__name__)  # now rather than after hours of training
         self._nonfinite_at_start = nonfinite_values(self)
         if not self.training:
             self.train()

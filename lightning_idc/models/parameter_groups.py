@@ -13,7 +13,7 @@ from lightning_idc.utils.errors import ConfigError
 
 NO_DECAY = ".no_decay"
 """Suffix of the name of a parameter group without weight decay."""
-SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 def group_parameters(
@@ -33,10 +33,10 @@ def group_parameters(
 
 
 def check_groups(argument: str, names: Iterable[str], groups: Collection[str]) -> None:
-    """Check that an argument names groups that exist.
+    """Check that an argument names existing parameter groups.
 
     Raises:
-        ConfigError: it names another one.
+        ConfigError: it names an unknown group.
     """
     if unknown := set(names) - set(groups):
         raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
@@ -58,7 +58,7 @@ def split_by_decay(name: str, parameters: list[nn.Parameter], no_decay: Collecti
 
 
 def clip_separately(optimizer: Optimizer, limit: float, by_value: bool, names: Collection[str]) -> bool:
-    """Clip the gradients of some groups one by one and all others together; False if there are no such groups.
+    """Clip the gradients of some groups separately and all others together; False if no group is separate.
 
     Args:
         optimizer: optimizer with named groups.
@@ -90,7 +90,7 @@ def check_trainable_precision(module: nn.Module, optimizer: Optimizer) -> None:
     Raises:
         ConfigError: at least one trainable weight has 16 bits.
     """
-    low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in SIXTEEN_BITS]
+    low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW_PRECISION]
     if low and type(optimizer).__module__.startswith(("torch.optim.", "lightning_idc.")):
         raise ConfigError(
             f"{len(low)} trainable weights have 16 bits ({', '.join(low[:2])}), where small steps round away and "

@@ -20,7 +20,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Continue where :func:`random_state` was taken."""
+    """Restore the generators from a result of :func:`random_state`."""
     torch.set_rng_state(state["cpu"].cpu())
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)

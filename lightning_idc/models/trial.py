@@ -1,4 +1,4 @@
-"""trial_features: features of a batch before training, to find out their shapes."""
+"""trial_features: the features of one batch before training, for callbacks that need their shapes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class SpecialIds(NamedTuple):
         pad: padding.
         bos: begin of a caption.
         eos: end of a caption.
-        never_said: ids that are never generated.
+        suppress_tokens: ids that are never generated.
         stops: ids that end a generated caption; ``eos`` alone when empty.
         mask: id that is read in place of a masked word.
     """
@@ -38,7 +38,7 @@ class SpecialIds(NamedTuple):
     pad: int = PAD
     bos: int = BOS
     eos: int = EOS
-    never_said: tuple[int, ...] = (PAD, BOS, UNK)
+    suppress_tokens: tuple[int, ...] = (PAD, BOS, UNK)
     stops: tuple[int, ...] = ()
     mask: int = UNK
 
@@ -116,7 +116,7 @@ class Vocabulary:
     def content_ids(self, ids: Iterable[int]) -> list[int]:
         """Ids before the end token, without special tokens."""
         before_end = takewhile(lambda index: index != self.special.eos, ids)
-        return [index for index in before_end if index not in self.special.never_said]
+        return [index for index in before_end if index not in self.special.suppress_tokens]
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids without special tokens, and the number of ids of each word."""

@@ -1,4 +1,4 @@
-"""Tables, contact sheets and pages of what a captioner says."""
+"""Tables, contact sheets and HTML pages of captions and their scores."""
 
 from lightning_idc.utils.lazy import attach
 

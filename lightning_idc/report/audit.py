@@ -1,6 +1,6 @@
-"""The audit page: kept and dropped pairs of a pipeline, with boxes, captions, scores and reasons, in one file.
+"""write_audit: a page with the kept and dropped pairs of a pipeline, their boxes, captions, scores and reasons.
 
-It is for tuning thresholds: the page plots the distribution of a score over kept and dropped pairs, and a slider shows
+The page is for tuning thresholds: it plots the distribution of a score over kept and dropped pairs, and a slider shows
 how many would pass.
 """
 

@@ -1,7 +1,8 @@
-"""Baseline check: whether a score shows that the captioner sees the change.
+"""check_baselines: whether a score shows that the captioner sees the change.
 
 A captioner that predicts one caption for every pair can have a high score. The check compares its CIDEr-D with that of
-a constant caption and with its own captions of pairs whose second image equals the first, and counts its captions.
+a constant caption and with its own captions of pairs whose second image equals the first, and counts its distinct
+captions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lightning_idc.report.table import Table
 
 CONSTANT, IDENTICAL = "constant caption", "identical images"
 MIN_DISTINCT = 0.05
-"""Minimum number of different captions, as a fraction of the pairs, of a captioner that uses the images."""
+"""Minimum number of distinct captions, as a fraction of the pairs, of a captioner that uses the images."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class BaselineCheck:
     Args:
         score: CIDEr-D of the captioner.
         pairs: number of pairs with references.
-        distinct: number of different captions.
+        distinct: number of distinct captions.
         constant: the constant caption; empty without training captions.
         over: score minus that of each baseline, by name; for `IDENTICAL` on the pairs that were captioned twice.
     """
@@ -42,8 +43,8 @@ class BaselineCheck:
     def warning(self) -> str:
         """A sentence if the score does not show that the captioner sees the change, else empty."""
         if self.pairs > 1 and (self.distinct == 1 or self.distinct < MIN_DISTINCT * self.pairs):
-            captions = "1 caption" if self.distinct == 1 else f"{self.distinct} different captions"
-            return f"{captions} for {self.pairs} pairs: this captioner does not look at the images"
+            captions = "1 caption" if self.distinct == 1 else f"{self.distinct} distinct captions"
+            return f"{captions} for {self.pairs} pairs: this captioner does not use the images"
         for name, difference in self.over.items():
             if difference.low <= 0:
                 return (
@@ -54,8 +55,8 @@ class BaselineCheck:
 
     @property
     def counts(self) -> str:
-        """Number of different captions and of pairs, in words."""
-        return f"{self.distinct} different caption{'s' * (self.distinct != 1)} of {self.pairs} pairs"
+        """Number of distinct captions and of pairs, in words."""
+        return f"{self.distinct} distinct caption{'s' * (self.distinct != 1)} for {self.pairs} pairs"
 
     def table(self) -> Table:
         """Baselines with their scores."""
@@ -84,17 +85,17 @@ def check_baselines(
     Args:
         captions: caption by pair id.
         references: references by pair id; pairs without any are left out.
-        constant: caption chosen on training captions, see ``metrics.baselines.constant_caption``.
+        constant: caption selected on training captions, see ``metrics.baselines.constant_caption``.
         identical: captions of some of the pairs with the first image in place of the second.
 
     Returns:
-        The check; None where fewer than two pairs have references.
+        The check; None if fewer than two pairs have references.
 
     Example:
         >>> references = {str(n): [f"the {color} cube moved"] for n, color in enumerate(["red", "blue", "green"])}
         >>> check = check_baselines(dict.fromkeys(references, "the red cube moved"), references, "the red cube moved")
         >>> check.warning
-        '1 caption for 3 pairs: this captioner does not look at the images'
+        '1 caption for 3 pairs: this captioner does not use the images'
     """
     scored = {id: caption for id, caption in captions.items() if references.get(id)}
     if len(scored) < 2:
@@ -107,7 +108,13 @@ def check_baselines(
     if len(identical) > 1:
         same_pairs = {id: scored[id] for id in identical}
         over[IDENTICAL] = compare(_scores(identical, references), _scores(same_pairs, references))[METRIC]
-    return BaselineCheck(scores.values[METRIC], len(scored), len(set(scored.values())), constant or "", over)
+    return BaselineCheck(
+        score=scores.values[METRIC],
+        pairs=len(scored),
+        distinct=len(set(scored.values())),
+        constant=constant or "",
+        over=over,
+    )
 
 
 def _scores(captions: dict[str, str], references: Mapping[str, Sequence[str]]) -> Scores:

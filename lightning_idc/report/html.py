@@ -1,4 +1,4 @@
-"""The report: one HTML file with all pairs, their captions and scores. It needs no network and no server."""
+"""write_report: one HTML file with all pairs, their captions and scores, which needs no network and no server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def image_folder(target: Path) -> Path:
 
 
 def check_report(target: Path, overwrite: bool = False, inputs: Iterable[str | Path] = (), option: str = "") -> None:
-    """Check that :func:`write_report` can write a report, before the work that it reports on.
+    """Check that :func:`write_report` can write a report, before the evaluation begins.
 
     Args:
         target: output file.
@@ -85,7 +85,7 @@ def write_report(
     subtitle: str = "",
     thumbnail: int = 192,
     full_size: bool = False,
-    found_boxes: bool = False,
+    predicted_boxes: bool = False,
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
     baselines: BaselineCheck | None = None,
@@ -102,7 +102,7 @@ def write_report(
         subtitle: text below the heading.
         thumbnail: maximum height and width of the images on the page in pixels.
         full_size: whether to write larger images to the folder :func:`image_folder` as well.
-        found_boxes: whether the boxes are predictions instead of ground truth.
+        predicted_boxes: whether the boxes are predictions instead of ground truth.
         overwrite: whether existing files may be replaced.
         inputs: input files and folders, which are not overwritten.
         baselines: baseline check, whose warning is shown above the tables.
@@ -118,7 +118,11 @@ def write_report(
     ]
     output = _output(target, overwrite, inputs)
     with output as draft:
-        writer = _Writer(thumbnail, draft / output.own[0] if full_size else None, "found" if found_boxes else "truth")
+        writer = _Writer(
+            thumbnail=thumbnail,
+            folder=draft / output.reserved[0] if full_size else None,
+            box_label="predicted" if predicted_boxes else "ground truth",
+        )
         write_page(
             draft / target.name,
             "report.html",
@@ -130,12 +134,13 @@ def write_report(
             tables=tables,
             about=about or {},
             warning="" if baselines is None else baselines.warning,
-            found_boxes=found_boxes,
+            predicted_boxes=predicted_boxes,
         )
 
 
 def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
-    return Output(target.parent, target.name, overwrite, inputs, [image_folder(target).name], option)
+    reserved = [image_folder(target).name]
+    return Output(target.parent, target.name, overwrite=overwrite, inputs=inputs, reserved=reserved, option=option)
 
 
 @dataclass
@@ -145,12 +150,12 @@ class _Writer:
     Args:
         thumbnail: maximum height and width of the images on the page in pixels.
         folder: folder of full-size images; None for none.
-        box: label of boxes.
+        box_label: label of boxes.
     """
 
     thumbnail: int
     folder: Path | None
-    box: str
+    box_label: str
     count: int = 0
     metrics: dict[str, None] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
@@ -160,8 +165,8 @@ class _Writer:
         return {
             "metrics": [name for name in METRICS if name in self.metrics],
             "facts": list(self.facts),
-            "box": self.box,
-            "most": MAX_PAIRS,
+            "box_label": self.box_label,
+            "max_pairs": MAX_PAIRS,
         }
 
     def payload(self, entry: Entry) -> dict[str, Any]:
@@ -214,4 +219,4 @@ def _confusion_table(confusion: Confusion) -> Table:
         ["unchanged", str(confusion.same_same), str(confusion.same_changed)],
         ["changed", str(confusion.changed_same), str(confusion.changed_changed)],
     ]
-    return Table(["truth", 'said "no change"', "said a change"], rows, "change against no change")
+    return Table(["ground truth", "no change predicted", "change predicted"], rows, "change detection by captions")

@@ -1,4 +1,4 @@
-"""A leaderboard of results: one table per data set and protocol, since only these are comparable."""
+"""A leaderboard of results, with one table per data set and protocol, since only these are comparable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_idc.metrics.reading import read_predictions
 from lightning_idc.metrics.results import METRICS, PREDICTIONS, digest, fingerprint, part_of
 from lightning_idc.report.baselines import CONSTANT
 from lightning_idc.report.pages import write_page
-from lightning_idc.report.result_rows import Row, named, rows_of
+from lightning_idc.report.result_rows import LeaderboardRow, group_by_captioner, relative_name
 from lightning_idc.report.summary import HEADLINE
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import DataError, IDCError
@@ -59,23 +59,25 @@ def boards(results: Mapping[Path, dict[str, Any]], folder: Path, samples: int = 
 
 
 def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -> Board:
-    rows, notes = rows_of(members, folder)
+    rows, notes = group_by_captioner(members, folder)
     protocol = _protocol(members, folder)
     computed = {metric for result in members.values() for scores in result["scores"].values() for metric in scores}
-    shown = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in computed]
+    metrics = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in computed]
     ranked = [metric for metric in protocol.ranked if metric in computed]
     rows.sort(key=lambda row: (*(_sort_key(row.values(metric)) for metric in ranked), row.name))
     tested, p = _significance(rows, samples) if samples else (None, {})
-    seeds = any(len(row.results) > 1 for row in rows)
-    checked = any("baseline_check" in result for row in rows for result in row.results)
-    columns = ["model", *shown, *(["constant caption"] if checked else []), *(["seeds"] if seeds else [])]
+    has_seeds = any(len(row.results) > 1 for row in rows)
+    has_baselines = any("baseline_check" in result for row in rows for result in row.results)
+    columns = ["model", *metrics]
+    columns += ["constant caption"] if has_baselines else []
+    columns += ["seeds"] if has_seeds else []
     columns += [f"p ({tested})"] if p else []
     cells = [
         [
             row.model,
-            *(_cell(row, metric) for metric in shown),
-            *([_constant_caption(row)] if checked else []),
-            *([str(len(row.results))] if seeds else []),
+            *(_cell(row, metric) for metric in metrics),
+            *([_constant_caption(row)] if has_baselines else []),
+            *([str(len(row.results))] if has_seeds else []),
             *([p.get(row.files[0], "best" if row is rows[0] else "-")] if p else []),
             _selection(row),
             next(iter(row.captions))[:8] if len(row.captions) == 1 else f"{len(row.captions)} sets",
@@ -83,7 +85,7 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
         ]
         for row in rows
     ]
-    if seeds:
+    if has_seeds:
         notes.insert(0, "mean ± standard deviation over seeds")
     if p:
         notes.insert(
@@ -97,21 +99,21 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
         "unnamed data"
     ]
     note = (
-        f"{_counts(first, shown)}; protocol {first['protocol']['hash']}, data {first['data']['fingerprint']}; x100"
+        f"{_counts(first, metrics)}; protocol {first['protocol']['hash']}, data {first['data']['fingerprint']}; x100"
         f"{'; ranked by ' * bool(ranked)}{', '.join(ranked)}"
     )
     table = Table([*columns, "selected on", "captions", "file"], cells, notes=notes)
     return Board(f"{plain(', '.join(names))}: {protocol.name}", note, table)
 
 
-def _constant_caption(row: Row) -> str:
+def _constant_caption(row: LeaderboardRow) -> str:
     """CIDEr-D of a constant caption on the same pairs, the mean over seeds."""
     overs = [result.get("baseline_check", {}).get("over", {}).get(CONSTANT) for result in row.results]
     scores = [over["first"] for over in overs if over]
     return f"{fmean(scores):.1f}" if scores else "-"
 
 
-def _warnings(rows: Iterable[Row]) -> list[str]:
+def _warnings(rows: Iterable[LeaderboardRow]) -> list[str]:
     """Warnings of baseline checks."""
     checks = [(row.model, result.get("baseline_check", {})) for row in rows for result in row.results]
     return list(dict.fromkeys(f"{model}: {check['warning']}" for model, check in checks if check.get("warning")))
@@ -123,8 +125,8 @@ def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protoc
     name = result["protocol"]["name"]
     if name not in PROTOCOLS:
         raise DataError(
-            f"{named(path, folder)} is scored under {name!r}, which is not a protocol of this version "
-            "(`lightning-idc list protocols`); score its captions again, or take the file out of the folder"
+            f"{relative_name(path, folder)} is scored under {name!r}, which is not a protocol of this version "
+            "(`lightning-idc list protocols`); score its captions again, or remove the file from the folder"
         )
     return PROTOCOLS[name]
 
@@ -134,10 +136,10 @@ def _sort_key(values: Sequence[float]) -> float:
     return -fmean(values) if values else float("inf")
 
 
-def _counts(result: Mapping[str, Any], shown: Sequence[str]) -> str:
+def _counts(result: Mapping[str, Any], metrics: Sequence[str]) -> str:
     """Numbers of pairs and references of the headline, and of pairs in other parts with columns."""
     counts, headline = result["counts"], result["headline"]
-    others = dict.fromkeys(part_of(result, metric) for metric in shown)
+    others = dict.fromkeys(part_of(result, metric) for metric in metrics)
     return "; ".join(
         [
             f"{counts[headline]['pairs']} pairs, {counts[headline]['references']} references",
@@ -146,13 +148,13 @@ def _counts(result: Mapping[str, Any], shown: Sequence[str]) -> str:
     )
 
 
-def _selection(row: Row) -> str:
+def _selection(row: LeaderboardRow) -> str:
     if row.results[0]["protocol"]["selection"] == "test":
         return "TEST"
     return row.results[0]["selection"] or "?"
 
 
-def _repeated(rows: Sequence[Row]) -> list[str]:
+def _repeated(rows: Sequence[LeaderboardRow]) -> list[str]:
     """Notes on rows with identical captions: usually one captioner that was tested twice."""
     rows_of_captions: dict[str, list[str]] = {}
     for row in rows:
@@ -161,7 +163,7 @@ def _repeated(rows: Sequence[Row]) -> list[str]:
     return [f"the same captions: {', '.join(names)}" for names in rows_of_captions.values() if len(names) > 1]
 
 
-def _cell(row: Row, metric: str) -> str:
+def _cell(row: LeaderboardRow, metric: str) -> str:
     values = row.values(metric)
     if not values:
         return "-"
@@ -173,7 +175,7 @@ def _cell(row: Row, metric: str) -> str:
     return f"{values[0]:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
 
 
-def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[Path, str]]:
+def _significance(rows: Sequence[LeaderboardRow], samples: int) -> tuple[str | None, dict[Path, str]]:
     """The metric, and the p-value of each row against the first, by first file, if both have captions."""
     ranked = next((metric for metric in _TESTED if all(row.values(metric) for row in rows)), None)
     if ranked is None or len(rows) < 2:
@@ -189,7 +191,7 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[P
     return ranked, p_of_rows
 
 
-def _pair_scores(row: Row, metric: str) -> Scores | None:
+def _pair_scores(row: LeaderboardRow, metric: str) -> Scores | None:
     """Scores of each pair by id, averaged over seeds; None if captions or references do not match the results."""
     seed_parts = []
     for path, result in zip(row.files, row.results, strict=True):
@@ -230,12 +232,14 @@ def as_latex(boards: Iterable[Board]) -> str:
     """The boards as LaTeX tables for the package booktabs, without the columns on provenance."""
     parts = []
     for board in boards:
-        shown = len(board.table.columns) - 3
+        num_columns = len(board.table.columns) - 3
         table = replace(
-            board.table, columns=board.table.columns[:shown], rows=[row[:shown] for row in board.table.rows]
+            board.table,
+            columns=board.table.columns[:num_columns],
+            rows=[row[:num_columns] for row in board.table.rows],
         )
-        about = [board.title, board.note, *board.table.notes]
-        parts.append("\n".join([*(f"% {plain(line)}" for line in about), table.latex(), ""]))
+        comments = [board.title, board.note, *board.table.notes]
+        parts.append("\n".join([*(f"% {plain(line)}" for line in comments), table.latex(), ""]))
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Pages: self-contained HTML files from the templates in this folder. All HTML of the library is rendered here."""
+"""write_page: self-contained HTML files from the templates in this folder; all HTML of the library is rendered here."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def write_page(
     # the content security policy allows only these, so that captions cannot inject code
     style, script = (Markup("".join(map(_part, names))) for names in (("base.css", *styles), scripts))
     with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as aside,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as image_file,
         target.open("w", encoding="utf-8", errors="replace") as file,
     ):
-        images = _images_of_pairs(aside)
+        images = _images_of_pairs(image_file)
         template = _environment().get_template(name)
         file.writelines(
             template.generate(
@@ -72,7 +72,7 @@ def write_page(
                 subtitle=subtitle,
                 style=style,
                 script=script,
-                pairs=_texts_of_pairs(pairs, aside),
+                pairs=_texts_of_pairs(pairs, image_file),
                 first_pictures=itertools.islice(images, PER_PAGE),
                 pictures=images,
                 rest=rest,
@@ -81,21 +81,21 @@ def write_page(
         )
 
 
-def _texts_of_pairs(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[str, Any]]:
-    """Pairs without their images, which go into the temporary file."""
+def _texts_of_pairs(pairs: Iterable[Mapping[str, Any]], image_file: IO[str]) -> Iterator[dict[str, Any]]:
+    """Pairs without their images, which are written to a temporary file."""
     for index, pair in enumerate(pairs):
         images = pair.get("images") or ()
         if images:
-            aside.write(f"{index} {_inline_json(images)}\n")
+            image_file.write(f"{index} {_inline_json(images)}\n")
         yield {**{key: value for key, value in pair.items() if key != "images"}, "pictures": len(images)}
 
 
-def _images_of_pairs(aside: IO[str]) -> Iterator[tuple[str, str]]:
+def _images_of_pairs(image_file: IO[str]) -> Iterator[tuple[str, str]]:
     """Index of each pair, and its images as JSON that is safe within a page."""
     from markupsafe import Markup
 
-    aside.seek(0)
-    for line in aside:
+    image_file.seek(0)
+    for line in image_file:
         index, _, text = line.rstrip("\n").partition(" ")
         yield index, Markup(text)
 

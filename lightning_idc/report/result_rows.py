@@ -1,4 +1,4 @@
-"""Rows of a leaderboard: results of a folder, grouped into captioners trained with different seeds."""
+"""Rows of a leaderboard: the results in a folder, grouped by captioner over training seeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d[_T]\d\d-\d\d.*")
 
 
 @dataclass(frozen=True)
-class Row:
+class LeaderboardRow:
     """Results of one captioner, trained with different seeds.
 
     Args:
@@ -61,7 +61,7 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
     results = {path: result for path in files if (result := read_result(path)) is not None}
     if not results:
         raise DataError(
-            f"{folder} holds no results, nor do the folders below it; `lightning-idc score ... --out FILE` and "
+            f"there are no results in {folder} and its subfolders; `lightning-idc score ... --out FILE` and "
             "ShowResults (metrics.json) write them"
         )
     return results
@@ -80,7 +80,9 @@ def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str])
     available = {result["data"]["fingerprint"] for result in results.values()}
     unknown = [name for name in fingerprints if name not in available]
     if unknown:
-        raise DataError(f"no result is of the data {', '.join(unknown)}; there are {', '.join(sorted(available))}")
+        raise DataError(
+            f"no result has the data fingerprint {', '.join(unknown)}; expected {', '.join(sorted(available))}"
+        )
     return {path: result for path, result in results.items() if result["data"]["fingerprint"] in fingerprints}
 
 
@@ -97,11 +99,11 @@ def _may_be_result(path: Path) -> bool:
             return SCHEMA.encode() in file.read(_FIRST_BYTES)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read ({error.strerror}), so whether it is a result is unknown; mend or remove it"
+            f"{path} cannot be read ({error.strerror}), although it may be a result; make it readable or remove it"
         ) from None
 
 
-def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[Row], list[str]]:
+def group_by_captioner(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[LeaderboardRow], list[str]]:
     """Group results of runs that differ only in their seed into rows; also returns notes on omitted results."""
     groups: dict[str, dict[str, Path]] = {}
     notes = []
@@ -109,19 +111,18 @@ def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[
         group = groups.setdefault(_identity(path, result), {})
         seed = str(result.get("seed"))
         if seed in group:
-            notes.append(f"{named(group[seed], folder)}: run again with the same seed, the later one counts")
+            notes.append(f"{relative_name(group[seed], folder)}: repeated with the same seed; the later run counts")
         group[seed] = path  # files are sorted by date, so the latest one remains
     rows = []
     for files in groups.values():
         paths = list(files.values())
-        rows.append(
-            Row(_common_name([named(path, folder) for path in paths]), [members[path] for path in paths], paths)
-        )
+        name = _common_name([relative_name(path, folder) for path in paths])
+        rows.append(LeaderboardRow(name, [members[path] for path in paths], paths))
     return rows, notes
 
 
-def named(path: Path, folder: Path) -> str:
-    """Name of a file below a folder."""
+def relative_name(path: Path, folder: Path) -> str:
+    """Name of a file relative to a folder."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
 
 
@@ -147,7 +148,7 @@ def _identity(path: Path, result: Mapping[str, Any]) -> str:
         recipe = [run["recipe"], run["digest"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{record} cannot be read ({error!r}); put back the one that the run wrote, or remove it"
+            f"{record} cannot be read ({error!r}); restore the file that the run wrote, or remove it"
         ) from None
     stage = path.relative_to(record.parent).as_posix()
     where = [part for part in record.parent.parent.parts if not (_SEED.fullmatch(part) or _DATE.fullmatch(part))]

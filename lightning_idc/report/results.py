@@ -43,7 +43,7 @@ class Results:
         scores: scores of the records with references; None without references.
         data: data module with facts and images; None for text only.
         split: split of the data.
-        sentences: sentences that state no change.
+        sentences: sentences that say nothing changed.
     """
 
     records: Sequence[dict[str, Any]]
@@ -68,7 +68,7 @@ class Results:
         return {id: iou for id, iou in overlaps.items() if iou is not None}
 
     @cached_property
-    def of_pairs(self) -> dict[str, dict[str, float]]:
+    def pair_scores(self) -> dict[str, dict[str, float]]:
         """Scores of each pair by metric, times 100, by id."""
         if self.scores is None:
             return {}
@@ -94,16 +94,18 @@ class Results:
             {
                 **record,
                 **({"iou": self.ious[record["id"]]} if record["id"] in self.ious else {}),
-                "scores": self.of_pairs.get(record["id"], {}),
+                "scores": self.pair_scores.get(record["id"], {}),
                 "facts": self.facts.get(record["id"], {}),
             }
             for record in self.records
         ]
 
-    def counted(self, protocol: Protocol) -> list[dict[str, Any]]:
+    def scorable(self, protocol: Protocol) -> list[dict[str, Any]]:
         """Records that a protocol scores: those with references, and for lists of differences also unchanged pairs."""
-        silent = {NO_CHANGE} if protocol.lists_differences else set()
-        return [record for record in self.records if record["references"] or record["change_type"] in silent]
+        needs_no_reference = {NO_CHANGE} if protocol.lists_differences else set()
+        return [
+            record for record in self.records if record["references"] or record["change_type"] in needs_no_reference
+        ]
 
     def result(self, protocol: Protocol, origin: Origin) -> dict[str, Any]:
         """The evaluation under a protocol as plain values, with 95 % intervals of the headline.
@@ -117,7 +119,7 @@ class Results:
         Raises:
             DataError: the protocol does not fit the pairs.
         """
-        scored = self.counted(protocol)
+        scored = self.scorable(protocol)
         recording_judge = RecordingJudge(*LEXICAL) if protocol.lists_differences else None
         if recording_judge is not None:
             protocol = protocol.with_input("judge", recording_judge.name)
@@ -133,7 +135,15 @@ class Results:
             parts = evaluate(protocol, captions, references, None, resources)
         headline = next(iter(parts.values()))
         intervals = bootstrap(headline) if headline.pairs > 1 else None
-        result = make_result(protocol, parts, captions, references, origin, intervals, self.sentences)
+        result = make_result(
+            protocol,
+            parts,
+            captions,
+            references,
+            origin=origin,
+            intervals=intervals,
+            sentences=self.sentences,
+        )
         if recording_judge is not None:
             result["judge"] = recording_judge.as_dict()
             baselines, reasons = baseline_scores(protocol, captions, references, resources)
@@ -151,17 +161,17 @@ class Results:
         for record, sample in zip(records, self._samples(records), strict=False):
             facts = self.facts.get(record["id"], {})
             judged = [facts[name] for name in main_facts if facts.get(name) is not None]
-            scores = self.of_pairs.get(record["id"], {})
+            scores = self.pair_scores.get(record["id"], {})
             cards.append(
                 Card(
-                    sample.before,
-                    sample.after,
-                    ", ".join(filter(None, [record["id"], record["change_type"]])),
-                    record["caption"],
-                    next(iter(record["references"]), ""),
-                    all(judged) if judged else None,
-                    f"CIDEr-D {scores['CIDEr-D']:.0f}" if "CIDEr-D" in scores else "",
-                    sample.boxes,
+                    before=sample.before,
+                    after=sample.after,
+                    title=", ".join(filter(None, [record["id"], record["change_type"]])),
+                    caption=record["caption"],
+                    reference=next(iter(record["references"]), ""),
+                    right=all(judged) if judged else None,
+                    score=f"CIDEr-D {scores['CIDEr-D']:.0f}" if "CIDEr-D" in scores else "",
+                    boxes=sample.boxes,
                 )
             )
         return cards
@@ -177,16 +187,16 @@ class Results:
                     scale = [images[0].shape[axis] / sample.before.shape[axis] for axis in (2, 1)]
                     boxes = sample.boxes * sample.boxes.new_tensor(scale * 2)
             yield Entry(
-                record["id"],
-                record["caption"],
-                record["references"],
-                record["change_type"],
-                record["log_prob"],
-                self.of_pairs.get(record["id"], {}),
-                self.facts.get(record["id"], {}),
-                images,
-                boxes,
-                record.get("change_score"),
+                id=record["id"],
+                caption=record["caption"],
+                references=record["references"],
+                change_type=record["change_type"],
+                log_prob=record["log_prob"],
+                scores=self.pair_scores.get(record["id"], {}),
+                facts=self.facts.get(record["id"], {}),
+                images=images,
+                boxes=boxes,
+                change_score=record.get("change_score"),
             )
 
     def _original(self, sample: PairSample) -> tuple[Tensor, Tensor]:
@@ -211,7 +221,7 @@ class Results:
                 yield source.load(self._indices[record["id"]])
 
 
-def spread(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+def select_evenly(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Select ``count`` records evenly over the types of change, the same ones every time.
 
     Only records with references are selected, if there are any.

@@ -1,4 +1,4 @@
-"""Contact sheets: image pairs with captions and references."""
+"""contact_sheet: one image of several pairs with their captions and references."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Card:
         title: first line, gray.
         caption: predicted caption.
         reference: reference caption.
-        right: True for a green tick, False for a red cross, None for neither.
+        right: whether the caption is right: True draws a green tick, False a red cross, None nothing.
         score: text on the right of the title.
         boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`.
     """
@@ -54,9 +54,9 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
     """Draw cards in rows; small images are enlarged, and aspect ratios are preserved.
 
     Args:
-        cards: at least one.
+        cards: at least one card.
         columns: number of cards per row.
-        image_height: height in pixels; None for that of the images, between 160 and 260.
+        image_height: height of an image in pixels; that of the images, limited to 160 to 260, when None.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -72,7 +72,7 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
     size = columns * card_width + (columns + 1) * MARGIN, sum(heights) + (len(rows) + 1) * MARGIN + 12
     sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
-    boxed = any(card.boxes is not None and len(card.boxes) for card in cards)
+    has_boxes = any(card.boxes is not None and len(card.boxes) for card in cards)
     top = MARGIN + 12
     for row, row_height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
@@ -81,7 +81,7 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
                 x = left + side * (width + GAP)
                 sheet.paste(_framed_image(image, height, width, card.boxes, side), (x, top))
                 if index < columns:
-                    name = "before" if side == 0 else "after (boxes: truth)" if boxed else "after"
+                    name = "before" if side == 0 else "after (boxes: ground truth)" if has_boxes else "after"
                     draw.text((x, top - 19), name, GRAY, small)
             y = top + height + 5
             free = card_width - small.getlength(card.score) - 10
@@ -97,7 +97,7 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | N
 def _lines(card: Card, font: FreeTypeFont | ImageFont, width: float) -> list[tuple[str, tuple[int, int, int]]]:
     """Lines of caption and reference with their colours."""
     ink = INK if card.right is None else GOOD if card.right else BAD
-    texts = (card.caption or "(nothing)", ink), (card.reference, GRAY)
+    texts = (card.caption or "(empty)", ink), (card.reference, GRAY)
     return [(line, color) for text, color in texts for line in _wrap(text, font, width)]
 
 

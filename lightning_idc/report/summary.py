@@ -1,4 +1,4 @@
-"""The summary of scores: the full corpus first, then one row per type of change."""
+"""summarise: a table of scores with the full corpus first, then one row per type of change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Summary:
         counts: number of pairs per group.
         references: number of references of the full corpus.
         notes: metrics that could not be computed, with the reason.
-        judged: by group and fact, number of pairs to which the fact applies.
+        judged: number of pairs to which a fact applies, by group and fact.
     """
 
     rows: dict[str, dict[str, float]]
@@ -44,11 +44,11 @@ class Summary:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of any row, metrics first."""
+        """All columns of the rows, metrics first."""
         return list(dict.fromkeys(column for row in self.rows.values() for column in row))
 
     @property
-    def shown(self) -> list[str]:
+    def headline_columns(self) -> list[str]:
         """Columns of narrow tables, with BLEU-4 as the only BLEU."""
         return [column for column in self.columns if column not in METRICS or column in HEADLINE]
 
@@ -76,14 +76,14 @@ def summarise(
 ) -> Summary:
     """Group scores and facts by type of change and by overlap of views.
 
-    The scores of a group are means over its pairs, with the word weights of CIDEr-D from the full corpus. Corpus BLEU
-    is only computed for all pairs, since it differs from a mean of sentence scores. If all pairs have the unspecific
-    type ``change``, it is not a group.
+    The scores of a group are means over its pairs, with the document frequencies of CIDEr-D from the full corpus.
+    Corpus BLEU is only computed for all pairs, since it differs from a mean of sentence scores. If all pairs have the
+    unspecific type ``change``, there is no group for it.
 
     Args:
         predictions: records with ``id`` and ``change_type``.
         scores: scores of the same pairs.
-        facts: by pair id, whether each fact of the caption is right; None if a fact does not apply.
+        facts: whether each fact of the caption is right, by pair id; None if a fact does not apply.
         ious: overlap of the two views by pair id, if available.
     """
     index_of = {id: index for index, id in enumerate(scores.ids)}
@@ -115,8 +115,13 @@ def summarise(
                 row[name] = 100 * float(np.mean([bool(value) for value in judgements]))
                 counts[name] = len(judgements)
         rows[group], judged[group] = row, counts
-    counted = {group: len(ids) for group, ids in groups.items()}
-    return Summary(rows, counted, scores.references, dict(scores.missing), judged)
+    return Summary(
+        rows=rows,
+        counts={group: len(ids) for group, ids in groups.items()},
+        references=scores.references,
+        notes=dict(scores.missing),
+        judged=judged,
+    )
 
 
 def as_table(summary: Summary, columns: Sequence[str] | None = None, title: str | None = None) -> Table:
@@ -147,11 +152,11 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
     """
     by_size = sorted(summary.rows, key=lambda group: -summary.counts[group])
     row_names = {"all", *by_size[: MAX_ROWS + 1]}
-    table = as_table(summary, summary.shown, title)
+    table = as_table(summary, summary.headline_columns, title)
     rows = [row for row in table.rows if row[0] in row_names]
     notes = list(table.notes)
     if len(rows) < len(table.rows):
-        notes.insert(0, f"and {len(table.rows) - len(rows)} rarer types, which the scores as JSON hold")
+        notes.insert(0, f"{len(table.rows) - len(rows)} rarer types are only in the scores as JSON")
     return replace(table, rows=rows, notes=notes, strong={n for n, row in enumerate(rows) if row[0] == "all"}).rich(
         width
     )

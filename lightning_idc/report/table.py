@@ -1,4 +1,4 @@
-"""Tables: cells and column names, as Markdown, LaTeX or for a terminal; also rendered by the HTML pages."""
+"""Table: cells and column names, rendered as Markdown, as LaTeX, for a terminal, and by the HTML pages."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class Table:
             part = RichTable(box=SIMPLE_HEAD, title=Text(plain(self.title)) if self.title and not parts else None)
             part.title_justify, part.title_style = "left", "bold"
             for column in columns:
-                how: dict[str, Any] = (
+                options: dict[str, Any] = (
                     {"overflow": "ellipsis", "max_width": 24} if column < self.text else {"justify": "right"}
                 )
-                part.add_column(Text(plain(self.columns[column])), no_wrap=True, **how)
+                part.add_column(Text(plain(self.columns[column])), no_wrap=True, **options)
             for number, row in enumerate(self.rows):
                 cells = [Text(plain(row[column])) for column in columns]
                 part.add_row(*cells, style="bold" if number in self.strong else None)
@@ -95,19 +95,19 @@ class Table:
 
     def _blocks(self, width: int) -> list[list[int]]:
         """Columns of each part: all text columns, and as many further columns as fit."""
-        needed = [
+        widths = [
             max(len(plain(row[column])) for row in (self.columns, *self.rows)) + 3
             for column in range(len(self.columns))
         ]
-        always = list(range(self.text))
-        room = free = width - 2 - sum(min(needed[column], 27) for column in always)
-        blocks = [list(always)]
+        text_columns = list(range(self.text))
+        remaining = available = width - 2 - sum(min(widths[column], 27) for column in text_columns)
+        blocks = [list(text_columns)]
         for column in range(self.text, len(self.columns)):
-            if needed[column] > room and len(blocks[-1]) > self.text:
-                blocks.append(list(always))
-                room = free
+            if widths[column] > remaining and len(blocks[-1]) > self.text:
+                blocks.append(list(text_columns))
+                remaining = available
             blocks[-1].append(column)
-            room -= needed[column]
+            remaining -= widths[column]
         return blocks
 
 

@@ -1,4 +1,4 @@
-"""From two images to an answer: what `describe`, `compare`, `predict` and `serve` share."""
+"""Answers about pairs of images for the commands `describe`, `compare`, `predict` and `serve`."""
 
 from lightning_idc.utils.lazy import attach
 

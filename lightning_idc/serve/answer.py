@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result for a pair.
+    """Caption of a pair, and where and how certainly it changed.
 
     Args:
         id: name of the pair.
-        caption: the caption.
+        caption: description of the change.
         log_prob: mean log-probability per token; None for rules.
         change_score: probability that anything changed, or confidence of rules; None if the captioner was trained
             without unchanged pairs.
@@ -67,7 +67,7 @@ class Answer:
         }
 
     def as_json(self, **more: Any) -> str:
-        """One JSON object, with further values."""
+        """The answer and further values as one JSON object."""
         return json.dumps(finite({**self.as_dict(), **more}), ensure_ascii=False)
 
 
@@ -82,13 +82,12 @@ def answer_of_rules(id: str, description: Description, size: tuple[int, int] | N
     regions = description.regions
     score = max((region.score for region in regions), default=0.0)
     return Answer(
-        id,
-        description.sentence,
-        None,
-        round(score, 4),
-        description.changed,
-        [list(region.box) for region in regions],
-        None,
-        size or description.size,
-        [region.to_dict() for region in regions],
+        id=id,
+        caption=description.sentence,
+        log_prob=None,
+        change_score=round(score, 4),
+        changed=description.changed,
+        boxes=[list(region.box) for region in regions],
+        size=size or description.size,
+        regions=[region.to_dict() for region in regions],
     )

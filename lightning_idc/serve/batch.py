@@ -1,4 +1,4 @@
-"""Answers about many pairs of files, without captioning unchanged pairs; an interrupted run can be resumed."""
+"""run_batch: answers about many pairs of files, without captioning unchanged pairs; interrupted runs can be resumed."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.callbacks.write_predictions import check_part, line_of, prediction_key, records_of, remove_part
+from lightning_idc.callbacks.write_predictions import check_part, line_of, records_of, remove_part
 from lightning_idc.images.compare import Comparison, Tolerance, compare_files
 from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.answer import Answer
-from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.serve.describer import Describer
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
-from lightning_idc.serve.rules_captioner import NAME, RulesCaptioner
 from lightning_idc.serve.tiles import TileOptions, answer_scene
 from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
-from lightning_idc.utils.files import atomic_write, digest
+from lightning_idc.utils.files import atomic_write
 
 _RETRIES = 3
-"""Number of retries of a batch whose actor died."""
+"""Number of retries for a batch whose actor died."""
 
 
 class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
     """Dataset of pairs: a sample, the comparison if pixels are equal, or an error message if reading failed."""
 
-    def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: Tolerance | None) -> None:
-        self.pairs, self.spec, self.ignored, self.gate = pairs, spec, ignored, gate
+    def __init__(
+        self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, tolerance: Tolerance | None
+    ) -> None:
+        self.pairs, self.spec, self.ignored, self.tolerance = pairs, spec, ignored, tolerance
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -59,9 +59,9 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
         # compare stored values, since conversion may lose differences in opacity, further bands or pages
         ignore = partial(self.ignored.mask, pair.id)
         comparison = None
-        if self.gate is not None:
-            comparison = compare_files(pair.before, pair.after, pair.id, ignore, self.gate.value)
-            if comparison.pixels <= self.gate.pixels:
+        if self.tolerance is not None:
+            comparison = compare_files(pair.before, pair.after, pair.id, ignore, self.tolerance.value)
+            if comparison.pixels <= self.tolerance.pixels:
                 return comparison
         before, after = read_pair(pair.before, pair.after, self.spec.options, pair.id)
         if self.ignored.parts:
@@ -72,8 +72,8 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
 
 
 def run_batch(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: Tolerance | None
-) -> tuple[PairCaptioner | RulesCaptioner, list[dict[str, Any]]]:
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, tolerance: Tolerance | None
+) -> tuple[Describer, list[dict[str, Any]]]:
     """Answer pairs, and append each answer to ``<out>.part`` immediately, so that the run can be resumed.
 
     Args:
@@ -81,67 +81,69 @@ def run_batch(
         pairs: pairs of image files.
         options: options of the run.
         out: output file, written later by the caller.
-        gate: tolerance within which a pair is unchanged and not captioned; None captions every pair.
+        tolerance: difference up to which a pair is unchanged and not captioned; None captions every pair.
 
     Returns:
-        The captioner, and records in the order of the pairs.
+        The describer, and records in the order of the pairs.
 
     Raises:
         DataError: there is an unfinished run of another captioner or of other pairs.
     """
-    captioner = model.open_describer()
+    describer = model.open_describer()
     part = out.with_name(f"{out.name}.part")
     ids = [pair.id for pair in pairs]
     # images in other folders often have the same names
     files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
-    decisive = [*ids, *files, str((gate, options.where, list(options.ignore), options.tile, options.stride))]
-    key = digest(NAME, *decisive) if isinstance(captioner, RulesCaptioner) else prediction_key(captioner, decisive)
+    settings = str((tolerance, options.where, list(options.ignore), options.tile, options.stride))
+    key = describer.prediction_key([*ids, *files, settings])
     done = _resumed_answers(part, key)
     if done:
-        print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
+        print(f"{len(done)} of {len(pairs)} pairs were answered before; resuming with the others", file=sys.stderr)
     part.parent.mkdir(parents=True, exist_ok=True)
     if not done:
         atomic_write(part, line_of({"prediction": key}))
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
-        left = [pair for pair in pairs if pair.id not in done]
-        on_ray = options.engine == "ray"
-        batches = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
+        remaining = [pair for pair in pairs if pair.id not in done]
+        if options.engine == "ray":
+            batches = answer_batches_on_ray(model, remaining, options, tolerance)
+        else:
+            batches = answer_batches(describer, remaining, options, tolerance)
         for records in batches:
             _append(file, records)
             done.update({record["id"]: record for record in records})
             advance(len(records))
-    return captioner, [done[name] for name in ids]
+    return describer, [done[id] for id in ids]
 
 
-def answered(
-    captioner: PairCaptioner | RulesCaptioner,
+def answer_batches(
+    describer: Describer,
     pairs: Sequence[FilePair],
     options: BatchOptions,
-    gate: Tolerance | None,
+    tolerance: Tolerance | None,
     prompt: str | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Answers batch by batch, one record per pair.
+    """Answer pairs batch by batch, with one record per pair.
 
     Args:
-        captioner: captioner or rules.
+        describer: captioner or rules.
         pairs: pairs of image files.
         options: options of the run.
-        gate: tolerance within which a pair is unchanged and not captioned; None captions every pair.
+        tolerance: difference up to which a pair is unchanged and not captioned; None captions every pair.
         prompt: prompt for each pair; that of the captioner when None.
 
     Raises:
         ConfigError: the batch size or the number of workers is invalid.
     """
     if options.tile is not None:
-        yield from _scenes(captioner, pairs, options, gate)
+        yield from _scenes(describer, pairs, options, tolerance)
         return
-    dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
+    dataset = FilePairs(pairs, describer.input_spec, Ignored(options.ignore), tolerance)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
-        yield list(_records(captioner, batch, options.where, prompt))
+        yield list(_records(describer, batch, options.where, prompt))
 
 
 def _scenes(
-    captioner: PairCaptioner | RulesCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
+    describer: Describer, pairs: Sequence[FilePair], options: BatchOptions, tolerance: Tolerance | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Answers about pairs of large scenes, tile by tile, one record per list."""
     if options.ignore:
@@ -152,49 +154,52 @@ def _scenes(
             yield [_record(pair, "new" if pair.before is None else "deleted")]
             continue
         try:
-            comparison = None if gate is None else compare_files(pair.before, pair.after, pair.id, None, gate.value)
-            if gate is not None and comparison is not None and comparison.pixels <= gate.pixels:
-                yield [_record(pair, "unchanged", comparison=comparison)]
-                continue
-            answer, _ = answer_scene(captioner, pair.before, pair.after, tiles, options.where, pair.id)
+            comparison = None
+            if tolerance is not None:
+                comparison = compare_files(pair.before, pair.after, pair.id, None, tolerance.value)
+                if comparison.pixels <= tolerance.pixels:
+                    yield [_record(pair, "unchanged", comparison=comparison)]
+                    continue
+            answer, _ = answer_scene(describer, pair.before, pair.after, tiles, where=options.where, id=pair.id)
         except IDCError as error:
             yield [{**_record(pair, "failed"), "error": str(error)}]
         else:
             yield [_record(pair, "changed" if answer.says_changed else "unchanged", answer, comparison)]
 
 
-def answered_on_ray(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
+def answer_batches_on_ray(
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, tolerance: Tolerance | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The batches of `answered`, computed by Ray actors, in order of completion; batches of dead actors are retried.
+    """Batches of :func:`answer_batches` from Ray actors, in order of completion; those of dead actors are retried.
 
     Args:
         model: options of the captioner of each actor.
         pairs: pairs of image files.
         options: options of the run.
-        gate: see `answered`.
+        tolerance: see :func:`answer_batches`.
 
     Raises:
         ConfigError: Ray is not installed.
     """
     size, ray = options.batch_size, connected(None)
-    kind = ray.remote(num_cpus=1, num_gpus=options.gpus)(_Answerer)
+    actor_class = ray.remote(num_cpus=1, num_gpus=options.gpus)(_BatchActor)
     batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    create = partial(kind.remote, model, options, gate)
+    create = partial(actor_class.remote, model, options, tolerance)
     return ActorPool(ray, create, options.actors, _RETRIES, "batch", batches.__getitem__).results(range(len(batches)))
 
 
-class _Answerer:
+class _BatchActor:
     """Ray actor that answers batches."""
 
-    def __init__(self, model: ModelOptions, options: BatchOptions, gate: Tolerance | None) -> None:
-        self.model, self.options, self.gate = model, options, gate
+    def __init__(self, model: ModelOptions, options: BatchOptions, tolerance: Tolerance | None) -> None:
+        self.model, self.options, self.tolerance = model, options, tolerance
 
     def prepare(self) -> None:
-        self.captioner = self.model.open_describer()
+        self.describer = self.model.open_describer()
 
     def work(self, pairs: Sequence[FilePair]) -> list[dict[str, Any]]:
-        return [record for batch in answered(self.captioner, pairs, self.options, self.gate) for record in batch]
+        batches = answer_batches(self.describer, pairs, self.options, self.tolerance)
+        return [record for batch in batches for record in batch]
 
 
 def finish(out: Path) -> None:
@@ -203,7 +208,7 @@ def finish(out: Path) -> None:
 
 
 def _resumed_answers(part: Path, key: str) -> dict[str, dict[str, Any]]:
-    """Answers of an interrupted run, without an incomplete last line, failed pairs and pairs with newer images."""
+    """Answers of an interrupted run, except an incomplete last line, failed pairs and pairs with newer images."""
     check_part(part)
     if not part.is_file():
         return {}
@@ -213,8 +218,8 @@ def _resumed_answers(part: Path, key: str) -> dict[str, dict[str, Any]]:
         return {}  # it stopped before its first answer
     if records[0].get("prediction") != key:
         raise DataError(
-            f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
-            "pairs; finish that one, remove the file, or name another --out"
+            f"{str(part)!r} contains answers of an unfinished run of another captioner, of other settings or of other "
+            "pairs; finish that run, remove the file, or choose another --out"
         )
     valid = [
         record
@@ -237,15 +242,15 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 
 def _records(
-    captioner: PairCaptioner | RulesCaptioner,
+    describer: Describer,
     batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]],
     where: bool,
     prompt: str | None,
 ) -> Iterator[dict[str, Any]]:
     """One record per pair of a batch, in its order."""
     samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
-    groups = _of_one_size(samples if prompt is None else captioner.with_prompt(samples, prompt))
-    answers = {answer.id: answer for group in groups for answer in answer_pairs(captioner, group, where)}
+    groups = _group_by_size(samples if prompt is None else describer.with_prompt(samples, prompt))
+    answers = {answer.id: answer for group in groups for answer in describer.answer(group, where)}
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]
@@ -258,8 +263,8 @@ def _records(
         elif isinstance(sample, str):
             yield {**_record(pair, "failed"), "error": sample}
         else:
-            missing = "new" if pair.before is None else "deleted" if pair.after is None else "unchanged"
-            yield _record(pair, missing, comparison=sample)
+            status = "new" if pair.before is None else "deleted" if pair.after is None else "unchanged"
+            yield _record(pair, status, comparison=sample)
 
 
 def _record(
@@ -280,7 +285,7 @@ def _record(
     }
 
 
-def _of_one_size(samples: Sequence[PairSample]) -> list[list[PairSample]]:
+def _group_by_size(samples: Sequence[PairSample]) -> list[list[PairSample]]:
     groups: dict[tuple[int, ...], list[PairSample]] = {}
     for sample in samples:
         groups.setdefault(tuple(sample.before.shape), []).append(sample)

@@ -1,6 +1,6 @@
-"""Export of captioners for programs without this library, as two graphs of ONNX or torch.export.
+"""write_graphs: export of captioners for programs without this library, as two graphs of ONNX or torch.export.
 
-The graphs are the encoder and one cached step of the decoder. The program implements the loop over words, in about
+The graphs are the encoder and one cached step of the decoder. The program implements the loop over words in about
 thirty lines (docs/tasks/export.md).
 """
 
@@ -19,12 +19,12 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.transformer import DecoderState
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
-ABOUT = "captioner.json"
+SETTINGS = "captioner.json"
 """File with vocabulary, image size and token ids for decoding, in the folder of the graphs."""
-_PAST = 3  # words in the traced example; with only one, the number would be traced as a constant
+_PAST_LENGTH = 3  # words in the traced example; with only one, the number would be traced as a constant
 
 
 class Encoder(nn.Module):
@@ -75,18 +75,18 @@ def programs(captioner: PairCaptioner) -> dict[str, ExportedProgram]:
     spec, net = captioner.input_spec, captioner.built_net
     if type(captioner).encode is not PairCaptioner.encode:
         raise ConfigError(
-            f"a {type(captioner).__name__} has no small network to export; `export hf --layout model` writes a folder "
-            "that transformers and vLLM read"
+            f"{type(captioner).__name__} has no small network to export; use `export hf --layout model` to write a "
+            "folder for transformers and vLLM"
         )
     if spec.size is None:
-        raise ConfigError("the captioner was trained on images of several sizes; a graph needs one: set image_size")
+        raise ConfigError("the captioner was trained on images of several sizes; set image_size, since a graph has one")
     captioner.eval()
     images = torch.zeros(3, 2, spec.channels or 3, *spec.size, dtype=torch.uint8, device=captioner.device)
     state = net.start(net.encode(images))
     if not isinstance(state, DecoderState) or state.mask is not None:
-        raise ConfigError(f"the decoder of a {type(captioner).__name__} cannot be exported; PairTransformer's can")
+        raise ConfigError(f"the decoder of {type(captioner).__name__} cannot be exported; use a PairTransformer")
     memory = _packed(state.memory)
-    past = memory.new_zeros(*memory.shape[:4], _PAST, memory.shape[-1])
+    past = memory.new_zeros(*memory.shape[:4], _PAST_LENGTH, memory.shape[-1])
     tokens = torch.ones(len(images), dtype=torch.long, device=captioner.device)
     rows = {0: Dim.DYNAMIC}
     modules: dict[str, tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]] = {
@@ -99,8 +99,8 @@ def programs(captioner: PairCaptioner) -> dict[str, ExportedProgram]:
     }
 
 
-def about(captioner: PairCaptioner) -> dict[str, Any]:
-    """Settings that a program needs with the graphs, as plain values.
+def decoding_settings(captioner: PairCaptioner) -> dict[str, Any]:
+    """Settings that a program needs in addition to the graphs, as plain values.
 
     Args:
         captioner: exported captioner.
@@ -113,7 +113,7 @@ def about(captioner: PairCaptioner) -> dict[str, Any]:
         "max_length": captioner.hparams["max_length"],
         "begin": vocabulary.special.bos,
         "ends": list(vocabulary.special.ends),
-        "never_said": list(vocabulary.special.never_said),
+        "suppress_tokens": list(vocabulary.special.suppress_tokens),
         "no_change": captioner.built_codec.no_change_tokens(),
         # sub-words need their tokenizer
         "words": vocabulary.words if type(vocabulary) is Vocabulary else None,
@@ -127,7 +127,7 @@ def write_graphs(
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
 ) -> Path:
-    """Write ``encoder``, ``step`` and the settings of :func:`about`; return the folder.
+    """Write ``encoder``, ``step`` and :func:`decoding_settings`; return the folder.
 
     Args:
         captioner: small captioner.
@@ -147,7 +147,7 @@ def write_graphs(
                 _write_onnx(program, draft / f"{name}.onnx")
             else:
                 torch.export.save(program, draft / f"{name}.pt2")
-        fill(draft / ABOUT, json.dumps(about(captioner)))
+        write_content(draft / SETTINGS, json.dumps(decoding_settings(captioner)))
     return folder
 
 
@@ -160,13 +160,13 @@ def graphs(
         ConfigError: an output file exists.
     """
     output = Output(folder, f"graphs for {kind}", overwrite, inputs)
-    output.check(ABOUT, *(f"{name}.{'onnx' if kind == 'onnx' else 'pt2'}" for name in ("encoder", "step")))
+    output.check(SETTINGS, *(f"{name}.{'onnx' if kind == 'onnx' else 'pt2'}" for name in ("encoder", "step")))
     return output
 
 
 def _write_onnx(program: ExportedProgram, target: Path) -> None:
     outputs = ["memory"] if target.stem == "encoder" else ["log_probs", "past_after"]
-    written = torch.onnx.export(program, output_names=outputs, verbose=False)
-    if written is None:
-        raise ConfigError(f"torch made no ONNX graph of {target.stem}")
-    fill(target, written.model_proto.SerializeToString())
+    onnx_program = torch.onnx.export(program, output_names=outputs, verbose=False)
+    if onnx_program is None:
+        raise ConfigError(f"torch did not create an ONNX graph of {target.stem}")
+    write_content(target, onnx_program.model_proto.SerializeToString())

@@ -1,4 +1,4 @@
-"""Files of answers about many pairs: JSON lines, CSV, Parquet, reg-cli's reg.json and JUnit's XML."""
+"""Output files of answers about many pairs: JSON lines, CSV, Parquet, reg-cli's reg.json and JUnit's XML."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from lightning_idc.images.resize import resize
 from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.outputs import check_apart, check_file, write_file
+from lightning_idc.utils.outputs import check_disjoint, check_file, write_file
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
 """States of pairs in reports; see :func:`by_pixels` for ``differs``."""
-KINDS = (".jsonl", ".csv", ".parquet")
+FORMATS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters of texts that spreadsheets run as formulas."""
@@ -46,7 +46,7 @@ def check_outputs(
         out: file of the records.
         inputs: input files and folders, which are not overwritten.
         overwrite: whether existing files may be replaced.
-        reports: further files by option; None for options that were not given.
+        reports: further files by option; None for options that are not set.
         page: HTML report, which may have a folder of images.
         pairs: number of pairs in the report.
 
@@ -56,11 +56,11 @@ def check_outputs(
     Raises:
         ConfigError: the ending of ``out`` is not a supported format, or a file cannot be written.
     """
-    if out.suffix.lower() not in KINDS:
-        raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
+    if out.suffix.lower() not in FORMATS:
+        raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(FORMATS)}")
     out, files = out.expanduser(), {"--out": out, **(reports or {})}
     images = None if page is None else image_folder(page)
-    check_apart({**files, "--report": page, "the pictures of --report": images})
+    check_disjoint({**files, "--report": page, "the images of --report": images})
     for option, file in files.items():
         if file is not None:
             check_file(option, file, inputs, overwrite)
@@ -78,12 +78,12 @@ def inputs_of(paths: Sequence[str | Path], pairs: Sequence[FilePair]) -> list[Pa
         paths: paths of :func:`~lightning_idc.serve.pairs.list_pairs`.
         pairs: pairs of these paths.
     """
-    named = [Path(path).expanduser() for path in paths]
-    if len(named) == 2 and all(path.is_dir() for path in named):
-        return named
-    if len(named) == 1 and named[0].is_dir():
-        return list(sides_of(named[0]))
-    return [*named, *(path for pair in pairs for path in (pair.before, pair.after) if path is not None)]
+    inputs = [Path(path).expanduser() for path in paths]
+    if len(inputs) == 2 and all(path.is_dir() for path in inputs):
+        return inputs
+    if len(inputs) == 1 and inputs[0].is_dir():
+        return list(sides_of(inputs[0]))
+    return [*inputs, *(path for pair in pairs for path in (pair.before, pair.after) if path is not None)]
 
 
 def _make_folder(option: str, file: Path) -> None:
@@ -91,7 +91,7 @@ def _make_folder(option: str, file: Path) -> None:
         file.expanduser().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{option} {str(file)!r} cannot be written ({error.strerror}); name a file in a folder that can be made"
+            f"{option} {str(file)!r} cannot be written ({error.strerror}); choose a file in a writable folder"
         ) from error
 
 
@@ -103,10 +103,10 @@ def write_records(records: Sequence[Record], out: Path, overwrite: bool = False)
         out: output file.
         overwrite: whether an existing file may be replaced.
     """
-    kind = out.suffix.lower()
-    if kind == ".jsonl":
+    suffix = out.suffix.lower()
+    if suffix == ".jsonl":
         write_file(out, "".join(line_of(dict(record)) for record in records), overwrite)
-    elif kind == ".csv":
+    elif suffix == ".csv":
         text = io.StringIO()
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
         writer.writeheader()
@@ -132,8 +132,8 @@ def _as_cell(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def counts(records: Sequence[Record]) -> str:
-    """Number of pairs in each state, as a sentence."""
+def state_counts(records: Sequence[Record]) -> str:
+    """Number of pairs in each state, in words."""
     by_state = Counter(record["status"] for record in records)
     described = sum(record["described"] for record in records)
     parts = [f"{by_state[state]} {state}" for state in ("unchanged", *STATES[:-1]) if by_state[state]]
@@ -141,7 +141,7 @@ def counts(records: Sequence[Record]) -> str:
 
 
 def by_pixels(records: Sequence[Record]) -> list[Record]:
-    """Records for ``--fail_on pixels``: a captioned pair that the captioner takes as unchanged ``differs``.
+    """Records for ``--fail_on pixels``: a captioned pair that its caption calls unchanged has the state ``differs``.
 
     Only pairs with differing pixels are captioned.
     """
@@ -207,7 +207,7 @@ def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False
         elif record["status"] != "unchanged":
             message = record["caption"] or f"the image is {record['status']}"
             if record["status"] == "differs":
-                message = f"pixels differ, and the captioner says: {record['caption']}"
+                message = f"pixels differ; caption: {record['caption']}"
             failure = ElementTree.SubElement(case, "failure", {"message": _xml(message), "type": record["status"]})
             failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
     write_file(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True), overwrite)
@@ -237,9 +237,9 @@ def write_html(
         target,
         title,
         entries,
-        subtitle=counts(records),
+        subtitle=state_counts(records),
         full_size=True,
-        found_boxes=True,
+        predicted_boxes=True,
         overwrite=overwrite,
         inputs=inputs,
     )
@@ -247,7 +247,14 @@ def write_html(
 
 def _entry(record: Record, options: ImageOptions) -> Entry:
     text = record["caption"] or record["error"] or f"the image is {record['status']}"
-    entry = Entry(record["id"], text, [], record["status"], record["log_prob"], change_score=record["change_score"])
+    entry = Entry(
+        id=record["id"],
+        caption=text,
+        references=[],
+        change_type=record["status"],
+        log_prob=record["log_prob"],
+        change_score=record["change_score"],
+    )
     if record["before"] and record["after"] and record["status"] != "failed":
         first, second = read_pair(record["before"], record["after"], options)
         entry.images = first, resize(second, (first.shape[1], first.shape[2]))

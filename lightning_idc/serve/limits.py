@@ -45,7 +45,7 @@ class Limits:
             headers = Headers(scope=scope)
             # browsers send the origin of a request; pages of other sites must not use a local server
             if (origin := headers.get("origin")) and urlsplit(origin).netloc != headers.get("host"):
-                raise _RefusedError(403, f"the request comes from the page {origin!r} of another site")
+                raise _RefusedError(403, f"the request comes from a page of another site, {origin!r}")
             size = int(headers.get("content-length", self.max_bytes))  # the server has already validated the number
             if size > self.max_bytes:
                 raise self._too_large()

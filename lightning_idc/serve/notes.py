@@ -1,4 +1,4 @@
-"""Notes on the command line: warnings of this library as one line each."""
+"""capture_warnings: prints each warning of this library as a one-line note on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening a captioner by name: a shipped one, a checkpoint, a folder or a hub id.
+"""load: a captioner by the name of a shipped one, a checkpoint, a folder or a hub id.
 
 torch is imported when a captioner is opened, since the command-line help also reads this file.
 """
@@ -17,7 +17,7 @@ from lightning_idc.utils.names import nearest
 if TYPE_CHECKING:
     from lightning_idc.images.options import ImageOptions
     from lightning_idc.models.captioner import PairCaptioner
-    from lightning_idc.serve.rules_captioner import RulesCaptioner
+    from lightning_idc.serve.describer import Describer
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -28,7 +28,7 @@ def list_models() -> list[str]:
 
 
 def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
-    """Paths of two sample images, before and after, of the kind that a shipped captioner was trained on.
+    """Paths of two sample images, before and after, of the domain that a shipped captioner was trained on.
 
     Args:
         name: name of the captioner.
@@ -38,7 +38,7 @@ def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
     """
     names = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
     if name not in names:
-        raise ConfigError(f"there is no pair of images called {name!r}; {nearest(name, names)}")
+        raise ConfigError(f"there is no sample {name!r}; {nearest(name, names)}")
     return SAMPLES / name / "before.png", SAMPLES / name / "after.png"
 
 
@@ -48,9 +48,10 @@ class ModelOptions:
 
     Args:
         model: name of `lightning-idc list models`, .ckpt file, folder of save_pretrained or of a vision-language model,
-            or hub id; rules without a network when not given.
-        device: device, such as cuda:1; auto takes a GPU if there is one.
-        dtype: dtype of the weights of a vision-language model, such as bfloat16; auto takes that of the files on a GPU.
+            or hub id; rules without a network by default.
+        device: device, such as cuda:1; auto selects a GPU if there is one.
+        dtype: dtype of the weights of a vision-language model, such as bfloat16; auto selects that of the files on a
+            GPU.
         prompt: prompt of a vision-language model about the pair.
         revision: branch, tag or commit of a hub id.
         quantize: bits of the weights of a published model: 4bit, 8bit, int4 or int8.
@@ -79,7 +80,7 @@ class ModelOptions:
         """Open the captioner, in eval mode.
 
         Raises:
-            ConfigError: no model is given, its name is unknown, or an image option is unknown.
+            ConfigError: ``model`` is not set or unknown, or an image option is unknown.
             CheckpointError: a file or folder cannot be read.
         """
         if self.model is None:
@@ -93,15 +94,17 @@ class ModelOptions:
             captioner.store_hparams(input_spec={**spec, **_image_options(self.image)})
         return captioner
 
-    def open_describer(self) -> PairCaptioner | RulesCaptioner:
-        """Open the captioner, or rules without a network if no model is given.
+    def open_describer(self) -> Describer:
+        """Open the captioner, or rules without a network if ``model`` is None.
 
         Raises:
-            ConfigError: see :meth:`open`, or an option of a captioner is given without a model.
+            ConfigError: see :meth:`open`, or an option of a captioner is set without a model.
             CheckpointError: a file or folder cannot be read.
         """
         if self.model is not None:
-            return self.open()
+            from lightning_idc.serve.describer import CaptionerDescriber
+
+            return CaptionerDescriber(self.open())
         from lightning_idc.serve.rules_captioner import RulesCaptioner
 
         self.check_rules()
@@ -114,19 +117,19 @@ class ModelOptions:
         return ImageOptions(**_image_options(self.image)) if self.image else None
 
     def check_rules(self) -> None:
-        """Check that no option of a captioner is given for rules.
+        """Check that no option of a captioner is set, since rules ignore them.
 
         Raises:
-            ConfigError: an option of a captioner is given.
+            ConfigError: an option of a captioner is set.
         """
-        unread = [name for name in ("prompt", "revision", "quantize", "attn") if getattr(self, name) is not None]
-        unread += [name for name in ("device", "dtype") if getattr(self, name) != "auto"]
-        if unread:
-            raise ConfigError(f"--{unread[0]} is an option of a captioner; expected --model with it")
+        unused = [name for name in ("prompt", "revision", "quantize", "attn") if getattr(self, name) is not None]
+        unused += [name for name in ("device", "dtype") if getattr(self, name) != "auto"]
+        if unused:
+            raise ConfigError(f"--{unused[0]} is an option of a captioner; expected --model with it")
 
 
 def open_model(name: str, **options: Any) -> PairCaptioner:
-    """Open a captioner by name, in eval mode.
+    """Open a captioner by name, in eval mode; an existing path comes before a shipped captioner of the same name.
 
     Args:
         name: see ``model`` of :class:`ModelOptions`.
@@ -140,8 +143,9 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     from lightning_idc.models.vlm.opening import open_captioner
     from lightning_idc.models.vlm.peft_folder import is_peft_folder, read_peft_folder
 
-    by_name = shipped_models()
-    path = by_name[name] if name in by_name else Path(name)
+    shipped, path = shipped_models(), Path(name)
+    if not path.exists():
+        path = shipped.get(name, path)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)
     if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
@@ -155,7 +159,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     raise ConfigError(
         f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained, of a LoRA or of a "
         "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
-        f"{nearest(name, by_name)}"
+        f"{nearest(name, shipped)}"
     )
 
 
@@ -165,7 +169,7 @@ def load(model: str | Path, device: str = "auto", **options: Any) -> PairCaption
     Args:
         model: name of a shipped captioner (see ``lightning-idc list models``), ``.ckpt`` file, folder
             of ``save_pretrained`` or of a vision-language model, or hub id.
-        device: device, for example ``cuda:1``; ``auto`` takes a GPU if there is one.
+        device: device, for example ``cuda:1``; ``auto`` selects a GPU if there is one.
         options: further options of :class:`ModelOptions`.
 
     Raises:
@@ -191,5 +195,5 @@ def _image_options(texts: Sequence[str]) -> dict[str, Any]:
         try:
             options[name] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--image {text!r} is not readable as YAML: {' '.join(str(error).split())}") from None
+            raise ConfigError(f"--image {text!r} is not valid YAML: {' '.join(str(error).split())}") from None
     return ImageOptions(**options).to_dict()

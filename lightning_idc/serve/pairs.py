@@ -1,4 +1,4 @@
-"""Pairs of image files from folders, tables or lists, and ignored parts of images."""
+"""list_pairs: pairs of image files from folders, tables or lists. Ignored: parts of images that do not count."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundEr
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 EXPECTED = (
-    "expected two folders, a folder that holds before/ and after/ (or A/ and B/), a .csv, .tsv or .jsonl table with "
-    "the columns before and after, or a .txt list with two paths a line"
+    "expected two folders, a folder with before/ and after/ (or A/ and B/), a .csv, .tsv or .jsonl table with the "
+    "columns before and after, or a .txt list with two paths per line"
 )
 
 
@@ -53,7 +53,7 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     Raises:
         ConfigError: the paths are none of these.
         DatasetNotFoundError: a path does not exist.
-        DataError: a table cannot be read, has a pair twice, or there are no pairs.
+        DataError: a table cannot be read, contains a pair twice, or there are no pairs.
     """
     inputs = [Path(path).expanduser() for path in paths]
     missing = [str(path) for path in inputs if not path.exists()]
@@ -106,23 +106,23 @@ def _of_list(path: Path) -> list[FilePair]:
         if name not in pairs:
             pairs[name] = pair
         elif pairs[name] == pair:
-            faults.add(number, f"the pair {name!r} comes twice")
+            faults.add(number, f"the pair {name!r} appears twice")
         else:
             faults.add(
                 number,
-                f"the pair {name!r} is of other files than one above; names must differ before the ending, or be given "
-                "in a table with the columns id, before and after",
+                f"the pair {name!r} has other files than an earlier one of this name; names must differ before the "
+                "suffix, or use a table with the columns id, before and after",
             )
     faults.check()
     return list(pairs.values())
 
 
 class Ignored:
-    """Ignored parts of pairs, in which the second image is taken as equal to the first.
+    """Ignored parts of pairs, in which the second image counts as equal to the first.
 
     Args:
-        parts: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half and not transparent;
-            or folders of mask images by the name of the pair.
+        parts: ``X1,Y1,X2,Y2`` in pixels; mask images, whose bright and opaque pixels are ignored; or folders of mask
+            images by the name of the pair.
 
     Raises:
         ConfigError: a part is none of these, or has no pixel.
@@ -145,7 +145,7 @@ class Ignored:
                 left, top, right, bottom = map(int, coordinates)
                 if right <= left or bottom <= top:
                     raise ConfigError(
-                        f"--ignore {text!r} holds no pixel; expected X1,Y1,X2,Y2 with X1 below X2 and Y1 below Y2"
+                        f"--ignore {text!r} has no pixels; expected X1,Y1,X2,Y2 with X1 below X2 and Y1 below Y2"
                     )
                 self.boxes.append([left, top, right, bottom])
             else:
@@ -160,8 +160,8 @@ class Ignored:
         """Ignored pixels of a pair, bool ``(H, W)``; None if there are none.
 
         Args:
-            id: Name of the pair.
-            size: Height and width of its images.
+            id: name of the pair.
+            size: height and width of its images.
         """
         masks = [*self.masks, *(_mask(folder[id]) for folder in self.folders if id in folder)]
         if not masks and not self.boxes:
@@ -172,8 +172,8 @@ class Ignored:
         for mask in masks:
             if mask.shape != ignored.shape:
                 warnings.warn(
-                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are {size[1]}x{size[0]} "
-                    "pixels; it is scaled",
+                    f"a mask of --ignore has {mask.shape[1]}x{mask.shape[0]} pixels and is scaled to the "
+                    f"{size[1]}x{size[0]} pixels of the images",
                     stacklevel=2,
                 )
                 mask = resize(mask[None].to(torch.uint8) * 255, size)[0] > 127
@@ -183,8 +183,8 @@ class Ignored:
 
 def _mask(path: Path) -> Tensor:
     raw = decode(path)
-    shades = to_uint8([raw], name=repr(str(path)))[0]
-    bright = shades.mean(0, dtype="f4") > 127
+    image = to_uint8([raw], name=repr(str(path)))[0]
+    is_bright = image.mean(0, dtype="f4") > 127
     # images are composited on white, so a mask on a transparent layer would be bright everywhere
-    solid = bright if raw.alpha is None else bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
-    return torch.from_numpy(solid)
+    mask = is_bright if raw.alpha is None else is_bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
+    return torch.from_numpy(mask)

@@ -1,4 +1,4 @@
-"""RulesCaptioner: rules without a network, with the interface of a captioner."""
+"""RulesCaptioner: rules without a network as a Describer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.types import PairSample
 from lightning_idc.rules import describe_changes
 from lightning_idc.serve.answer import Answer, answer_of_rules
+from lightning_idc.utils.files import digest
 
 NAME = "rules"
-"""Name of the rules as a captioner."""
+"""Name of the rules in the place of a model."""
 
 
 class RulesCaptioner:
@@ -24,15 +25,20 @@ class RulesCaptioner:
     """
 
     takes_prompt = False
+    scope = "Compares pixels by rules, without a network."
 
     def __init__(self, options: ImageOptions | None = None) -> None:
         self.input_spec = InputSpec(options=options or ImageOptions())
 
-    def answer(self, samples: Sequence[PairSample]) -> list[Answer]:
-        """Answers about pairs from ``input_spec.read``."""
+    def answer(self, samples: Sequence[PairSample], where: bool = True) -> list[Answer]:
+        """Answers about pairs from ``input_spec.read``, always with boxes."""
         return [
             answer_of_rules(sample.id, describe_changes(sample.before, sample.after, resize=True)) for sample in samples
         ]
+
+    def prediction_key(self, settings: Sequence[str]) -> str:
+        """Digest of the settings; rules have no weights."""
+        return digest(NAME, *settings)
 
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> Sequence[PairSample]:
         """Return the pairs unchanged: rules ignore prompts."""

@@ -1,4 +1,4 @@
-"""The HTTP application: an endpoint for two files, a chat endpoint, a web page and samples.
+"""make_app: the HTTP application with an endpoint for two files, a chat endpoint, a web page and samples.
 
 URLs in requests are never fetched.
 """
@@ -23,11 +23,10 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from lightning_idc import __version__
-from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.serve.batcher import Batcher, ImagePair
+from lightning_idc.serve.describer import Describer
 from lightning_idc.serve.limits import Limits, error_body
 from lightning_idc.serve.opening import SAMPLES
-from lightning_idc.serve.rules_captioner import RulesCaptioner
 
 PAGE = Path(__file__).parent / "page.html"
 POLICY = (
@@ -80,14 +79,14 @@ class Chat(BaseModel):
         parts = content if isinstance(content, list) else []
         urls = [part.image_url for part in parts if part.type == "image_url"]
         if len(urls) != 2:
-            raise HTTPException(422, f"expected two parts of type image_url in the last message; found {len(urls)}")
+            raise HTTPException(422, f"the last message has {len(urls)} parts of type image_url; expected two")
         before, after = (_decoded(url.url if isinstance(url, ImageURL) else url or "") for url in urls)
         prompt = "\n".join(part.text for part in parts if part.type == "text")
         return ImagePair(before, after, where=False, prompt=prompt or None)
 
 
 def make_app(
-    captioner: PairCaptioner | RulesCaptioner,
+    describer: Describer,
     model: str,
     *,
     batch_size: int,
@@ -101,7 +100,7 @@ def make_app(
     """Create the application.
 
     Args:
-        captioner: the captioner.
+        describer: captioner or rules.
         model: name of the captioner for clients.
         batch_size: maximum number of pairs per batch.
         max_bytes: maximum size of a request.
@@ -111,7 +110,7 @@ def make_app(
         max_total: maximum size of all requests in memory; further ones wait.
         hosts: accepted host names; others indicate DNS rebinding by a web page.
     """
-    batcher = Batcher(captioner, batch_size, answer_timeout)
+    batcher = Batcher(describer, batch_size, answer_timeout)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -124,12 +123,12 @@ def make_app(
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
 
     @app.exception_handler(AnyHTTPException)
-    async def refused(request: Request, error: AnyHTTPException) -> JSONResponse:
+    async def http_error(request: Request, error: AnyHTTPException) -> JSONResponse:
         return JSONResponse(error_body(str(error.detail)), error.status_code)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        texts = [f"{'.'.join(map(str, one['loc'][1:])) or 'the request'}: {one['msg']}" for one in error.errors()]
+    async def validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
+        texts = [f"{'.'.join(map(str, item['loc'][1:])) or 'the request'}: {item['msg']}" for item in error.errors()]
         return JSONResponse(error_body("; ".join(texts)), 422)
 
     @app.post("/describe")
@@ -158,7 +157,7 @@ def make_app(
     async def samples() -> list[str]:
         """Names of sample pairs."""
         names = sorted(folder.name for folder in SAMPLES.iterdir() if folder.is_dir())
-        # a shipped captioner only knows images of its kind
+        # a shipped captioner only describes images of its domain
         return [name for name in names if name.partition("-")[0] == model] or names
 
     @app.get("/", include_in_schema=False)
@@ -173,7 +172,7 @@ def _decoded(address: str) -> bytes:
     """Content of a data URL."""
     head, _, data = address.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise HTTPException(422, "an image is not a data URL (data:image/png;base64,...); addresses are never fetched")
+        raise HTTPException(422, "an image is not a data URL (data:image/png;base64,...); URLs are never fetched")
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,7 @@ from lightning_idc.utils.bounds import PositiveInt, check_fields
 from lightning_idc.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lightning_idc.models.captioner import PairCaptioner
-    from lightning_idc.serve.rules_captioner import RulesCaptioner
+    from lightning_idc.serve.describer import Describer
 
 Box = Sequence[int]
 SHARED = 0.5
@@ -68,7 +67,7 @@ def windows(size: tuple[int, int], tile: int, stride: int) -> list[tuple[int, in
 
 
 def answer_scene(
-    captioner: PairCaptioner | RulesCaptioner,
+    describer: Describer,
     before: str | Path,
     after: str | Path,
     options: TileOptions,
@@ -78,7 +77,7 @@ def answer_scene(
     """Answer about a pair of large images, tile by tile.
 
     Args:
-        captioner: captioner or rules; its image options map both images to 8 bits with one range for the scene.
+        describer: captioner or rules; its image options map both images to 8 bits with one range for the scene.
         before: image file.
         after: image file of the same size.
         options: size and distance of tiles.
@@ -94,21 +93,20 @@ def answer_scene(
     """
     from lightning_idc.images.read import read_pair
     from lightning_idc.images.resize import resize
-    from lightning_idc.serve.answers import answer_pairs
 
     if options.tile is None:
         raise ConfigError("a scene is described by tiles; expected --tile with their size in pixels")
-    first, second = read_pair(before, after, captioner.input_spec.options)
+    first, second = read_pair(before, after, describer.input_spec.options)
     second = resize(second, (first.shape[1], first.shape[2]))
     size = (int(first.shape[2]), int(first.shape[1]))
     tiles = windows(size, options.tile, options.stride or max(1, options.tile * 3 // 4))
     answers: list[Answer] = []
     for chunk in _chunks(tiles):
         samples = [
-            captioner.input_spec.read(first[:, y1:y2, x1:x2].clone(), second[:, y1:y2, x1:x2].clone(), f"{x1},{y1}")
+            describer.input_spec.read(first[:, y1:y2, x1:x2].clone(), second[:, y1:y2, x1:x2].clone(), f"{x1},{y1}")
             for x1, y1, x2, y2 in chunk
         ]
-        answers += answer_pairs(captioner, samples, where)
+        answers += describer.answer(samples, where)
     return merge(id, answers, tiles, size)
 
 
@@ -136,15 +134,12 @@ def merge(
         The merged answer, and those of the changed tiles with boxes in pixels of the scene.
     """
     changed = [
-        Answer(
-            answer.id,
-            answer.caption,
-            answer.log_prob,
-            answer.change_score,
-            answer.changed,
-            [[x1 + left, y1 + top, x1 + right, y1 + bottom] for left, top, right, bottom in answer.boxes],
-            None,
-            size,
+        replace(
+            answer,
+            boxes=[[x1 + left, y1 + top, x1 + right, y1 + bottom] for left, top, right, bottom in answer.boxes],
+            map=None,
+            size=size,
+            regions=[],
         )
         for answer, (x1, y1, _, _) in zip(answers, tiles, strict=True)
         if answer.says_changed
@@ -154,7 +149,16 @@ def merge(
     boxes = join_boxes([box for answer in changed for box in answer.boxes])
     caption = f"{len(changed)} of {len(tiles)} tiles changed: {' '.join(frequent)}" if changed else frequent[0]
     is_changed = bool(changed) if any(answer.changed is not None for answer in answers) else None
-    return Answer(id, caption, None, max(scores, default=None), is_changed, boxes, None, size), changed
+    scene = Answer(
+        id=id,
+        caption=caption,
+        log_prob=None,
+        change_score=max(scores, default=None),
+        changed=is_changed,
+        boxes=boxes,
+        size=size,
+    )
+    return scene, changed
 
 
 def join_boxes(boxes: Sequence[Box]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A Model Context Protocol server with a tool that describes the change between two image files."""
+"""make_tool_server: a Model Context Protocol server with a tool that describes the change between two image files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
-from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.serve.answers import answer_pairs
-from lightning_idc.serve.rules_captioner import RulesCaptioner
+from lightning_idc.serve.describer import Describer
 from lightning_idc.utils.errors import IDCError
 
 
-class Described(TypedDict):
+class ChangeDescription(TypedDict):
     """Result of the tool.
 
     Args:
@@ -37,25 +35,19 @@ class Described(TypedDict):
     notes: list[str]
 
 
-def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequence[Path]) -> MCPServer:
-    """A server with the tool ``describe_change``, ready to run.
+def make_tool_server(describer: Describer, folders: Sequence[Path]) -> MCPServer:
+    """Create a server with the tool ``describe_change``.
 
     Args:
-        captioner: the captioner.
+        describer: captioner or rules.
         folders: folders with readable images; no other file is opened.
     """
     readable = [folder.resolve() for folder in folders]
-    about = (
-        "Compares pixels by rules, without a network."
-        if isinstance(captioner, RulesCaptioner)
-        else f"Knows {captioner.input_spec.domain or 'the kind of images it was trained on'} only."
-    )
-    server = MCPServer(
-        "lightning_idc", instructions=f"Says what changed between two images. {about}", log_level="ERROR"
-    )
+    instructions = f"Describes the change between two images. {describer.scope}"
+    server = MCPServer("lightning_idc", instructions=instructions, log_level="ERROR")
     lock = threading.Lock()
 
-    def describe_change(before: str, after: str) -> Described:
+    def describe_change(before: str, after: str) -> ChangeDescription:
         for image in (before, after):
             path = Path(image).resolve()
             if not any(path.is_relative_to(folder) for folder in readable):
@@ -63,7 +55,7 @@ def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequenc
         try:
             with lock, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
-                answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)])[0]
+                answer = describer.answer([describer.input_spec.read(before, after)])[0]
         except IDCError as error:
             raise ToolError(str(error)) from error
         return {
@@ -77,6 +69,6 @@ def make_tool_server(captioner: PairCaptioner | RulesCaptioner, folders: Sequenc
 
     server.add_tool(
         describe_change,
-        description=f"Say what changed from one image file to another, how sure that is, and where. {about}",
+        description=f"Describe the change from one image file to another, with its score and boxes. {describer.scope}",
     )
     return server

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 
@@ -41,7 +41,7 @@ def push_records(
         output = Output(folder, "data set of pairs")
         with output as draft:
             export_records(store, f"{draft}/data", images=images)
-            fill(draft / CARD, card_of(store, repo))
+            write_content(draft / CARD, card_of(store, repo))
         return upload(output, repo, message, private, "dataset", overwrite)
 
 

@@ -14,7 +14,7 @@ from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 LONGEST_NAME = 200
@@ -84,9 +84,9 @@ class ReleasePairs(PipelineStage):
                 for number, side in enumerate(("before", "after")):
                     data = record.encoded(side)
                     paths.append(f"images/{file_name(record.id)}_{number}.{suffix_of(data)}")
-                    fill(folder / paths[-1], data)
+                    write_content(folder / paths[-1], data)
                 lines.append(json.dumps(self._row(record, *paths), ensure_ascii=False))
-        fill(folder / "pairs.jsonl", "".join(f"{line}\n" for line in lines))
+        write_content(folder / "pairs.jsonl", "".join(f"{line}\n" for line in lines))
         print(f"{len(lines)} pairs to train on: {self.folder}", flush=True)
 
     def _row(self, record: Record, before: str, after: str) -> dict[str, Any]:

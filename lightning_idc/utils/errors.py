@@ -1,4 +1,4 @@
-"""Errors for bad input. A message says what was found, what was expected and how to fix it. Does not import torch."""
+"""Errors for bad input; a message states the actual value, the expected one and the remedy. Does not import torch."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class StoreError(DataError):
 
 
 class CheckpointError(IDCError):
-    """A checkpoint or an exported folder is missing, damaged, hostile or of another class."""
+    """A checkpoint or an exported folder is missing, damaged, malicious or of another class."""
 
 
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
     """Re-raise any error caused by the content of a file as a one-line error that names the file.
 
-    A damaged or hostile file can raise any type of error: a missing name, a wrong type, a size, a number of dimensions.
+    A damaged or malicious file can raise any type of error: a missing name, a wrong type, a size, a dimension.
     ``lightning-idc --traceback`` shows the original error.
 
     Args:
@@ -65,8 +65,8 @@ def reading(path: Any) -> Iterator[None]:
         # torch lists mismatched weights on separate lines
         message = " ".join(line.strip() for line in lines[:3])[:300]
         raise CheckpointError(
-            f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {message}); "
-            "use another copy of it, or create it again"
+            f"{str(path)!r} is damaged, or was written by another program or version ({type(error).__name__}: "
+            f"{message}); use another copy, or create it again"
         ) from error
 
 
@@ -89,21 +89,21 @@ def loading_model(name: Any) -> Iterator[None]:
         raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
-            f"{str(name)!r} holds pickled objects and not only tensors, or is damaged: loading it would run code, "
-            "so do not load it; ask for weights as safetensors"
+            f"{str(name)!r} contains pickled objects, or is damaged: loading it could run code; use weights in the "
+            "format safetensors"
         ) from error
     except Exception as error:
         message = " ".join(str(error).split())
         if any(words in message for words in ("trust_remote_code", "does not recognize", "Unrecognized")):
             raise ConfigError(
-                f"{str(name)!r} is of a type that the installed transformers does not know, or brings code of its own, "
-                "which is never run; choose a model that transformers itself has, or update transformers"
+                f"{str(name)!r} has a type that the installed transformers does not support, or needs custom code, "
+                "which is never run; choose a model whose code is part of transformers, or update transformers"
             ) from error
         if isinstance(error, (OSError, ImportError)) or type(error) is ValueError:
             raise ConfigError(f"{str(name)!r} cannot be loaded: {message[:300]}") from error
         raise ConfigError(
-            f"{str(name)!r} cannot be loaded ({type(error).__name__}: {message[:300]}); a file of it is damaged, or "
-            "was made by another program or version: use another copy of it"
+            f"{str(name)!r} cannot be loaded ({type(error).__name__}: {message[:300]}); one of its files is damaged "
+            "or was written by another program or version: use another copy"
         ) from error
 
 

@@ -31,10 +31,10 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
         OSError: the file cannot be written.
     """
     if is_device(target):
-        return fill(target, content)  # as root, os.replace would overwrite the device node
+        return write_content(target, content)  # as root, os.replace would overwrite the device node
     partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        fill(partial, content)
+        write_content(partial, content)
         flush(partial)  # otherwise a power cut could leave an empty file under the final name
         os.replace(partial, target)
     finally:
@@ -48,7 +48,7 @@ def is_device(path: Path) -> bool:
     return path.parent == Path("/dev") or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
+def write_content(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
     """Write bytes, text (UTF-8) or the output of a function to a file, not atomically."""
     if callable(content):
         content(path)

@@ -28,7 +28,7 @@ _MIN_KEY = 12
 
 
 class TransferError(OSError):
-    """The server cannot be reached, is too slow, or sends too much."""
+    """The server cannot be reached, is too slow, or sends too much data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Secret:
     def __post_init__(self) -> None:
         object.__setattr__(self, "value", self.value.strip())
         if not all("!" <= character <= "~" for character in self.value):
-            raise ConfigError(f"{self.name} holds spaces, line breaks or letters beyond ASCII; expected a key")
+            raise ConfigError(f"{self.name} contains spaces, line breaks or characters beyond ASCII; expected a key")
 
     @classmethod
     def of_environment(cls, name: str) -> Secret | None:
@@ -63,7 +63,7 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """HTTP response.
 
     Args:
@@ -93,12 +93,12 @@ def check_url(name: str, url: str) -> None:
     except ValueError:
         parts, port_is_number = urlsplit(""), False
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_number:
-        raise ConfigError(f"{name} is {shown(url)!r}; expected http:// or https:// and a host")
+        raise ConfigError(f"{name} is {redact_url(url)!r}; expected http:// or https:// and a host")
     if "@" in parts.netloc:
-        raise ConfigError(f"{name} {shown(url)!r} holds a name or password; put the key into an environment variable")
+        raise ConfigError(f"{name} {redact_url(url)!r} contains a user or password; use an environment variable")
 
 
-def shown(url: str) -> str:
+def redact_url(url: str) -> str:
     """Format a URL for messages, without user, password, query and fragment, which may be secret."""
     return url.partition("?")[0].partition("#")[0].replace(_user_of(url), "")
 
@@ -121,7 +121,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 def request(
     url: str, body: bytes | None = None, secret: Secret | None = None, *, timeout: float, max_bytes: int = MAX_BYTES
-) -> Answer:
+) -> Response:
     """Send a POST request with a JSON body, or a GET request without one, and return the response with any status.
 
     If the server repeats the key in its response, the key is removed, so that no file or message contains it.
@@ -141,18 +141,18 @@ def request(
     if secret is not None:
         headers["Authorization"] = f"Bearer {secret.value}"
 
-    async def exchange() -> Answer:
+    async def exchange() -> Response:
         async with _stream("GET" if body is None else "POST", url, headers, body, timeout) as reply:
             if 300 <= reply.status_code < 400:
-                target = shown(reply.headers.get("Location", "no address"))
-                raise ConfigError(f"{shown(url)} answers with a redirect to {target}; name that address")
+                target = redact_url(reply.headers.get("Location", "no address"))
+                raise ConfigError(f"{redact_url(url)} redirects to {target}; use that URL")
             parts: list[bytes] = []
             async for part in _read(reply, max_bytes):
                 parts.append(part)
             content = b"".join(parts)
             if secret is not None and len(secret.value) >= _MIN_KEY:
                 content = content.replace(secret.value.encode(), _HIDDEN.encode())
-            return Answer(reply.status_code, dict(reply.headers), content)
+            return Response(reply.status_code, dict(reply.headers), content)
 
     try:
         return _run_with_timeout(exchange, url, timeout)
@@ -168,8 +168,8 @@ def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeo
         url: URL of the file.
         file: file open for writing.
         max_bytes: largest accepted size of the file.
-        silence: longest time in seconds without data from the server.
-        timeout: longest time in seconds for the complete file.
+        silence: maximum time in seconds without data from the server.
+        timeout: maximum time in seconds for the complete file.
 
     Raises:
         TransferError: there is no response, or it is too late, too large or truncated.
@@ -183,15 +183,15 @@ def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeo
                 if reply.has_redirect_location:
                     following = urljoin(address, reply.headers["Location"])
                     if urlsplit(following).scheme not in {"https", urlsplit(address).scheme}:
-                        raise TransferError(f"{shown(address)} leads to {shown(following)}, which is less safe")
+                        raise TransferError(f"{redact_url(address)} redirects to {redact_url(following)} without TLS")
                     address = following
                     continue
                 if reply.status_code != 200:
-                    raise TransferError(f"status {reply.status_code} of {shown(address)}")
+                    raise TransferError(f"status {reply.status_code} of {redact_url(address)}")
                 async for part in _read(reply, max_bytes):
                     file.write(part)
                 return
-        raise TransferError(f"{shown(url)} leads from one address to another without end")
+        raise TransferError(f"{redact_url(url)} has more than {_REDIRECTS} redirects")
 
     _run_with_timeout(exchange, url, timeout)
 
@@ -219,12 +219,13 @@ async def _stream(
 async def _read(reply: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
     """Yield chunks of a response without decompression, which could expand it a thousandfold."""
     if reply.headers.get("Content-Encoding", "identity") != "identity":
-        raise TransferError(f"it answers in {reply.headers['Content-Encoding'][:20]!r}, which was not requested")
+        encoding = reply.headers["Content-Encoding"][:20]
+        raise TransferError(f"the response is encoded as {encoding!r}, which was not requested")
     count = 0
     async for part in reply.aiter_raw():
         count += len(part)
         if count > max_bytes:
-            raise TransferError(f"it answers more than the {max_bytes:,} bytes that are expected")
+            raise TransferError(f"the response exceeds {max_bytes:,} bytes")
         yield part
 
 
@@ -241,13 +242,13 @@ def _run_with_timeout(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, 
         try:
             return anyio.run(timed)
         except httpx2.TimeoutException as error:
-            raise TransferError(f"{shown(url)} timed out: the server is silent") from error
+            raise TransferError(f"{redact_url(url)} timed out: the server sent no data") from error
         except TimeoutError as error:
-            raise TransferError(f"{shown(url)} timed out: there is no whole answer after {timeout:g} s") from error
+            raise TransferError(f"{redact_url(url)} timed out: no complete response after {timeout:g} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
-            raise TransferError(f"{shown(url)}: {type(error).__name__}: {error}") from error
+            raise TransferError(f"{redact_url(url)}: {type(error).__name__}: {error}") from error
         except (ImportError, ValueError) as error:  # the proxy of HTTP_PROXY or ALL_PROXY cannot be used
-            raise ConfigError(f"{shown(url)} cannot be opened: {hide_passwords(str(error))}") from error
+            raise ConfigError(f"{redact_url(url)} cannot be opened: {hide_passwords(str(error))}") from error
 
     # the thread of a notebook already runs an event loop, and a thread can run only one
     with ThreadPoolExecutor(1) as pool:

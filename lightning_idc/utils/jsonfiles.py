@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from lightning_idc.utils.errors import DataError
 
 MAX_BYTES = 2**31
-"""Largest size of a file after decompression, in bytes."""
+"""Maximum size of a file after decompression, in bytes."""
 _MAX_EXCERPT = 80
 
 
@@ -36,7 +36,7 @@ def read_bytes(path: Path) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read ({error})") from error
     if len(raw) > MAX_BYTES:
-        raise DataError(f"{path} holds more than {MAX_BYTES >> 20:,} MiB; no annotation file does")
+        raise DataError(f"{path} has more than {MAX_BYTES >> 20:,} MiB; expected an annotation file")
     return raw
 
 
@@ -67,14 +67,14 @@ def read_text(path: Path) -> str:
         DataError: the file cannot be read, is not UTF-8, or is a web page.
     """
     text = decode(read_bytes(path), path)
-    check_no_page(text, path)
+    check_not_html(text, path)
     return text
 
 
-def check_no_page(text: str, path: Path) -> None:
+def check_not_html(text: str, path: Path) -> None:
     """Raise a DataError for a web page, which a failed download may have saved."""
     if text[:64].lstrip()[:1] == "<":
-        raise DataError(f"{path} is an HTML or XML page, as failed downloads leave behind; fetch the file again")
+        raise DataError(f"{path} is an HTML or XML page, probably of a failed download; download the file again")
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -103,7 +103,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         duplicates = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
-        raise ValueError(f"the key {short(duplicates[0])} comes twice in one object")
+        raise ValueError(f"the key {short(duplicates[0])} appears twice in one object")
     return value
 
 
@@ -172,7 +172,7 @@ def check_text(text: str, where: str) -> str:
         DataError: the text contains NUL or a lone surrogate.
     """
     if (not text.isascii() or "\0" in text) and any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
-        raise DataError(f"{where} holds NUL or half of a character (a lone surrogate): {short(text)}")
+        raise DataError(f"{where} contains NUL or a lone surrogate: {short(text)}")
     return text
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import file_digest, fill, finite, flush, is_device
+from lightning_idc.utils.files import file_digest, finite, flush, is_device, write_content
 from lightning_idc.utils.manifest import (
     Manifest,
     is_as_written,
@@ -41,7 +41,7 @@ class Output:
         name: name of the output, which must be the same for runs that may replace each other's files.
         overwrite: whether other files may be replaced.
         inputs: input files and folders; an output must not be one of them or inside one of them.
-        own: folders below ``folder`` reserved for files of this output.
+        reserved: folders below ``folder`` that may contain only files of this output.
         option: command-line option that names the output, for messages.
 
     Raises:
@@ -58,14 +58,14 @@ class Output:
         name: str,
         overwrite: bool = False,
         inputs: Iterable[str | Path] = (),
-        own: Sequence[str] = (),
+        reserved: Sequence[str] = (),
         option: str = "",
     ) -> None:
-        self.folder, self.name, self.overwrite, self.own = Path(folder).expanduser(), name, overwrite, own
+        self.folder, self.name, self.overwrite, self.reserved = Path(folder).expanduser(), name, overwrite, reserved
         self.inputs = [Path(path).expanduser() for path in inputs if os.path.exists(Path(path).expanduser())]
         self.option = f"{option} " if option else ""
         self._draft: Path | None = None
-        self._made = False
+        self._is_new_folder = False
 
     def check(self, *files: str) -> None:
         """Raise an error for files that must not be written; called before the results are computed.
@@ -79,12 +79,12 @@ class Output:
         manifest = read_manifest(self.folder)
         for file in files:
             self._check_file(file, manifest)
-        for name in self.own:
+        for name in self.reserved:
             self._check_reserved(name, manifest)
 
     def __enter__(self) -> Path:
         self.check()
-        self._made = not self.folder.exists()
+        self._is_new_folder = not self.folder.exists()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._draft = Path(tempfile.mkdtemp(prefix=".lightning_idc-", dir=self.folder))
         return self._draft
@@ -97,7 +97,7 @@ class Output:
         finally:
             shutil.rmtree(self._draft, ignore_errors=True)
             self._draft = None
-            if self._made:
+            if self._is_new_folder:
                 with suppress(OSError):  # not empty
                     self.folder.rmdir()
 
@@ -125,18 +125,18 @@ class Output:
             if parent.is_symlink() or (parent.exists() and not parent.is_dir()):
                 raise ConfigError(f"{where} cannot be written: {str(parent)!r} is a link or a file; expected a folder")
         if path.is_dir() and not path.is_symlink():
-            raise ConfigError(f"{where} is a folder; name a file in it")
+            raise ConfigError(f"{where} is a folder; expected the path of a file")
         for source in self.inputs:
             if is_same(path, source):
-                raise ConfigError(f"{where} is what is read, and would be lost; name another file")
+                raise ConfigError(f"{where} is an input and would be overwritten; choose another file")
             if is_below(path, source):
-                raise ConfigError(f"{where} lies in {str(source)!r}, which is read; name another place")
+                raise ConfigError(f"{where} is inside the input {str(source)!r}; choose another path")
         if not os.path.lexists(path) or self.overwrite:
             return
         if not is_as_written(path, manifest.get(self.name, {}).get(file, [])):
             raise ConfigError(
-                f"{where} exists and is not what this command wrote before; name another place, or replace it with "
-                "--overwrite"
+                f"{where} exists and was not written by this command, or was modified since; choose another path, or "
+                "replace it with --overwrite"
             )
 
     def _check_reserved(self, name: str, manifest: Manifest) -> None:
@@ -148,7 +148,7 @@ class Output:
         for source in self.inputs:
             if is_below(folder, source) or is_below(source, folder):
                 raise ConfigError(
-                    f"{where} would be written, and holds what is read, {str(source)!r}; name another place"
+                    f"{where} would be written, but overlaps the input {str(source)!r}; choose another path"
                 )
         if self.overwrite or not folder.is_dir():
             return
@@ -157,8 +157,8 @@ class Output:
             file = path.relative_to(self.folder).as_posix()
             if (path.is_symlink() or not path.is_dir()) and not is_as_written(path, entries.get(file, [])):
                 raise ConfigError(
-                    f"{where} holds {path.name!r}, which this command did not write; name another place, or write "
-                    "beside it with --overwrite"
+                    f"{where} contains {path.name!r}, which this command did not write; choose another path, or add to "
+                    "the folder with --overwrite"
                 )
 
     def _publish(self, draft: Path) -> None:
@@ -215,11 +215,11 @@ def write_file(
     """
     path = Path(target).expanduser()
     if is_device(path):
-        fill(path, content)
+        write_content(path, content)
         return
     path = _resolve_link(path)
     with Output(path.parent, path.name, overwrite, inputs) as draft:
-        fill(draft / path.name, content)
+        write_content(draft / path.name, content)
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def new_file(target: Path, overwrite: bool = False) -> Iterator[Path]:
         part.chmod(0o666 & ~_umask())
         yield part
         if target.is_dir() or (os.path.lexists(target) and not overwrite):
-            raise ConfigError(f"{str(target)!r} exists; move it away, or name another folder")
+            raise ConfigError(f"{str(target)!r} exists; move it away, or choose another folder")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
@@ -272,7 +272,7 @@ def check_file(option: str, target: Path, inputs: Iterable[str | Path] = (), ove
         Output(path.parent, path.name, overwrite, inputs, option=option).check(path.name)
 
 
-def check_apart(outputs: Mapping[str, Path | None]) -> None:
+def check_disjoint(outputs: Mapping[str, Path | None]) -> None:
     """Raise an error if two outputs of a command are the same file, or one contains the other.
 
     Args:
@@ -325,7 +325,7 @@ def saved(target: Path, write: Callable[[], Any]) -> bool:
         write()
     except OSError as error:
         reason = error.strerror or str(error)
-        print(f"could not write {target}: {reason}; make room there, or name another folder", file=sys.stderr)
+        print(f"could not write {target}: {reason}; free some space, or choose another folder", file=sys.stderr)
         return False
     except ConfigError as error:
         print(f"could not write {target}: {error}", file=sys.stderr)
@@ -339,5 +339,5 @@ def _resolve_link(path: Path) -> Path:
         return path
     target = Path(os.path.realpath(path))
     if target.is_symlink():
-        raise ConfigError(f"{str(path)!r} is part of a loop of links; name another file")
+        raise ConfigError(f"{str(path)!r} is part of a loop of links; choose another file")
     return target

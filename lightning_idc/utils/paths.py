@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lightning_idc.utils.errors import DataError
 
-LONGEST_NAME = 255
-LONGEST_FOLDER = 3800
-"""Limits of Linux in bytes; that of folders leaves room for a file name."""
+MAX_NAME_BYTES = 255
+MAX_FOLDER_BYTES = 3800
+"""Limits of Linux in bytes; the limit of folders leaves room for a file name."""
 
 _KINDS = (
     (0, b"version https://git-lfs", "a git-lfs pointer, not the file itself; run `git lfs pull` there"),
@@ -52,7 +52,7 @@ def inside(root: str | Path, relative: str, record: str, follow_links: bool = Fa
     except (OSError, ValueError, RuntimeError) as error:  # symlink loops, invalid characters
         raise DataError(f"{record}: {relative!r} cannot be a path ({error})") from error
     if not _is_short_enough(full) or not _is_short_enough(lexical):
-        raise DataError(f"{record}: {relative[:60]!r}... is longer than any path may be")
+        raise DataError(f"{record}: the path {relative[:60]!r}... is too long")
     if full.is_relative_to(base):
         return full
     if not lexical.is_relative_to(base):
@@ -60,19 +60,19 @@ def inside(root: str | Path, relative: str, record: str, follow_links: bool = Fa
     if follow_links:
         return full
     raise DataError(
-        f"{record}: the path {relative!r} is a link that leaves the data folder, to {str(full)!r}; only files below "
-        "the folder are read. With follow_links: true what links lead to is read, too"
+        f"{record}: the path {relative!r} is a link to {str(full)!r}, outside the data folder; set follow_links: true "
+        "to follow such links"
     )
 
 
 def _is_short_enough(path: Path) -> bool:
     """Whether a path is short enough for the system, which would raise an OSError for a longer one."""
-    return all(fits(part, LONGEST_NAME) for part in path.parts) and fits(str(path), LONGEST_FOLDER)
+    return all(fits(part, MAX_NAME_BYTES) for part in path.parts) and fits(str(path), MAX_FOLDER_BYTES)
 
 
-def fits(name: str, longest: int) -> bool:
-    """Whether a name has at most ``longest`` bytes."""
-    return len(name.encode(errors="surrogatepass")) <= longest
+def fits(name: str, max_bytes: int) -> bool:
+    """Whether a name has at most ``max_bytes`` bytes."""
+    return len(name.encode(errors="surrogatepass")) <= max_bytes
 
 
 def is_web_page(start: bytes) -> bool:
@@ -85,7 +85,7 @@ def describe_start(start: bytes) -> str:
     if not start:
         return "the file is empty"
     if is_web_page(start):
-        return "it is a web page, as downloads that need a login leave behind; fetch the real file by hand"
+        return "it is a web page, probably of a download that needs a login; download the file by hand"
     for offset, magic, kind in _KINDS:
         if start[offset:].startswith(magic):
             return f"it is {kind}"

@@ -1,4 +1,4 @@
-"""Find the end of the first sentence of a text, ignoring full stops in abbreviations and numbers."""
+"""sentence_end: the end of the first sentence of a text, ignoring full stops in abbreviations and numbers."""
 
 from __future__ import annotations
 

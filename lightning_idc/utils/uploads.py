@@ -1,4 +1,4 @@
-"""Upload the files of an output, and no others, to the Hugging Face hub, without replacing files of others there."""
+"""upload: the files of an output, and no others, to the Hugging Face hub, without replacing files of others there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def upload(
     files = output.files()
     missing = sorted(read_manifest(output.folder).get(output.name, {}).keys() - set(files))
     if missing or not files:
-        raise ConfigError(f"{str(output.folder)!r}: {missing or 'no file'} is not what was written; write it again")
+        problem = f"{missing} were modified or removed" if missing else "it has no files"
+        raise ConfigError(f"{str(output.folder)!r} cannot be uploaded: {problem}; write it again")
     ids = {file: _ids(output.folder / file) for file in files}
     record = default_cache_dir() / "uploads" / f"{digest(kind, '/', repo)}.json"
     try:
@@ -62,8 +63,8 @@ def upload(
     except Exception as error:  # the network errors of the hub client differ between its versions
         reason = hide_passwords(next(iter(str(error).strip().splitlines()), ""))
         raise ConfigError(
-            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
-            "`hf auth login`, and name a repository that you may write to"
+            f"the upload to {repo!r} failed ({type(error).__name__}: {reason}); check the network, log in with "
+            "`hf auth login`, and choose a repository that you may write to"
         ) from error
     if foreign:
         raise ConfigError(

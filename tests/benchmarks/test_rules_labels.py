@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.rules import kind_asked, overlap
+from benchmarks.rules import instruction_kind, overlap
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from benchmarks.rules import kind_asked, overlap
     ],
 )
 def test_kind_by_the_verb(instruction: str, kind: str | None) -> None:
-    assert kind_asked(instruction) == kind
+    assert instruction_kind(instruction) == kind
 
 
 def test_boxes_that_touch_do_not_overlap() -> None:

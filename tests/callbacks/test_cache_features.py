@@ -66,12 +66,12 @@ def test_the_test_reads_too_and_other_weights_share_nothing(tmp_path: Path, comp
 
 
 def test_it_tells_which_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("lightning_idc.callbacks.cache_features.rank_zero_info", told.append)
+    messages: list[str] = []
+    monkeypatch.setattr("lightning_idc.callbacks.cache_features.rank_zero_info", messages.append)
     ticks = iter([0.0, 4.0, 5.0, 6.0])
     monkeypatch.setattr(feature_store.time, "perf_counter", lambda: next(ticks))
     fit([CacheFeatures(tmp_path / "kept")], tmp_path, captioner(), max_epochs=2)
-    assert told == ["CacheFeatures: 8 images/s from the disk, 2 computed; reading them"]
+    assert messages == ["CacheFeatures: 8 images/s from the disk, 2 computed; reading them"]
 
 
 def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list[int]) -> None:
@@ -81,8 +81,8 @@ def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list
     assert sum(computed) == 32 + 16
 
 
-def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, but it is trained; freeze it"):
+def test_features_that_cannot_be_cached_raise_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, is trained; freeze it"):
         fit([CacheFeatures(tmp_path)], tmp_path, captioner(freeze_backbone=False))
     with pytest.raises(ConfigError, match=r"finds no module 'net\.eye' in PairTransformer, which has"):
         fit([CacheFeatures(tmp_path, module="net.eye")], tmp_path, captioner())
@@ -101,7 +101,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
                 pl_module.net.backbone.requires_grad_(True)
 
     model = captioner()
-    with pytest.raises(ConfigError, match="but it is trained"):
+    with pytest.raises(ConfigError, match="is trained"):
         fit([Thaw(), CacheFeatures(tmp_path)], tmp_path, model)
     assert "forward" not in vars(model.net.backbone), "it is taken off after an error"
 

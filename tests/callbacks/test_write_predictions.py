@@ -38,9 +38,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predict(folder: Path, checkpoint: Path | None, data: TinyPairs, **options: Any) -> list[Any]:
     """Predict in this process; what Lightning returns is what was captioned now."""
     trainer = Trainer(default_root_dir=folder, callbacks=[WritePredictions(**options)], **QUIET)
-    found = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
-    assert found is not None
-    return [record for batch in found for record in batch]
+    result = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
+    assert result is not None
+    return [record for batch in result for record in batch]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -148,7 +148,7 @@ def test_another_checkpoint_or_other_pairs_are_not_mixed_in(
     callback.on_predict_batch_end = stop  # type: ignore[method-assign]
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer.predict(TinyCaptioner(), Stops(batch_size=2), ckpt_path=checkpoint, weights_only=True)
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "run the same command again" in capsys.readouterr().out
     other = tmp_path / "other.ckpt"
     content = torch.load(checkpoint, weights_only=True)
     content["state_dict"]["net.head.bias"] += 1

@@ -44,7 +44,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_which_disk(small_disk: Path) -> None:
+def test_a_full_disk_preserves_the_earlier_checkpoint_and_is_named(small_disk: Path) -> None:
     target = small_disk / "last.ckpt"
     write_checkpoint(content(1, 100), target)
     with pytest.raises(
@@ -74,7 +74,7 @@ def test_a_full_disk_during_training_leaves_a_run_that_goes_on(small_disk: Path)
     assert again.global_step == 8
 
 
-def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_error_of_the_system_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be mounted the same error comes from a file."""
     target = tmp_path / "last.ckpt"
     write_checkpoint(content(1), target)
@@ -83,14 +83,14 @@ def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"is full .*what was written before is complete \(last\.ckpt\)"):
+    with pytest.raises(CheckpointError, match=r"is full .*earlier checkpoints are complete \(last\.ckpt\)"):
         write_checkpoint(content(2), target)
     assert torch.load(target, weights_only=True)["global_step"] == 1 and len(os.listdir(tmp_path)) == 1
 
 
 def test_a_folder_that_must_not_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=r"could not be written: .*; there is no earlier one"):
+    with pytest.raises(CheckpointError, match=r"could not be written: .*; there is no earlier checkpoint"):
         write_checkpoint(content(1), tmp_path / "file" / "last.ckpt")
 
 
@@ -153,18 +153,20 @@ def test_what_cannot_be_read_is_passed_over_with_a_sentence(tmp_path: Path, how:
     write_checkpoint(content(3), tmp_path / "best.ckpt")
     write_checkpoint(content(9, 64), tmp_path / "last.ckpt")
     damage(tmp_path / "last.ckpt", how)
-    said: list[str] = []
-    assert newest_checkpoint(tmp_path, said.append) == tmp_path / "best.ckpt"
-    (sentence,) = said
-    assert "passing over" in sentence and "last.ckpt" in sentence and "damaged" in sentence
+    messages: list[str] = []
+    assert newest_checkpoint(tmp_path, messages.append) == tmp_path / "best.ckpt"
+    (sentence,) = messages
+    assert "skipping" in sentence and "last.ckpt" in sentence and "damaged" in sentence
 
 
 def test_weights_alone_and_other_files_are_passed_over(tmp_path: Path) -> None:
     write_checkpoint({"global_step": 9, "state_dict": {}, "loops": {}}, tmp_path / "weights.ckpt")
     torch.save([1, 2], tmp_path / "list.ckpt")
-    said: list[str] = []
-    assert newest_checkpoint(tmp_path, said.append) is None
-    assert any("weights only" in sentence for sentence in said) and any("not a checkpoint" in s for s in said)
+    messages: list[str] = []
+    assert newest_checkpoint(tmp_path, messages.append) is None
+    assert any("only weights" in sentence for sentence in messages) and any(
+        "not a training checkpoint" in s for s in messages
+    )
 
 
 def test_a_checkpoint_that_would_run_code_is_passed_over(tmp_path: Path) -> None:

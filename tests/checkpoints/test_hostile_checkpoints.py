@@ -86,9 +86,9 @@ def test_training_verbs_run_nothing_of_a_checkpoint(verb: str, gadget: str, good
 
 
 @pytest.mark.parametrize("gadget", ["sympy in adapters", "vocabulary", "adapter with a nested class"])
-def test_a_hostile_checkpoint_is_refused_in_one_sentence(gadget: str, good: dict[str, Any], folder: Path) -> None:
+def test_a_hostile_checkpoint_raises_a_one_line_error(gadget: str, good: dict[str, Any], folder: Path) -> None:
     write(good, gadgets(folder / "PWNED")[gadget])
-    with pytest.raises(CheckpointError, match="may be hostile"):
+    with pytest.raises(CheckpointError, match="may be malicious"):
         load_captioner("model.ckpt")
 
 

@@ -59,7 +59,7 @@ def test_nothing_but_plain_data_modules_of_the_library_is_taken_from_a_file(stor
 def test_files_are_read_as_in_the_training_where_other_data_are_named() -> None:
     spec = {"size": [64, 64], "value_range": [0, 4095], "bands": None, "interpolation": "bicubic", "domain": "x"}
     checkpoint = {KEY: DATA, "hyper_parameters": {"input_spec": spec}}
-    given = {"data": {"class_path": "FolderPairs", "init_args": {"root": "mine", "interpolation": "bilinear"}}}
-    found = with_stored_data(given, checkpoint)["data"]
-    assert found["init_args"] == {"value_range": [0, 4095], "root": "mine", "interpolation": "bilinear"}
+    inputs = {"data": {"class_path": "FolderPairs", "init_args": {"root": "mine", "interpolation": "bilinear"}}}
+    result = with_stored_data(inputs, checkpoint)["data"]
+    assert result["init_args"] == {"value_range": [0, 4095], "root": "mine", "interpolation": "bilinear"}
     assert with_stored_data({}, checkpoint)["data"] == DATA

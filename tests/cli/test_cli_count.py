@@ -67,6 +67,6 @@ def test_a_benchmark_is_counted_without_its_images(tmp_path: Path, capsys: pytes
         (["folder", "--rot", "x"], "rot"),
     ],
 )
-def test_what_is_wrong_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_fault(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "count", *arguments]) in (1, 2)
     assert message in capsys.readouterr().err

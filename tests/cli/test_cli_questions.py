@@ -37,9 +37,9 @@ def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     said = [("1", "a", "(a)"), ("1", "b", "B."), ("2", "a", "(a)"), ("2", "b", "who knows")]
     answers.write_text(json.dumps([dict(zip(("pair", "answer", "response"), row, strict=True)) for row in said]))
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path / "result.json")]) == 0
-    told = capsys.readouterr()
-    assert "pairs with both answers right: 50.0 % of 2" in told.out
-    assert "75.0 % of 4" in told.out and "1 answers choose nothing" in told.err
+    captured = capsys.readouterr()
+    assert "pairs with both answers right: 50.0 % of 2" in captured.out
+    assert "75.0 % of 4" in captured.out and "1 answers choose nothing" in captured.err
     expected = {"file": "answers.json", "letters": "ab", "pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
     assert json.loads((tmp_path / "result.json").read_text()) == expected
     assert main(["score", str(answers), "--questions", "pairs", "--json"]) == 0
@@ -53,10 +53,10 @@ def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     text = "".join(json.dumps({"pair": "1", "answer": key, "response": key}) + "\n" for key in "ab")
     answers.write_text(text)
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(answers)]) == 1
-    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert "is an input and would be overwritten" in capsys.readouterr().err
     assert answers.read_text() == text
     assert main(["score", str(answers), "--questions", "pairs", "--out", str(tmp_path)]) == 1
-    assert "is a folder; name a file in it" in capsys.readouterr().err
+    assert "is a folder; expected the path of a file" in capsys.readouterr().err
 
 
 def test_a_single_answer_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,10 +166,10 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
         ("1,,a,a.png,b.png", "a column is empty"),
     ],
 )
-def test_questions_that_cannot_be_asked(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_questions(tmp_path: Path, line: str, message: str) -> None:
     path = table(tmp_path / "own")
     path.write_text(f"pair,question,answer,before,after\n{line}")
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         read_questions(path)
     path.write_text("pair,question,answer,before\n1,Which?,a,a.png")
     with pytest.raises(DataError, match="no column 'after'"):
@@ -186,7 +186,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_captioner_is_asked(
+def test_a_captioner_answers_questions(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lightning_idc.models.vlm.module import VLMCaptioner
@@ -216,9 +216,9 @@ def test_a_captioner_is_asked(
     assert "% of 1" in capsys.readouterr().out
 
 
-def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_about_a_single_image(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     asked: list[tuple[list[str], str]] = []
     call = QuestionAnswerer.__call__
@@ -255,7 +255,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "internvl"])
 def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
-    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 
     captioner = vlm_tiny.captioner(kind, image_size=(32, 32))
     picture = vlm_tiny.samples(1, 32)[0].before
@@ -269,7 +269,7 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
     special = captioner.built_vocabulary.special
     stops = {"eos_token_id": list(special.ends), "pad_token_id": special.pad}
     out = net.model.generate(
-        **inputs, do_sample=False, max_new_tokens=5, suppress_tokens=list(special.never_said), **stops
+        **inputs, do_sample=False, max_new_tokens=5, suppress_tokens=list(special.suppress_tokens), **stops
     )
     assert answer == captioner.built_vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())
     other = QuestionAnswerer(captioner, 5)([file.getvalue()], ["what changed?"])
@@ -278,10 +278,10 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
 
 def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["predict", str(table(tmp_path)), "--questions"]
-    for more, told in (
+    for more, message in (
         (["--out", str(tmp_path / "x")], "name one with --model"),
-        (["--out", arguments[1], "--model", "m"], "is what is read, and would be lost; name another file"),
-        (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),
+        (["--out", arguments[1], "--model", "m"], "is an input and would be overwritten; choose another file"),
+        (["--out", str(tmp_path), "--model", "m"], "is a folder; expected the path of a file"),
     ):
         assert main([*arguments, *more]) == 1
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err

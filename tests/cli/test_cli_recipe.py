@@ -64,8 +64,8 @@ def test_plus_after_something_else_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("just text", "holds str"),
-        ("", "holds nothing"),
+        ("just text", "contains str"),
+        ("", "contains nothing"),
         ("base: {}", "expected the keys recipe, base and stages"),
         ("stages: {a: {run: fit}}\nstage: 1", "unknown key 'stage'"),
         ("stages: {a: {run: train}}", "stage a: expected run (fit, validate, test, predict)"),
@@ -132,7 +132,7 @@ def test_a_stage_may_be_like_another_and_a_test_is_of_one(tmp_path: Path) -> Non
 def test_defaults_lie_under_the_recipe_and_their_stages_run_where_it_names_them(tmp_path: Path) -> None:
     (tmp_path / "_base").mkdir()
     (tmp_path / "_base" / "shared.yaml").write_text("recipe: {title: shared, smoke: {data.items: 1}}\n" + SHARED)
-    found = recipe(
+    result = recipe(
         tmp_path,
         """
 recipe: {title: own, smoke: {model.width: 1}}
@@ -141,10 +141,10 @@ base: {data: {class: toy_idc.Numbers, batch_size: 2}}
 stages: {third: {like: first}, test: {of: third}}
 """,
     )
-    assert found.about == {"title": "own", "smoke": {"data.items": 1, "model.width": 1}}
-    assert [stage.name for stage in found.stages] == ["third", "test"], "the others are only a source"
+    assert result.about == {"title": "own", "smoke": {"data.items": 1, "model.width": 1}}
+    assert [stage.name for stage in result.stages] == ["third", "test"], "the others are only a source"
     numbers = {"class_path": "toy_idc.Numbers", "init_args": {"items": 8, "batch_size": 2}}
-    assert [stage.config["data"] for stage in found.stages] == [numbers, numbers]
+    assert [stage.config["data"] for stage in result.stages] == [numbers, numbers]
 
 
 def test_an_entry_of_the_matrix_changes_the_recipe(tmp_path: Path) -> None:
@@ -161,9 +161,9 @@ matrix:
         ("none", "wide"),
     ]
     assert len(choices(path, {})) == 4
-    found = load(path, {"data": "none", "width": "wide"})
-    assert [stage.name for stage in found.stages] == ["first", "second"]
-    assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [9, 9]
+    result = load(path, {"data": "none", "width": "wide"})
+    assert [stage.name for stage in result.stages] == ["first", "second"]
+    assert [stage.config["model"]["init_args"]["width"] for stage in result.stages] == [9, 9]
     assert [stage.config["data"]["init_args"]["items"] for stage in load(path).stages] == [2, 2, 2]
     for wrong, says in (({"dta": "few"}, "did you mean 'data'?"), ({"data": "fwe"}, "did you mean 'few'?")):
         with pytest.raises(ConfigError) as caught:
@@ -184,9 +184,9 @@ matrix:
         path, {name: str(value) for name, value in parse_overrides(["--width", "16", "--rate", "off"]).items()}
     )
     assert len(chosen) == 1
-    found = load(path, chosen[0])
-    assert [stage.name for stage in found.stages] == ["first", "second"]
-    assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [16, 16]
+    result = load(path, chosen[0])
+    assert [stage.name for stage in result.stages] == ["first", "second"]
+    assert [stage.config["model"]["init_args"]["width"] for stage in result.stages] == [16, 16]
     with pytest.raises(ConfigError, match=r"no entry '15'; did you mean '16'"):
         choices(path, {"width": "15"})
 
@@ -214,8 +214,8 @@ def test_a_number_with_an_exponent_is_a_number(text: str) -> None:
 
 
 def test_overrides_are_read_as_yaml() -> None:
-    found = parse_overrides(["--a.b", "3", "--c=[1, 2]", "--d", "-1", "--e=", "--f", "x=y"])
-    assert found == {"a.b": 3, "c": [1, 2], "d": -1, "e": None, "f": "x=y"}
+    result = parse_overrides(["--a.b", "3", "--c=[1, 2]", "--d", "-1", "--e=", "--f", "x=y"])
+    assert result == {"a.b": 3, "c": [1, 2], "d": -1, "e": None, "f": "x=y"}
     for wrong in (["a"], ["--a"], ["--a", "--b", "1"], ["--a", "[1"]):
         with pytest.raises(ConfigError):
             parse_overrides(wrong)
@@ -245,18 +245,18 @@ def test_a_key_of_a_recipe_leads_through_classes_and_lists() -> None:
 
 
 def test_an_override_goes_to_the_stages_whose_class_has_it(tmp_path: Path) -> None:
-    found = recipe(tmp_path)
-    override(found, {"model.fail_at": 5, "data.items": 4, "trainer.max_epochs": 7, "stages.second.model.width": 9})
-    first, second = (stage.config for stage in found.stages)
+    result = recipe(tmp_path)
+    override(result, {"model.fail_at": 5, "data.items": 4, "trainer.max_epochs": 7, "stages.second.model.width": 9})
+    first, second = (stage.config for stage in result.stages)
     assert first["model"]["init_args"] == {"fail_at": 5} and second["model"]["init_args"] == {"width": 9}
     assert [c["data"]["init_args"]["items"] for c in (first, second)] == [4, 4]
     assert [c["trainer"]["max_epochs"] for c in (first, second)] == [7, 7]
 
 
 def test_an_argument_of_a_parent_behind_kwargs_can_be_overridden(tmp_path: Path) -> None:
-    found = recipe(tmp_path)
-    override(found, {"model.width": 6})  # Toy takes it as **kwargs for Base
-    assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [6, 6]
+    result = recipe(tmp_path)
+    override(result, {"model.width": 6})  # Toy takes it as **kwargs for Base
+    assert [stage.config["model"]["init_args"]["width"] for stage in result.stages] == [6, 6]
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
 
 
 def trained(folder: Path) -> Path:
-    (found,) = folder.rglob("*.ckpt")
-    return found
+    (result,) = folder.rglob("*.ckpt")
+    return result
 
 
 def built(verb: str, arguments: list[str]) -> PairCLI:
@@ -55,7 +55,7 @@ def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any,
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["class_path"] == "toy_idc.Toy"
 
 
-def test_the_saved_configuration_replaces_no_file_that_was_given(write: Any, tmp_path: Path) -> None:
+def test_the_saved_configuration_replaces_no_input_file(write: Any, tmp_path: Path) -> None:
     text = f"# mine\n{Path(write()).read_text()}"
     Path("config.yaml").write_text(text)
     assert main(["fit", "--config", "config.yaml"]) == 0
@@ -68,28 +68,28 @@ def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 5
 
 
-def test_what_was_not_asked_for_comes_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
+def test_unset_options_come_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     # width 2 is the default of the class, and the weights would not fit it
     assert main(["test", "--config", write(name="bare.yaml"), "--ckpt_path", str(trained(tmp_path))]) == 0
 
 
 @pytest.mark.parametrize("place", ["file", "command line"])
-def test_what_was_asked_for_beats_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
+def test_options_take_precedence_over_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
     assert main(["fit", "--config", write(pause=0.001)]) == 0
     path = str(trained(tmp_path))
     asked = {"pause": 0.002} if place == "file" else {}
     more = [] if place == "file" else ["--model.pause", "0.002"]
-    given = ["--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
-    assert built("test", given).model.pause == 0.002
+    inputs = ["--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
+    assert built("test", inputs).model.pause == 0.002
 
 
 def test_a_checkpoint_of_another_class_lends_no_arguments(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     text = Path(write(name="other.yaml", width=5)).read_text().replace("toy_idc.Toy", "toy_idc.Other")
     Path("other.yaml").write_text(text)
-    given = ["--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
-    assert type(built("test", given).model).__name__ == "Other"
+    inputs = ["--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
+    assert type(built("test", inputs).model).__name__ == "Other"
 
 
 def test_a_missing_checkpoint_is_an_error(write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,9 +102,9 @@ def test_files_are_merged_and_callbacks_plus_appends(write: Any, tmp_path: Path)
     base = write(trainer={"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]})
     more = {"trainer": {"callbacks+": [{"class_path": "lightning.pytorch.callbacks.LambdaCallback"}]}}
     Path("more.yaml").write_text(yaml.safe_dump({**more, "model": {"init_args": {"width": 7}}}))
-    given = ["fit", "--config", base, "--config", "more.yaml"]
-    assert len(gather(given[1:])["trainer"]["callbacks"]) == 2
-    assert main(given) == 0
+    inputs = ["fit", "--config", base, "--config", "more.yaml"]
+    assert len(gather(inputs[1:])["trainer"]["callbacks"]) == 2
+    assert main(inputs) == 0
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 7
 
 
@@ -122,8 +122,8 @@ def test_bad_arguments_end_in_one_message(
     write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(["fit", "--config", write(), *arguments]) == 1
-    said = capsys.readouterr().err
-    assert says in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert says in printed and "Traceback" not in printed and len(printed.strip().splitlines()) == 1
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
@@ -188,13 +188,13 @@ def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tm
     trainer.fit(model, datamodule=data)
     trainer.save_checkpoint("kept.ckpt")
     flags = [f"--data.{key}={value}" for key, value in sizes.items()]
-    given = ["--ckpt_path", "kept.ckpt", "--data", "SyntheticPairs", "--data.cache_dir", "cache", *flags]
+    inputs = ["--ckpt_path", "kept.ckpt", "--data", "SyntheticPairs", "--data.cache_dir", "cache", *flags]
     cli = PairCLI(
-        "test", with_checkpoint(gather([*given, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]))
+        "test", with_checkpoint(gather([*inputs, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]))
     )
     cli.build()
     assert type(cli.model) is PairTransformer and cli.model.hparams["width"] == 16
-    with pytest.raises(CheckpointError, match="does not say which class it holds"):
+    with pytest.raises(CheckpointError, match="does not store its class"):
         torch.save({"state_dict": {}}, "bare.ckpt")
         with_checkpoint(gather(["--ckpt_path", "bare.ckpt"]))
 
@@ -210,12 +210,12 @@ def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tm
         (["--model.width", "-1"], "-1"),
     ],
 )
-def test_what_the_machine_or_a_value_forbids_is_one_sentence(
+def test_missing_hardware_and_invalid_values_raise_a_one_line_error(
     write: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
     assert main(["fit", "--config", write(), *arguments]) == 1
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("error: ") and says in said
+    printed = capsys.readouterr().err.strip().splitlines()[-1]
+    assert printed.startswith("error: ") and says in printed
 
 
 def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None
     assert list((tmp_path / "mine").rglob("hparams.yaml"))
 
 
-def test_a_checkpoint_of_other_arguments_is_one_sentence(write: Any, tmp_path: Path, capsys: Any) -> None:
+def test_a_checkpoint_of_other_arguments_raises_a_one_line_error(write: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
-    given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
-    assert main(given) == 1
-    assert "the checkpoint is of another model" in capsys.readouterr().err.strip().splitlines()[-1]
+    inputs = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
+    assert main(inputs) == 1
+    assert "the checkpoint was written by another model" in capsys.readouterr().err.strip().splitlines()[-1]

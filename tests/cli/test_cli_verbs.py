@@ -87,7 +87,7 @@ def test_the_reader_of_a_pipe_may_leave_early() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_lightning_without_lightning_sdk_says_so(
+def test_lightning_without_lightning_sdk_prints_a_hint(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightning_sdk", None)
@@ -132,8 +132,8 @@ def test_doctor_finds_a_lightning_script_of_another_package(
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
-    assert str(script) in said and torch.__version__.split("+")[0] in said and "GiB free" in said
+    printed = capsys.readouterr().out
+    assert str(script) in printed and torch.__version__.split("+")[0] in printed and "GiB free" in printed
     script.write_text("#!/bin/sh\n# from lightning_sdk.cli.entrypoint import main_cli\n")
     assert main(["doctor"]) == 1
     assert "belongs to another package" in capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_doctor_warns_of_versions_that_run_code(
     assert len(said) == 1 and said[0].startswith("problem: ") and f"pip install '{package}>=" in said[0]
 
 
-def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_describe_prints_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
     from lightning_idc.models.pair_transformer.module import PairTransformer
@@ -181,21 +181,21 @@ def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pyt
         Image.new("RGB", (40, 40), "white").save(tmp_path / f"{name}.png")
     images = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
     assert main(["describe", *images, "--model", str(tmp_path / "model"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {"caption", "log_prob", "change_score", "boxes", "map", "size", "notes"} <= set(found)
-    assert found["caption"] == model.describe(*images).text and found["size"] == [40, 40]
+    result = json.loads(capsys.readouterr().out)
+    assert {"caption", "log_prob", "change_score", "boxes", "map", "size", "notes"} <= set(result)
+    assert result["caption"] == model.describe(*images).text and result["size"] == [40, 40]
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["X"]}')
     for before, after, checkpoint, says in (
         (*images, "gone.ckpt", "gone.ckpt"),
         (images[0], str(tmp_path / "gone.png"), "model", "there is no image"),
-        (images[0], "https://example.org/a.png", "model", "is an address of the network"),
+        (images[0], "https://example.org/a.png", "model", "is a URL"),
         (*images, "before.png", "is an image (PNG); expected a checkpoint"),
     ):
         assert main(["describe", before, after, "--model", str(tmp_path / checkpoint)]) == 1
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith("error: ") and says in said
+        printed = capsys.readouterr().err.splitlines()[-1]
+        assert printed.startswith("error: ") and says in printed
     for folder, says in ((foreign, "is a model of transformers (qwen2_5_vl)"), (tmp_path, "has no config.json")):
         with pytest.raises(CheckpointError, match=re.escape(says)):
             load_captioner(folder)

@@ -86,7 +86,7 @@ VALUES = {
     "model.nothing 1": "nothing",
     "data.nothing 1": "nothing",
     "ckpt_path pairs/before/0.png": "is an image (PNG)",
-    "ckpt_path https://example.org/best.ckpt": "an address of the network",
+    "ckpt_path https://example.org/best.ckpt": "is a URL",
 }
 
 
@@ -116,7 +116,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("given", VALUES)
-def test_it_is_refused_with_one_sentence(
+def test_it_raises_a_one_line_error(
     place: Path, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -140,9 +140,9 @@ def test_the_configuration_itself_trains(place: Path, monkeypatch: pytest.Monkey
 
 def test_arguments_belong_to_the_class_that_the_command_names(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    given = ["--config", "tiny.yaml", "--model.optimizer", "SGD", "--model.optimizer.lr", "0.5"]
-    given += ["--model.schedule", "WarmupCosine", "--model.schedule.warmup", "0.25"]
-    cli = PairCLI("fit", gather(given))
+    inputs = ["--config", "tiny.yaml", "--model.optimizer", "SGD", "--model.optimizer.lr", "0.5"]
+    inputs += ["--model.schedule", "WarmupCosine", "--model.schedule.warmup", "0.25"]
+    cli = PairCLI("fit", gather(inputs))
     cli.build()
     (group,) = cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
     assert type(cli.model.schedule).__name__ == "WarmupCosine" and cli.model.schedule.warmup == 0.25

@@ -45,9 +45,9 @@ def locked(python: str) -> dict[str, str]:
     }
     pins = [Requirement(pin) for pin in hashed_pins()]
     here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
-    found = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
-    assert len(found) == len(here), "a package is pinned twice for one Python"
-    return found
+    result = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
+    assert len(result) == len(here), "a package is pinned twice for one Python"
+    return result
 
 
 def test_every_dependency_has_a_lower_bound_and_a_reason() -> None:
@@ -65,7 +65,7 @@ def test_every_dependency_has_a_lower_bound_and_a_reason() -> None:
         assert before.startswith("# "), f"{need} has no reason"
 
 
-def test_the_lock_names_no_place() -> None:
+def test_the_lock_file_names_no_registry() -> None:
     text = re.sub(r"--hash=sha256:[0-9a-f]{64}", "", (ROOT / "requirements.lock").read_text(encoding="utf-8"))
     assert not re.search(r"https?:|://|@|--|#|/", text), "a lock with URLs, options or paths works on one machine only"
 

@@ -44,7 +44,7 @@ stages:
 
 
 @pytest.mark.slow
-def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> None:
+def test_the_last_state_is_saved_after_a_plateau(runs: Any, tmp_path: Path) -> None:
     """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
     Path("toy.yaml").write_text(MONITORED)
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
@@ -60,7 +60,7 @@ def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> No
     assert again["global_step"] == 4, "the best of before is still known after resuming"
 
 
-def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_path: Path) -> None:
+def test_training_that_ends_before_the_first_validation_is_saved(runs: Any, tmp_path: Path) -> None:
     Path("toy.yaml").write_text(MONITORED.replace("max_epochs: 3", "max_epochs: 1\n    check_val_every_n_epoch: 4"))
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert Path(runs[-1][1]["ckpt_path"]).name == "last.ckpt"
@@ -77,12 +77,12 @@ def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, s
     assert main(["run", "toy.yaml", "--out", "out"]) == 130
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
     for name in ("best", "last"):
-        whole, found = (
+        whole, result = (
             torch.load(tmp_path / folder / "train" / "checkpoints" / f"{name}.ckpt", weights_only=True)
             for folder in ("whole", "out")
         )
-        assert found["global_step"] == whole["global_step"]
-        torch.testing.assert_close(found["state_dict"], whole["state_dict"], rtol=0, atol=0)
+        assert result["global_step"] == whole["global_step"]
+        torch.testing.assert_close(result["state_dict"], whole["state_dict"], rtol=0, atol=0)
 
 
 def test_another_saver_of_last_states_is_enough() -> None:
@@ -106,8 +106,8 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     last.write_bytes(last.read_bytes()[:2000])
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0
-    said = capsys.readouterr().out
-    assert "passing over" in said and "last.ckpt" in said
+    printed = capsys.readouterr().out
+    assert "skipping" in printed and "last.ckpt" in printed
     assert Path(runs[0][1]["ckpt_path"]).name == "best.ckpt"
     assert torch.load(last, weights_only=True)["global_step"] == 12
 
@@ -117,7 +117,7 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
 
 @pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\xff"])
-def test_damaged_records_are_one_sentence(
+def test_damaged_records_raise_a_one_line_error(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
     Path("toy.yaml").write_text(FIT)
@@ -125,9 +125,9 @@ def test_damaged_records_are_one_sentence(
     (tmp_path / "out" / name).write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and name.split("/")[-1] in said and "damaged" in said
-    assert len(said.strip().splitlines()) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and name.split("/")[-1] in printed and "damaged" in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 # ---- one run in a folder at a time -----------------------------------------------------------------------
@@ -140,29 +140,29 @@ def test_a_folder_in_use_is_refused(runs: Any, tmp_path: Path, capsys: pytest.Ca
     with _locked(tmp_path / "out"):
         assert main(["run", "toy.yaml", "--resume", "out"]) == 1
     message = capsys.readouterr().err
-    assert "is in use by a run" in message and len(message.strip().splitlines()) == 1
+    assert "is in use by another run" in message and len(message.strip().splitlines()) == 1
     assert not runs
     assert main(["run", "toy.yaml", "--resume", "out"]) == 0, "the lock is given back"
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "notes.txt/out"])
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
-def test_a_file_in_place_of_the_folder_is_one_sentence(
+def test_a_file_instead_of_the_folder_raises_a_one_line_error(
     runs: Any, capsys: pytest.CaptureFixture[str], name: str, seeds: list[str]
 ) -> None:
     Path("notes.txt").write_text("mine")
     assert main(["run", "toy.yaml", "--out", name, *seeds]) == 1
     (said,) = capsys.readouterr().err.strip().splitlines()[:1]
-    assert "notes.txt' is a file" in said and "name another folder" in said
+    assert "notes.txt' is a file" in said and "choose another folder" in said
     assert runs == [] and Path("notes.txt").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+def test_a_read_only_folder_raises_a_one_line_error(tmp_path: Path) -> None:
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
     try:
-        with pytest.raises(ConfigError, match="cannot be written to"), _locked(tmp_path):
+        with pytest.raises(ConfigError, match="is not writable"), _locked(tmp_path):
             pass
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

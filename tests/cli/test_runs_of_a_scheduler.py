@@ -51,9 +51,9 @@ def slurm_task(rank: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as result:
+        result.bind(("127.0.0.1", 0))
+        return int(result.getsockname()[1])
 
 
 def tasks_of(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
@@ -173,10 +173,10 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "said", ["Connection closed by peer [127.0.0.1]", "Read error [::1]:27: Connection reset by peer"]
 )
-def test_a_process_that_was_killed_is_one_sentence_in_the_others(said: str) -> None:
+def test_a_killed_process_is_reported_in_one_line_by_the_others(said: str) -> None:
     """As gloo says it, which depends on the moment of the kill."""
     told = readable(RuntimeError(f"[/gloo/transport/tcp/pair.cc:545] {said}. This is typically caused by a worker"))
-    assert told is not None and "another process of this run has ended" in told and "Resume the run" in told
+    assert told is not None and "another process of this run has ended" in told and "resume the run" in told
 
 
 def test_a_process_alone_has_no_fellows(variables: Any) -> None:
@@ -196,7 +196,7 @@ def test_several_tasks_without_srun_are_refused(variables: Any) -> None:
         ranks_of_job()
 
 
-def test_places_are_read_from_each_scheduler(variables: Any) -> None:
+def test_ranks_are_read_from_each_scheduler(variables: Any) -> None:
     variables(**slurm_task(1, 1234))
     assert ranks_of_job() == Ranks(1, 1234)
     variables(TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4", TORCHELASTIC_USE_AGENT_STORE="True")

@@ -35,7 +35,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "6 a run that is not there": (["run", "quickstart", "--resume", "runs/nothing"], "no run in 'runs/nothing'"),
     "8 data that are not there": (["data", "check", "deeppcb", "--root", "nowhere"], "does not hold DeepPCB; missing"),
     "9 an image as a checkpoint": ([*DESCRIBE, "before.png"], "is an image (PNG); expected a checkpoint"),
-    "10 checkpoint of another stage": ([*DESCRIBE, "look.ckpt"], "expected that of a stage which trains one"),
+    "10 checkpoint of another stage": ([*DESCRIBE, "look.ckpt"], "use the checkpoint of a stage that trains one"),
     "11 text as an image": (["describe", "README.md", "before.png", "--model", "model"], "is not an image"),
     "12 a recipe as a configuration": (["test", "--config", QUICK], "run it with: lightning-idc run"),
     "13 a configuration that is not there": (["fit", "--config", "nothere.yaml"], "there is no file 'nothere.yaml'"),
@@ -49,12 +49,12 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "20 predict with weights unsaid": (["predict", "--ckpt_path"], "--ckpt_path True: expected the path of a"),
     "20 test without weights": (["test", "--config", "tiny.yaml"], "expected --ckpt_path FILE"),
     "21 an address as an image": (
-        ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "fetch it first",
+        ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "download it first",
     ),
     "24 a file that holds no captions": (["score", "scores.json"], "'rows' is {'a': 1}; expected one caption"),
     "26 batch size 0": ([*FIT, "--data.batch_size", "0"], "expected at least 1. Got value: 0"),
     "27 weights of another class": (
-        ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint is of another model",
+        ["test", "--config", "tiny.yaml", "--ckpt_path", "other.ckpt"], "the checkpoint was written by another model",
     ),
     "29 a hub id without a network": ([*DESCRIBE, "nobody/nothing"], "`hf download nobody/nothing`"),
     "30 the wrong file to convert": (
@@ -106,8 +106,8 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sentence(capsys: pytest.CaptureFixture[str]) -> str:
     """What was said, which is short, and nothing of where in the program it came from."""
-    said = capsys.readouterr()
-    both = said.out + said.err
+    captured = capsys.readouterr()
+    both = captured.out + captured.err
     assert "Traceback" not in both and max(map(len, both.splitlines()), default=0) < 700
     return both
 
@@ -128,7 +128,7 @@ def test_4_lightning_run_knows_the_names_of_recipes(inside: Path, capsys: pytest
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_7_a_gpu_that_is_not_there(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FIT, "--trainer.accelerator", "gpu"]) == 1
-    assert "give --trainer.accelerator cpu" in sentence(capsys)
+    assert "--trainer.accelerator cpu needs none" in sentence(capsys)
 
 
 def test_14_a_misspelt_verb(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,5 +176,5 @@ def test_25_very_small_images_are_trained_on_as_they_are(inside: Path, tmp_path:
     folder = ["--trainer.default_root_dir", str(tmp_path)]
     assert main([*FIT, "--data.image_size", "7", "--model.grid", "1", *folder]) == 0
     (checkpoint,) = tmp_path.rglob("*.ckpt")
-    found = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
-    assert found["input_spec"]["size"] == [7, 7], "and the checkpoint says so"
+    result = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
+    assert result["input_spec"]["size"] == [7, 7], "and the checkpoint says so"

@@ -122,5 +122,5 @@ def test_folders_of_adapters_with_one_value_replaced(sandbox: Sandbox) -> None:
 
 def test_a_hostile_checkpoint_is_named_with_its_function(sandbox: Sandbox) -> None:
     torch.save({"x": os.system}, "evil.ckpt")
-    with pytest.raises(CheckpointError, match=r"evil\.ckpt.*posix\.system.*would run code, so do not load it"):
+    with pytest.raises(CheckpointError, match=r"evil\.ckpt.*posix\.system.*would run code"):
         load_captioner("evil.ckpt")

@@ -107,7 +107,7 @@ def test_an_adapter_is_absent_until_it_is_trained_and_while_it_is_off(name: str,
     assert torch.equal(log_probs(model), log_probs(absent))
     model.net.requires_grad_(False)
     for adapter in model.adapters.installed().values():
-        for parameter in adapter.trained(model.net):
+        for parameter in adapter.trained_parameters(model.net):
             parameter.requires_grad_(True)
     train(name, tmp_path, plugin.callbacks(), model)
     assert not torch.equal(log_probs(model), log_probs(absent))

@@ -151,7 +151,7 @@ def test_levir_cc(levir: Path) -> None:
         {"caption": "there is no difference", "references": record.captions, "change_type": record.change_type}
         for record in data.records("test")
     ]
-    assert str(confusion(said)) == '"no change" is said of 965 of 965 unchanged and 964 of 964 changed pairs'
+    assert str(confusion(said)) == '"no change" is predicted for 965 of 965 unchanged and 964 of 964 changed pairs'
     assert no_change_rates(said) == {"missed_change": 100.0, "invented_change": 0.0}
     record = data.records("val")[0]
     assert str(record.before.relative_to(levir.resolve())) == f"images/val/A/{record.id}"

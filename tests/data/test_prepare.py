@@ -61,7 +61,7 @@ def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
     [
         ("page.json", {}, "it is a web page"),
         ("half.json", {}, r"received 32 bytes, expected 37"),
-        ("long.json", {"size": len(GOOD)}, "more than the 37 bytes"),
+        ("long.json", {"size": len(GOOD)}, "exceeds 37 bytes"),
         ("good.json", {"size": 99}, "has 37 bytes; expected 99"),
         ("good.json", {"sha256": "0" * 64}, "SHA-256"),
         ("absent.json", {}, "404"),

@@ -103,7 +103,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "cut gzip": ("t.csv.gz", gzip.compress(b"a,b\n1,2\n" * 99)[:-9], r"t\.csv\.gz cannot be read"),
     "cut": ("t.jsonl", b'{"a": 1}\n{"a": "bef', r"t\.jsonl, line 2: not JSON \(Unterminated"),
     "list": ("t.jsonl", b'{"a": 1}\n[1, 2]', r"line 2: expected an object, found \[1, 2\]"),
-    "twin keys": ("t.jsonl", b'{"a": "c", "a": "d"}', r"line 1: not JSON \(the key 'a' comes twice"),
+    "twin keys": ("t.jsonl", b'{"a": "c", "a": "d"}', r"line 1: not JSON \(the key 'a' appears twice"),
     "NaN": ("t.jsonl", b'{"a": NaN}', r"line 1: not JSON \(NaN is not a JSON number"),
     "digits": ("t.jsonl", b'{"a": ' + b"9" * 5000 + b"}", r"line 1: not JSON \(Exceeds the limit"),
     "deep": ("t.jsonl", b"[" * 100_000, r"line 1: not JSON \(nested too deeply"),
@@ -135,8 +135,8 @@ def test_bad_rows_are_listed_with_their_lines(tmp_path: Path, name: str) -> None
         ('{"before": true}', "line 1: before is True; expected text"),
         ('{"captions": 3}', "line 1: captions is 3; expected text"),
         ('{"before": ["a"]}', "line 1: before is .*; expected text"),
-        ('{"before": "a\\u0000"}', "line 1: before holds NUL or half of a character"),
-        ('{"captions": "\\ud800"}', "line 1: captions holds NUL or half of a character"),
+        ('{"before": "a\\u0000"}', "line 1: before contains NUL or a lone surrogate"),
+        ('{"captions": "\\ud800"}', "line 1: captions contains NUL or a lone surrogate"),
     ],
 )
 def test_bad_cells_of_json_are_listed(tmp_path: Path, cell: str, message: str) -> None:
@@ -148,5 +148,5 @@ def test_bad_cells_of_json_are_listed(tmp_path: Path, cell: str, message: str) -
 def test_a_file_that_unpacks_to_too_much_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_idc.utils.jsonfiles.MAX_BYTES", 1000)
     (tmp_path / "bomb.csv").write_bytes(gzip.compress(b"a,b\n" * 100_000))
-    with pytest.raises(DataError, match="holds more than"):
+    with pytest.raises(DataError, match="has more than"):
         read_table(tmp_path / "bomb.csv")

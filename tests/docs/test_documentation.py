@@ -14,7 +14,7 @@ import pytest
 import yaml
 from helpers.own_pairs import own_pairs
 
-from lightning_idc.cli import OF_CONFIGURATIONS, VERBS, main
+from lightning_idc.cli import CONFIG_VERBS, VERBS, main
 from lightning_idc.cli.recipes.shipped import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def test_options_of_the_documentation_are_those_of_their_verbs(capsys: pytest.Ca
     for source, text in written().items():
         for line in "".join(blocks(text, "bash")).splitlines():
             command, *words = line.split("#")[0].split() or [""]
-            if command != "lightning-idc" or words[0] in OF_CONFIGURATIONS:
+            if command != "lightning-idc" or words[0] in CONFIG_VERBS:
                 continue
             main([*words[: 1 + (words[0] == "data")], "--help"])
             known = capsys.readouterr().out

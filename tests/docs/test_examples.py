@@ -21,8 +21,8 @@ MODULES = [
 def test_the_examples_of_a_module_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(name)
-    told: list[str] = []
+    messages: list[str] = []
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     for example in doctest.DocTestFinder(exclude_empty=True).find(module, name):
-        runner.run(example, out=told.append)
-    assert runner.summarize(verbose=False).failed == 0, "".join(told)
+        runner.run(example, out=messages.append)
+    assert runner.summarize(verbose=False).failed == 0, "".join(messages)

@@ -24,7 +24,7 @@ def test_tables_of_a_page_are_those_of_its_script(path: Path) -> None:
     assert filled(text, PAGES[path]()) == text, "run the script in benchmarks/studies with --write"
 
 
-def test_a_claim_has_its_interval_and_its_baseline_beside_it() -> None:
+def test_a_claim_has_its_interval_and_its_baseline() -> None:
     rows = results_table.lines(results_table.RESULTS)
     assert [row[0] for row in rows][: len(results_table.COMPARISONS)] == [one.what for one in results_table.COMPARISONS]
     for row in rows:

@@ -31,10 +31,10 @@ def test_every_numbered_equation_has_a_row() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['paper']}-{row['number']}")
 def test_the_function_cites_its_equation(row: re.Match[str]) -> None:
-    found: Any = importlib.import_module(row["module"])
+    result: Any = importlib.import_module(row["module"])
     for name in row["symbol"].split("."):
-        found = getattr(found, name)
-    cited = inspect.getdoc(found) or ""
+        result = getattr(result, name)
+    cited = inspect.getdoc(result) or ""
     assert f"{row['paper']} Eq. {row['number']}" in [line.strip() for line in cited.splitlines()]
     assert (ROOT / row["test"]).is_file()
 

@@ -28,8 +28,8 @@ def test_what_a_row_names_is_there() -> None:
 def check_row(item: str, how: str) -> None:
     named = re.findall(r"`(recipes/[\w/]+\.yaml)`(?: `(\w+)=([\w*]+)`)?", how)
     for recipe, axis, entry in named:
-        found = axes(ROOT / recipe)
-        assert not axis or any(fnmatch(name, entry) for name in found[axis]), f"{recipe} has no {axis}={entry}"
+        result = axes(ROOT / recipe)
+        assert not axis or any(fnmatch(name, entry) for name in result[axis]), f"{recipe} has no {axis}={entry}"
     scripts = re.findall(r"`(benchmarks/[\w/]+\.py)`", how)
     assert all((ROOT / script).is_file() for script in scripts)
     verbs = re.findall(r"`lightning-idc ([\w-]+)[^`]*`", how)

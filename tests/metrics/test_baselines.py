@@ -54,10 +54,10 @@ def test_shuffled_captions_are_a_permutation_without_fixed_points() -> None:
         ((-0.1, 4.0), [], "not decided"),
         ((0.0, 4.0), [], "not decided"),
         ((0.1, 4.0), [(0.2, 9.0)], "higher"),
-        ((0.1, 4.0), [(0.2, 9.0), (-0.1, 9.0)], "below the floor"),
-        ((0.1, 4.0), [(0.0, 0.0)], "below the floor"),
+        ((0.1, 4.0), [(0.2, 9.0), (-0.1, 9.0)], "below the baseline"),
+        ((0.1, 4.0), [(0.0, 0.0)], "below the baseline"),
         (None, [(0.2, 9.0)], ""),
-        (None, [(-9.0, -0.2)], "below the floor"),
+        (None, [(-9.0, -0.2)], "below the baseline"),
     ],
 )
 def test_verdict_follows_the_intervals(

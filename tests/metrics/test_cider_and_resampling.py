@@ -12,7 +12,7 @@ import pytest
 
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
-from lightning_idc.metrics.captions import FAST, References, Scores, ScoringResources, score_captions
+from lightning_idc.metrics.captions import FAST_METRICS, References, Scores, ScoringResources, score_captions
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
@@ -100,7 +100,7 @@ def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
 def test_resampled_scores_equal_scoring_the_resampled_corpus() -> None:
     """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
     candidates, expected = texts(12, seed=4)
-    metrics = [*FAST, "METEOR"]
+    metrics = [*FAST_METRICS, "METEOR"]
     scores = score_captions(candidates, expected, metrics)
     weights = np.array([[3, 0, 1, 2, 0, 0, 1, 1, 0, 2, 1, 1]], dtype=np.float64)
     copies = [(id, copy) for id, times in zip(scores.ids, weights[0], strict=True) for copy in range(int(times))]
@@ -110,9 +110,9 @@ def test_resampled_scores_equal_scoring_the_resampled_corpus() -> None:
         metrics,
         ScoringResources(References(expected)),
     )
-    found = resampling._resampled(scores, weights)
+    result = resampling._resampled(scores, weights)
     for name, value in drawn.values.items():
-        assert found[name][0] == pytest.approx(value, abs=1e-9), name
+        assert result[name][0] == pytest.approx(value, abs=1e-9), name
 
 
 def test_block_size_does_not_change_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_block_size_does_not_change_the_samples(monkeypatch: pytest.MonkeyPatch)
     scores = score_captions(candidates, expected)
     whole = bootstrap(scores, 130)
     monkeypatch.setattr(resampling, "_MAX_WEIGHTS", 7 * 61)
-    for name, found in bootstrap(scores, 130).items():
-        assert (found.low, found.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
+    for name, result in bootstrap(scores, 130).items():
+        assert (result.low, result.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
 
 
 @pytest.mark.parametrize(("pairs", "samples"), [(2, 3), (300, 130), (70_000, 70)])
@@ -154,8 +154,8 @@ def test_records_of_a_pair_are_resampled_together() -> None:
     assert [(scores.pairs, scores.records) for scores in of_records] == [(60, 300)] * 2
     whole, means = (bootstrap(scores[0])["ROUGE-L"] for scores in (of_records, of_pairs))
     assert (whole.low, whole.high) == pytest.approx((means.low, means.high))
-    found, expected = (compare(*scores)["ROUGE-L"].as_dict() for scores in (of_records, of_pairs))
-    assert found == pytest.approx(expected)
+    result, expected = (compare(*scores)["ROUGE-L"].as_dict() for scores in (of_records, of_pairs))
+    assert result == pytest.approx(expected)
 
 
 def test_resampled_pairs_keep_all_records() -> None:
@@ -171,9 +171,9 @@ def test_resampled_pairs_keep_all_records() -> None:
         {f"{id}/{copy}": expected[id] for id, copy in copies},
         metrics,
     )
-    found = resampling._resampled(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
+    result = resampling._resampled(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
     for name, value in drawn.values.items():
-        assert found[name][0] == pytest.approx(value, abs=1e-9), name
+        assert result[name][0] == pytest.approx(value, abs=1e-9), name
     blocks = list(resampling._record_weights(scores, 20, 0))
     assert all((block[:, 1] == block[:, 2]).all() and (block[:, 3] == block[:, 5]).all() for block in blocks)
     assert all((block[:, [0, 1, 3]].sum(1) == scores.pairs).all() for block in blocks)
@@ -200,12 +200,12 @@ def test_a_captioner_against_itself_and_against_a_better_one() -> None:
     same = compare(scores, scores, 200)["CIDEr-D"]
     assert (same.difference, same.p, same.wins, same.losses) == (0, 1, 0, 0)
     better = score_captions({id: of_pair[0] for id, of_pair in expected.items()}, expected)
-    found = compare(scores, better, 200)["ROUGE-L"]
-    assert found.difference == pytest.approx(better.values["ROUGE-L"] - scores.values["ROUGE-L"])
-    assert found.low > 0 and found.losses == 0 and found.p == pytest.approx(2 / 201)
+    result = compare(scores, better, 200)["ROUGE-L"]
+    assert result.difference == pytest.approx(better.values["ROUGE-L"] - scores.values["ROUGE-L"])
+    assert result.low > 0 and result.losses == 0 and result.p == pytest.approx(2 / 201)
     mirrored = compare(better, scores, 200)["ROUGE-L"]
-    assert (mirrored.wins, mirrored.losses) == (0, found.wins)
-    assert mirrored.high == pytest.approx(-found.low)
+    assert (mirrored.wins, mirrored.losses) == (0, result.wins)
+    assert mirrored.high == pytest.approx(-result.low)
 
 
 def test_comparing_needs_the_same_pairs() -> None:

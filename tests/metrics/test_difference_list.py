@@ -259,18 +259,18 @@ def test_score_reports_baselines_and_judge(tmp_path: Path, endpoint: str, capsys
         "difference-list",
     ]
     assert main([*arguments, "--judge", endpoint, "--judge_model", "any", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["scores"] == {
+    result = json.loads(capsys.readouterr().out)
+    assert result["scores"] == {
         "changed": {"recall": 50.0, "precision": 50.0, "F1": 50.0},
         "unchanged": {"specificity": 100.0},
     }
-    assert found["judge"]["judge"] == "any, difference-list-1, 512 tokens" and found["protocol"]["inputs"][
+    assert result["judge"]["judge"] == "any, difference-list-1, 512 tokens" and result["protocol"]["inputs"][
         "judge"
     ].startswith("any")
-    assert found["baselines"]["claims nothing"] == {
+    assert result["baselines"]["claims nothing"] == {
         "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
     }  # fmt: skip
-    assert found["not_computed"] == {}
+    assert result["not_computed"] == {}
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "lexical" in shown and "baseline, captions of other pairs" in shown
@@ -297,14 +297,14 @@ def test_files_are_compared_on_pairs_readable_for_both(
     """An answer that cannot be read costs its pair, not the work on all others; each file has a judge of its own."""
     assert main(asks(tmp_path, MINE, THEIRS, endpoint)) == 0
     assert "compared on 3 of 4 pairs" in " ".join(capsys.readouterr().out.split())
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["scores"]["changed"]["recall"] == 50.0 and found["counts"]["changed"]["pairs"] == 4
-    assert (found["against_pairs"], found["against_unread"]) == (3, 1)
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["scores"]["changed"]["recall"] == 50.0 and result["counts"]["changed"]["pairs"] == 4
+    assert (result["against_pairs"], result["against_unread"]) == (3, 1)
     # of b, c and d both say nothing that is there, but for c in the first file
-    against = found["against"]["recall"]
+    against = result["against"]["recall"]
     assert (against["first"], against["second"], against["wins"]) == (0.0, pytest.approx(100 / 3), 1)
-    assert (found["judge"]["pairs"], found["judge"]["unread"]) == (3, 0)
-    assert (found["against_judge"]["pairs"], found["against_judge"]["unread"]) == (2, 1)
+    assert (result["judge"]["pairs"], result["judge"]["unread"]) == (3, 0)
+    assert (result["against_judge"]["pairs"], result["against_judge"]["unread"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -321,16 +321,16 @@ def test_failed_comparison_keeps_the_scores(
     assert main(asks(tmp_path, MINE, theirs, endpoint)) == 1
     printed = capsys.readouterr()
     assert "--against" in printed.err and reason in printed.err and "recall" in printed.out
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert found["scores"]["changed"]["recall"] == 50.0 and "against" not in found
-    assert reason in found["not_computed"]["against"]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["scores"]["changed"]["recall"] == 50.0 and "against" not in result
+    assert reason in result["not_computed"]["against"]
 
 
 def test_failed_baseline_keeps_the_scores() -> None:
     never = ScoringResources(judge=lambda pairs: [None for _ in pairs])
     truths = [ReferenceRecord(id, tuple(texts)) for id, texts in THERE.items()]
-    found, reasons = baseline_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
-    assert found == {"claims nothing": {"changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}}}
+    result, reasons = baseline_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
+    assert result == {"claims nothing": {"changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}}}
     assert list(reasons) == ["baseline, captions of other pairs"]
     assert "no answer of the judge" in reasons["baseline, captions of other pairs"]
 
@@ -353,10 +353,10 @@ def test_judge_tokens_are_part_of_the_judge_name(
     for more, tokens in (([], 512), (["--judge_tokens", "16384"], 16384)):
         Judge.requests.clear()
         assert main([*arguments, *more]) == 0
-        found = json.loads(capsys.readouterr().out)
+        result = json.loads(capsys.readouterr().out)
         assert {request["max_tokens"] for request in Judge.requests} == {tokens}
-        assert found["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
-        hashes.add(found["protocol"]["hash"])
+        assert result["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
+        hashes.add(result["protocol"]["hash"])
     assert len(hashes) == 2
     assert main([*arguments, "--judge_tokens", "0"]) == 2 and "--judge_tokens" in capsys.readouterr().err
 
@@ -424,8 +424,8 @@ def test_scores_survive_a_failed_judge(tmp_path: Path, endpoint: str, capsys: py
     assert main(arguments) == 1
     shown = capsys.readouterr()
     assert "BLEU-4" in shown.out
-    assert "the scores are there, but not what was asked for with --judge: " in shown.err and "status 403" in shown.err
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert "BLEU-4" in found["scores"]["all"] and "judge" not in found and "403" in found["not_computed"]["judge"]
+    assert "the scores were computed, but not --judge: " in shown.err and "status 403" in shown.err
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert "BLEU-4" in result["scores"]["all"] and "judge" not in result and "403" in result["not_computed"]["judge"]
     assert main([name if name != endpoint else str(tmp_path / "none") for name in arguments]) == 1
     assert "--judge_model would be ignored" in capsys.readouterr().err

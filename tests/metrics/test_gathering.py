@@ -83,7 +83,7 @@ def test_rejects_malformed_records(records: Any, message: str) -> None:
 
 
 def test_rejects_unknown_metrics() -> None:
-    with pytest.raises(ConfigError, match="unknown metrics: BLEU-4; there are BLEU"):
+    with pytest.raises(ConfigError, match="unknown metrics: BLEU-4; expected BLEU"):
         CaptionScores(["BLEU-4"])
 
 

@@ -88,8 +88,8 @@ def test_any_answer_is_parsed_or_none(answer: str) -> None:
 
 
 def test_captions_with_braces_stay_as_they_are() -> None:
-    prompt = OMNIDIFF.ask("a {references} b {0}", "c {caption} d")
-    assert prompt.endswith("Standard answer: c {caption} d Assistant's response: a {references} b {0}")
+    prompt = OMNIDIFF.format_prompt("a {reference} b {0}", "c {caption} d")
+    assert prompt.endswith("Standard answer: c {caption} d Assistant's response: a {reference} b {0}")
 
 
 def test_unparsed_answers_are_retried_and_counted() -> None:
@@ -108,10 +108,10 @@ def test_unparsed_answers_are_retried_and_counted() -> None:
         return answers
 
     captions = {"1": "good", "2": "slow", "3": "never"}
-    found = judge_captions(captions, {id: ["x", "y"] for id in captions}, model, retries=2, batch_size=2)
-    assert found.scores == {"1": 100, "2": 50, "3": None}
+    result = judge_captions(captions, {id: ["x", "y"] for id in captions}, model, retries=2, batch_size=2)
+    assert result.scores == {"1": 100, "2": 50, "3": None}
     assert asked == [(0, 2), (0, 1), (1, 2), (2, 1)]
-    assert found.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "asked": 6}
+    assert result.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "num_answers": 6}
     nothing = judge_captions({"3": "never"}, {"3": ["x"]}, model, retries=0)
     assert nothing.mean is None and nothing.unparsed == ["3"]
     with pytest.raises(DataError, match="0 answers to 1 prompts"):
@@ -149,8 +149,8 @@ def test_causal_model_answers_each_prompt_separately(tmp_path: Path, template: b
     again = judge(prompts, 1)
     assert again == judge(prompts, 1)
     assert torch.equal(state, torch.get_rng_state()), "the judge draws from a stream of its own"
-    found = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
-    assert found.num_answers in (1, 2) and set(found.answers) == {"1"}
+    result = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
+    assert result.num_answers in (1, 2) and set(result.answers) == {"1"}
 
 
 def test_score_with_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,8 +199,8 @@ def test_a_pair_counts_with_both_questions_right() -> None:
         ModelAnswer("1", "b", "(b)"),
         ModelAnswer("2", "a", "I do not know"),
     ]
-    found = paired_accuracy(answered)
-    assert found.as_dict() == {"pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
+    result = paired_accuracy(answered)
+    assert result.as_dict() == {"pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
     with pytest.raises(DataError, match="1 pairs do not have two questions each: '3'"):
         paired_accuracy([*answered, ModelAnswer("3", "a", "a")])
     with pytest.raises(DataError, match="the right answer is 'x'"):
@@ -219,13 +219,13 @@ def test_files_of_answers(tmp_path: Path) -> None:
     theirs = [{"question_id": n, "prompt": "?", "answer": "(b)", "response": "(b)"} for n in (1, 2, 3, 4)]
     assert [answered.pair for answered in read(*theirs)] == ["1", "1", "2", "2"]
     assert paired_accuracy(read(*theirs)).pairs == 100
-    for wrong, told in (
+    for wrong, message in (
         ({"pair": "1"}, "line 2 has no answer; expected pair, answer and response"),
         ({**answer, "response": None}, "line 2: pair, answer, response must be texts"),
         ({**theirs[0], "question_id": "x"}, "line 2: question_id is 'x'"),
         ([], "line 2 has no pair"),
     ):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             read(answer, wrong)
     with pytest.raises(DataError, match="question_id is 1; expected a number from 1 that comes once"):
         read(theirs[0], theirs[0])

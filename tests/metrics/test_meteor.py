@@ -22,7 +22,7 @@ from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.cli import main
 from lightning_idc.metrics import meteor
-from lightning_idc.metrics.captions import USUAL, ScoringResources, score_captions
+from lightning_idc.metrics.captions import STANDARD_METRICS, ScoringResources, score_captions
 from lightning_idc.metrics.meteor import (
     MeteorScores,
     NotComputed,
@@ -225,7 +225,7 @@ def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
 
 def test_unwritable_cache_folder_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
-    with pytest.warns(UserWarning, match="set LIGHTNING_IDC_CACHE to a folder that can be written"):
+    with pytest.warns(UserWarning, match="set LIGHTNING_IDC_CACHE to a writable folder"):
         found = paraphrase_index.load(table(tmp_path), tmp_path / "cache")
     assert related(found) == [(1, 4), (1, 5), (6, 7)]
 
@@ -263,7 +263,7 @@ def test_damaged_tables_are_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_meteor_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    scores = score_captions({"a": "red cube"}, {"a": ["red cubes"]}, USUAL)
+    scores = score_captions({"a": "red cube"}, {"a": ["red cubes"]}, STANDARD_METRICS)
     assert not scores.missing and 30 < scores.values["METEOR"] < 100
     assert scores.backends == {"METEOR": "python"}
     java.running.cache_clear()
@@ -284,8 +284,8 @@ def test_backend_names(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_result_holds_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "said.json").write_text(json.dumps({"a": "the cube moved"}), encoding="utf-8")
     (tmp_path / "truth.json").write_text(json.dumps({"a": ["the cubes move"]}), encoding="utf-8")
-    given = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
-    assert main([*given, "--meteor_backend", "python"]) == 0
+    inputs = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
+    assert main([*inputs, "--meteor_backend", "python"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["protocol"]["backends"] == {"METEOR": "python"}
     assert result["metrics"]["METEOR"] == IMPLEMENTATIONS["METEOR"] and result["scores"]["all"]["METEOR"] > 0
@@ -306,7 +306,7 @@ FAILED, HANGS = "not computed: METEOR's program failed (", "not computed: METEOR
     ("script", "words", "reason"),
     [
         ("while read line; do echo nonsense; done", 1, f"{FAILED}could not convert"),
-        ("exit 3", 1, f"{FAILED}ended with code 3; -Xmx2G of memory may be too much here)"),
+        ("exit 3", 1, f"{FAILED}ended with code 3; -Xmx2G may exceed the memory of this machine)"),
         ("exec >&-; exec sleep 60", 1, HANGS),
         ("exec sleep 60", 1, HANGS),
         ("read line; echo 1; exec sleep 60", 1, HANGS),

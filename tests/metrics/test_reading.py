@@ -69,7 +69,7 @@ def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
     assert read_predictions(write(tmp_path / "q.json", records[1:])).captions == {"b": "x"}
     answers = write(tmp_path / "r.json", [{"id": "a", "caption": "a house", "answer": "zzz"}])
     assert read_predictions(answers, "answer").captions == {"a": "zzz"}
-    with pytest.raises(DataError, match="record 1 has no 'prediction', which --field names; it has id, caption, ans"):
+    with pytest.raises(DataError, match=r"record 1 has no field 'prediction' \(--field\); it has id, caption, ans"):
         read_predictions(answers, "prediction")
     # of annotations the format says which field it is
     value = {"annotations": [{"image_id": 1, "caption": "a house", "text": "zzz"}]}
@@ -86,9 +86,9 @@ def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
         ("id,caption\n1,a house", r"p.json, line 1: not JSON \(Expecting value.*\): 'id,caption'"),
         ("[1, 2]", "record 1 is 1; expected an object"),
         ("3", "expected a list of records, or a map"),
-        ("{}", "holds nothing"),
-        ("[]", "holds nothing"),
-        ('{"a": "x", "a": "y"}', r"p.json: not JSON \(the key 'a' comes twice in one object\)"),
+        ("{}", "is empty"),
+        ("[]", "is empty"),
+        ('{"a": "x", "a": "y"}', r"p.json: not JSON \(the key 'a' appears twice in one object\)"),
         ('{"a": NaN}', r"p.json: not JSON \(NaN is not a JSON number"),
         ('{"a": 3}', "'a' is 3; expected one caption"),
         ('{"a": ["x", "y"]}', "expected one caption"),
@@ -98,10 +98,10 @@ def test_record_with_two_captions_is_an_error(tmp_path: Path) -> None:
         ('[{"id": true, "caption": "x"}]', "id is True; expected text or a whole number"),
         ('[{"id": 1.5, "caption": "x"}]', "id is 1.5"),
         ('[{"id": "", "caption": "x"}]', "id is ''"),
-        ('[{"id": "a", "caption": "x"}, {"id": "a", "caption": "x"}]', "comes again, with the same caption"),
-        ('[{"id": 1, "caption": "x"}, {"id": "1", "caption": "y"}]', "comes again, with another caption"),
+        ('[{"id": "a", "caption": "x"}, {"id": "a", "caption": "x"}]', "appears twice, with the same caption"),
+        ('[{"id": 1, "caption": "x"}, {"id": "1", "caption": "y"}]', "appears twice, with another caption"),
         ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2: not JSON"),
-        ('{"id": "a", "caption": "x"}\n{"id": "a", "caption": "x"}', "line 2: pair 'a' comes again"),
+        ('{"id": "a", "caption": "x"}\n{"id": "a", "caption": "x"}', "line 2: pair 'a' appears twice"),
         ('{"images": [{"id": 1}], "annotations": []}', "are references, not captions"),
         ("[" * 100_000, "nested too deeply"),
         ('{"a": ' + "9" * 5000 + "}", "not JSON"),
@@ -165,7 +165,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": [3]}], "holds 3; expected texts"),
         ([{"id": "a", "captions": "x", "change_type": 3}], "change_type is 3"),
         ([{"id": "a", "captions": "x", "iou": "far"}], "iou is 'far'"),
-        ([], "holds no references"),
+        ([], "contains no references"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
             "1 of 3 records have no split: 'c'; the others name test, train",
@@ -173,7 +173,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
         ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
         ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "x"}]}, "not among the file's images"),
-        ({"images": [], "annotations": []}, "holds no references"),
+        ({"images": [], "annotations": []}, "contains no references"),
     ],
 )
 def test_malformed_references_are_reported(tmp_path: Path, value: Any, message: str) -> None:

@@ -69,7 +69,7 @@ def test_references_of_unchanged_pairs_say_that_nothing_changed(
     assert result["change_no_change"] == judged
 
 
-def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_as_json_describes_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
     arguments = [
         *files(tmp_path),
@@ -119,8 +119,8 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
 
     monkeypatch.setattr("lightning_idc.utils.outputs.fill", full)
     assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
-    said = capsys.readouterr()
-    assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err
+    captured = capsys.readouterr()
+    assert "ROUGE-L" in captured.out and "No space left on device" in captured.err and "result.json" in captured.err
 
 
 def test_folder_at_the_output_path_is_an_early_error(
@@ -128,15 +128,15 @@ def test_folder_at_the_output_path_is_an_early_error(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*files(tmp_path), "--out", "."]) == 1
-    assert capsys.readouterr().err == "error: --out '.' is a folder; name a file in it\n"
+    assert capsys.readouterr().err == "error: --out '.' is a folder; expected the path of a file\n"
 
 
 def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = files(tmp_path)
+    inputs = files(tmp_path)
     for name in ("said.json", "truth.json"):
         kept = (tmp_path / name).read_bytes()
-        assert main([*given, "--out", str(tmp_path / name)]) == 1
-        assert f"{name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+        assert main([*inputs, "--out", str(tmp_path / name)]) == 1
+        assert f"{name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
         assert (tmp_path / name).read_bytes() == kept
 
 
@@ -230,7 +230,7 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
     assert len(set(found)) == 4
 
 
-def test_a_list_of_differences_says_of_which_pairs_there_are_none(
+def test_a_difference_list_reports_pairs_without_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {"id": "a", "caption": "a man came", "references": ["a man came"], "change_type": "add"}
@@ -306,7 +306,7 @@ def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytes
     [
         ({**CAPTIONS, "d": "x"}, REFERENCES, "1 of 4 pairs have no reference: 'd'"),
         ({"a": "x"}, REFERENCES, "2 of 3 pairs have no caption: 'b', 'c'"),
-        ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "comes again"),
+        ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "appears twice"),
         (CAPTIONS, {**REFERENCES, "b": []}, "no reference with text: 'b'"),
         (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
     ],
@@ -326,17 +326,17 @@ def test_references_may_be_in_the_captions_file(tmp_path: Path, capsys: pytest.C
     assert json.loads(capsys.readouterr().out)["counts"]["all"]["pairs"] == 3
     arguments = files(tmp_path)
     assert main([*arguments[:2], *FAST]) == 1
-    assert "name a file of them with --references" in capsys.readouterr().err
+    assert "set --references to a file of them" in capsys.readouterr().err
 
 
 def test_the_field_of_the_captions_is_named_where_there_are_several(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = [{"id": id, "caption": REFERENCES[id][0], "prediction": "zzz"} for id in CAPTIONS]
-    given = [*files(tmp_path, records), *FAST]
-    assert main(given) == 1
+    inputs = [*files(tmp_path, records), *FAST]
+    assert main(inputs) == 1
     assert "record 1 has caption" in capsys.readouterr().err
-    assert main([*given, "--field", "prediction", "--against", given[1], "--json"]) == 0
+    assert main([*inputs, "--field", "prediction", "--against", inputs[1], "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["scores"]["all"]["ROUGE-L"] == 0 == result["against"]["ROUGE-L"]["first"]
 
@@ -422,15 +422,15 @@ def sound_result() -> dict[str, Any]:
 
 def test_damaged_results_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", str(tmp_path)]) == 1
-    assert "holds no results" in capsys.readouterr().err
+    assert "there are no results in" in capsys.readouterr().err
     sound = sound_result()
     for text, message in (
         ("{", "not JSON"),
         (json.dumps({"schema": SCHEMA}), "is not a complete result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a sound result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a sound result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a valid result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a valid result"),
         (json.dumps({**sound, "headline": ["all"]}), "is not a complete result"),
-        (json.dumps({**sound, "model": 3}), "is not a sound result"),
+        (json.dumps({**sound, "model": 3}), "is not a valid result"),
     ):
         (tmp_path / "r.json").write_text(text, encoding="utf-8")
         assert main(["leaderboard", str(tmp_path)]) == 1

@@ -35,7 +35,7 @@ def train(data: TinyPairs, folder: Path, *callbacks: object) -> Trainer:
 
 def test_rejects_monitoring_the_test_split(tmp_path: Path) -> None:
     for chooser in (ModelCheckpoint(monitor="test/CIDEr-D"), EarlyStopping("test/loss")):
-        with pytest.raises(ConfigError, match=r"is watched to choose the model.*legacy/procap"):
+        with pytest.raises(ConfigError, match=r"is monitored to select the model.*legacy/procap"):
             train(OwnValidation(), tmp_path, chooser, ValidationSelection())
 
 
@@ -45,7 +45,7 @@ def test_rejects_validation_on_test_pairs_without_a_legacy_protocol(tmp_path: Pa
             tmp_path, monitor="val/CIDEr-D", mode="max", filename="best", enable_version_counter=False
         )
 
-    with pytest.raises(ConfigError, match="validation pairs are pairs of the test split"):
+    with pytest.raises(ConfigError, match="validation pairs are also test pairs"):
         train(TinyPairs(), tmp_path, chooser(), ValidationSelection())
     assert not list(tmp_path.glob("*.ckpt"))
     train(TinyPairs(), tmp_path, chooser(), ValidationSelection("legacy/procap"))

@@ -152,10 +152,10 @@ def test_command_line_gives_the_reason_for_missing_spice(tmp_path: Path, capsys:
     captions, references = tmp_path / "said.json", tmp_path / "truth.json"
     captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
     references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))
-    given = ["score", str(captions), "--references", str(references), "--metrics", "BLEU", "--corenlp", str(tmp_path)]
-    assert main(given) == 0
+    inputs = ["score", str(captions), "--references", str(references), "--metrics", "BLEU", "--corenlp", str(tmp_path)]
+    assert main(inputs) == 0
     assert f"has no {JARS[0]}" in " ".join(capsys.readouterr().out.split())
-    assert main([*given, "--json"]) == 0
+    assert main([*inputs, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "SPICE" in result["not_computed"] and "SPICE" not in result["scores"]["all"]
 

@@ -66,7 +66,7 @@ def test_interface_of_torchmetrics(metric_class: type[CorpusMetric], arguments: 
             metric.plot()
 
 
-def test_works_in_a_collection_beside_torchmetrics() -> None:
+def test_works_in_a_collection_with_torchmetrics() -> None:
     collection = MetricCollection([BLEU(), ROUGEL(), CIDErD(), BLEUScore()])
     for preds, target in zip(PREDS, TARGET, strict=True):
         collection.update(preds, target)
@@ -132,7 +132,7 @@ def test_scores_that_cannot_be_computed_are_errors(monkeypatch: pytest.MonkeyPat
     metric.update(["a"], [["a"]])
     with pytest.raises(ConfigError, match="SPICE not computed: no folder"):
         metric.compute()
-    with pytest.raises(ConfigError, match="n_gram is 5; expected 1 to 4"):
+    with pytest.raises(ConfigError, match="n_gram is 5; expected one of 1, 2, 3, 4"):
         BLEU(n_gram=5)
 
 

@@ -138,5 +138,5 @@ def test_one_name_for_two_adapters_is_refused(trained: Path, tmp_path: Path) -> 
 
 
 def test_an_adapter_needs_a_captioner(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="goes onto a PairCaptioner"):
+    with pytest.raises(ConfigError, match="needs a PairCaptioner"):
         shift().setup(Trainer(**QUIET), LightningModule(), "fit")

@@ -157,7 +157,7 @@ def test_one_objective_may_replace_the_caption_loss(tmp_path: Path) -> None:
         fit([CrudeObjectiveCallback("a"), CrudeObjectiveCallback("b")], tmp_path)
 
 
-def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
+def test_order_and_host_rules_raise_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="list the add-on first"):
         fit([WeightAveraging(), GuessColorCallback("color")], tmp_path)
 
@@ -215,15 +215,15 @@ class Forgets(Addon):
     [
         (None, r"Built\.build returned None; expected an Addon"),
         (nn.Linear(1, 1), r"Built\.build returned Linear\(.*; expected an Addon"),
-        (Forgets("batch"), r"Forgets\.batch returned None; return step\.batch, changed or as it is"),
-        (Forgets("features"), r"Forgets\.features returned None; return step\.features, changed or as it is"),
+        (Forgets("batch"), r"Forgets\.batch returned None; expected step\.batch, changed or unchanged"),
+        (Forgets("features"), r"Forgets\.features returned None; expected step\.features, changed or unchanged"),
         (Forgets("losses"), r"Forgets\.losses returned None; expected a dict of scalar tensors"),
         (Forgets("losses", torch.ones(())), r"Forgets\.losses returned tensor\(1\.\); expected a dict of scalar"),
         (Forgets("losses", {"a": 1.0}), r"Forgets\.losses returned \{'a': 1\.0\}; expected a dict of scalar"),
         (Forgets("losses", {"a": torch.ones(2)}), r"Forgets\.losses returned .*; expected a dict of scalar tensors"),
     ],
 )
-def test_what_an_addon_of_ones_own_forgets_is_told(addon: Any, says: str, tmp_path: Path) -> None:
+def test_an_incomplete_addon_raises_an_error(addon: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         fit([Built(addon)], tmp_path, max_steps=1)
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.metric import CaptionScores
-from lightning_idc.models.captioner import AS_TRAINED
+from lightning_idc.models.captioner import CHECKPOINT_HPARAMS
 from lightning_idc.models.captions import chosen_captions, pad_captions
 from lightning_idc.models.loading import load_captioner, strip_aux
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -49,7 +49,7 @@ def test_a_tiny_subclass_learns_to_describe(tmp_path: Path) -> None:
     assert caption.log_prob <= 0
 
 
-def test_init_from_keeps_the_length_that_was_asked_for(trained: TinyCaptioner) -> None:
+def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
     start = str(trained.folder / "tiny.ckpt")  # type: ignore[operator]
     for asked, expected in ((23, 23), (None, trained.hparams["max_length"])):
         tuned = TinyCaptioner(dropout=0.0, init_from=start, max_length=asked)
@@ -105,7 +105,7 @@ def test_a_test_encodes_and_scores_a_pair_once(trained: TinyCaptioner, monkeypat
 def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() -> None:
     batch_of = [TinySource(2, 760).load(i) for i in range(2)]
     words = ["<pad>", "<bos>", "<eos>", "<unk>", "same"]
-    found = []
+    result = []
     for sentences in (["same", "same thing"], ["same", "Same", "same thing", "same object", "SAME"]):
         torch.manual_seed(0)
         model = TinyCaptioner(dropout=0.0, vocabulary=words, max_length=4, no_change_captions=sentences).eval()
@@ -117,11 +117,11 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
         wanted = (1 - model.score(features, tokens, mask).exp().sum(-1)).tolist()
         assert model.change_scores(features) == pytest.approx(wanted, abs=1e-6)
         assert model.losses_and_change_scores(features, batch)[1] == pytest.approx(wanted, abs=1e-6)
-        found.append(wanted)
-    assert found[0] == found[1] and max(found[0]) < 0.99
+        result.append(wanted)
+    assert result[0] == result[1] and max(result[0]) < 0.99
 
 
-def test_what_was_loaded_to_be_asked_is_trained_as_what_was_made_to_be(trained: TinyCaptioner, tmp_path: Path) -> None:
+def test_a_loaded_captioner_trains_like_a_new_one(trained: TinyCaptioner, tmp_path: Path) -> None:
     trainer = Trainer(**QUIET, enable_checkpointing=False, max_steps=0)
     trainer.strategy.connect(trained)
     trainer.save_checkpoint(tmp_path / "first.ckpt")
@@ -139,7 +139,7 @@ def test_endings_that_are_spared_are_a_list() -> None:
         TinyCaptioner(no_decay="bias")
 
 
-def test_a_length_that_nobody_knows_is_asked_for() -> None:
+def test_an_unknown_max_length_is_required() -> None:
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "same"]).eval()
     model.build()
     sample = TinySource(1, 770).load(0)
@@ -155,13 +155,13 @@ def test_a_length_that_nobody_knows_is_asked_for() -> None:
     assert len(model.generate(features, max_length=2)) == 1
 
 
-def test_image_size_comes_from_the_data_whatever_else_is_given() -> None:
+def test_image_size_comes_from_the_data() -> None:
     data = TinyPairs(image_size=(16, 24))
-    for given in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
-        model = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"])
+    for inputs in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
+        model = TinyCaptioner(**inputs, max_length=6, no_change_captions=["nothing"])
         Trainer(**QUIET, fast_dev_run=1).fit(model, data)
-        assert tuple(model.hparams["image_size"]) == (16, 24), given
-    kept = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
+        assert tuple(model.hparams["image_size"]) == (16, 24), inputs
+    kept = TinyCaptioner(**inputs, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
     Trainer(**QUIET, fast_dev_run=1).fit(kept, data)
     assert tuple(kept.hparams["image_size"]) == (8, 8)
 
@@ -183,7 +183,9 @@ def test_a_checkpoint_is_tested_as_it_was_trained_whoever_made_the_network(
         return model
 
     model = tested()
-    assert {name: model.hparams[name] for name in AS_TRAINED} == {name: trained.hparams[name] for name in AS_TRAINED}
+    assert {name: model.hparams[name] for name in CHECKPOINT_HPARAMS} == {
+        name: trained.hparams[name] for name in CHECKPOINT_HPARAMS
+    }
     Trainer(**QUIET).test(trained, TinyPairs(image_size=(4, 4)), verbose=False)
     assert model.predictions == trained.predictions, "images have the size of the training"
     longer = tested(max_length=5)
@@ -279,7 +281,7 @@ def test_a_nan_loss_stops_the_run_and_names_the_pairs(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
-def test_a_captioner_without_words_says_what_to_do() -> None:
+def test_a_captioner_without_vocabulary_raises_an_error_with_advice() -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
     with pytest.raises(ConfigError, match="load a checkpoint, or fit it"):
         TinyCaptioner().describe(image, image)
@@ -377,10 +379,10 @@ class _Enlarged:
         return PairSample(sample.id, *sides, captions=sample.captions, change_type=sample.change_type)
 
 
-def test_loaders_without_their_data_module_are_told_what_to_do(tmp_path: Path) -> None:
+def test_loaders_without_a_data_module_raise_an_error_with_advice(tmp_path: Path) -> None:
     """A loader of a data module that no trainer knows collates for modules that are no captioners."""
     data, trainer = TinyPairs(batch_size=4), Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
-    with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: give `vocabulary`"):
+    with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: set `vocabulary`"):
         trainer.fit(TinyCaptioner(), data.train_dataloader())
     known = TinyCaptioner(vocabulary=Vocabulary.build(data.train_captions()).words)
     with pytest.raises(

@@ -28,14 +28,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 @pytest.mark.dist
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_scores_and_losses_equal_those_of_one(processes: int, alone: Any, tmp_path: Path) -> None:
-    found = outcome(processes, tmp_path)
-    assert found.keys() == alone.keys() and len(found) == 2 * len(SIZES) * len(REFERENCES)
+    result = outcome(processes, tmp_path)
+    assert result.keys() == alone.keys() and len(result) == 2 * len(SIZES) * len(REFERENCES)
     for case, values in alone.items():
-        assert found[case].keys() == values.keys(), case
-        assert found[case]["said"] == values["said"], case
+        assert result[case].keys() == values.keys(), case
+        assert result[case]["said"] == values["said"], case
         for name, value in values.items():
             if name != "said":
-                torch.testing.assert_close(found[case][name], value, rtol=1e-5, atol=1e-6, msg=f"{case}: {name}")
+                torch.testing.assert_close(result[case][name], value, rtol=1e-5, atol=1e-6, msg=f"{case}: {name}")
 
 
 @pytest.mark.dist
@@ -81,13 +81,13 @@ def depends_on_rank(test: ast.expr) -> bool:
 
 def conditional_collectives(tree: ast.Module) -> list[str]:
     """Collective calls that stand under a condition on the rank, or, where a batch is evaluated, on the batch."""
-    found: list[str] = []
+    messages: list[str] = []
 
     def visit(node: ast.AST, function: str, inside: bool) -> None:
         if isinstance(node, ast.FunctionDef):
             function, inside = node.name, False
         if isinstance(node, ast.Call) and inside and synced(node):
-            found.append(f"{function}: {ast.unparse(node.func)}, line {node.lineno}")
+            messages.append(f"{function}: {ast.unparse(node.func)}, line {node.lineno}")
         of_batch = function.endswith(("_step", "update", "_evaluate"))
         branches = isinstance(node, ast.If | ast.IfExp | ast.While) and (of_batch or depends_on_rank(node.test))
         for name, value in ast.iter_fields(node):
@@ -103,13 +103,13 @@ def conditional_collectives(tree: ast.Module) -> list[str]:
         return conditional and isinstance(node.body[-1], ast.Return | ast.Continue | ast.Break)  # type: ignore[attr-defined]
 
     visit(tree, "", False)
-    return found
+    return messages
 
 
 def test_no_collective_call_is_conditional() -> None:
-    found = {
+    result = {
         path.relative_to(PACKAGE).as_posix(): calls
         for path, tree in trees().items()
         if (calls := conditional_collectives(tree))
     }
-    assert not found
+    assert not result

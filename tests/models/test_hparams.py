@@ -77,7 +77,7 @@ def test_a_prompt_needs_a_captioner_that_reads_it() -> None:
     model = TinyCaptioner(vocabulary=WORDS, max_length=4).eval()
     model.build()
     sample = TinySource(1, 0).load(0)
-    with pytest.raises(ConfigError, match="a TinyCaptioner is not asked in words"):
+    with pytest.raises(ConfigError, match="TinyCaptioner takes no prompt"):
         model.describe(sample.before, sample.after, prompt="What is new?")
     assert "prompt" not in model.hparams
 

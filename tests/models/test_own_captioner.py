@@ -1,4 +1,4 @@
-"""A captioner of one's own, as README shows it: four methods are all it needs, in a file and in a notebook."""
+"""A user-defined captioner as in CONTRIBUTING.md: four methods suffice, in a file and in a notebook."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils import names
 from lightning_idc.utils.errors import ConfigError
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 QUIET: dict[str, Any] = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
 }  # fmt: skip
 
 
 def block() -> str:
-    """README's block that holds a captioner."""
-    return next(found for found in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "build_net" in found)
+    """Code of the captioner in CONTRIBUTING.md."""
+    return next(code for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S) if "build_net" in code)
 
 
 def trained(kind: Any, folder: Path) -> Path:
@@ -43,7 +43,7 @@ def trained(kind: Any, folder: Path) -> Path:
     return folder / "mine.ckpt"
 
 
-def test_readmes_captioner_trains_searches_and_is_described_by_the_command(
+def test_the_captioner_of_contributing_trains_searches_and_is_described_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine_of_readme.py").write_text(block())
@@ -125,7 +125,7 @@ class WithPart(PairCaptioner):
 def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part: Any, tmp_path: Path) -> None:
     """Every checkpoint of such a run would be refused when it is opened, as one that runs code."""
     options: dict[str, Any] = {**QUIET, "max_epochs": 1, "default_root_dir": tmp_path}
-    with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*make the object in build_net"):
+    with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*create the object in build_net"):
         Trainer(**options).fit(WithPart(part), TinyPairs())
     model = WithPart(part)
     trainer = Trainer(**options, enable_checkpointing=False)
@@ -139,9 +139,9 @@ def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part
 
 
 @pytest.mark.parametrize("part", [1, 0.5, "gelu", None, (1, 2), [[1.0]], {"width": 3}, torch.float16, torch.ones(2)])
-def test_an_argument_of_plain_values_is_kept(part: Any, tmp_path: Path) -> None:
+def test_an_argument_of_plain_values_is_saved(part: Any, tmp_path: Path) -> None:
     model = WithPart(part)
     trainer = Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
     trainer.fit(model, TinyPairs())
-    found = WithPart.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).hparams["part"]  # type: ignore[union-attr]
-    assert torch.equal(found, part) if isinstance(part, Tensor) else found == part
+    result = WithPart.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).hparams["part"]  # type: ignore[union-attr]
+    assert torch.equal(result, part) if isinstance(part, Tensor) else result == part

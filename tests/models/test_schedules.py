@@ -24,7 +24,7 @@ def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [WarmupCosine, BertWarmupCosine, WarmupLinear, WarmupHold, LogarithmicWarmup])
-def test_a_number_of_steps_is_refused_where_a_share_of_the_run_is_asked_for(kind: type[Schedule]) -> None:
+def test_warmup_ratio_rejects_a_number_of_steps(kind: type[Schedule]) -> None:
     # 500 would be taken for 500 runs: no step would have more than a five-hundredth of the rate
     for warmup in (500, 1.5, -0.1, math.nan):
         with pytest.raises(ConfigError, match="fraction of the run"):

@@ -10,8 +10,8 @@ import torch
 
 from lightning_idc.images.types import PairSample
 from lightning_idc.models import PairTransformer
+from lightning_idc.models.location import locate, locate_counts
 from lightning_idc.models.pretraining.cell_classification import ChangeNaming, naming_loss
-from lightning_idc.models.where import locate, locate_counts
 from lightning_idc.nn.backbones import build_backbone, grid_of
 from lightning_idc.nn.differencing import CellCounts, DifferenceCNN
 from lightning_idc.nn.peaks import THRESHOLD, peaks

@@ -144,7 +144,7 @@ def test_bert_vocabulary_decodes_and_groups_pieces(bert: Path) -> None:
     ids = vocabulary.encode("the cubes moved (left).")
     assert vocabulary.decode([*ids, *vocabulary.encode("red")]) == "the cubes moved (left)."
     assert vocabulary.grouped(ids[1:-1])[:3] == [("the", 1), ("cubes", 2), ("moved", 2)]
-    assert [PIECES[index] for index in vocabulary.special.never_said] == ["[PAD]", "[CLS]", "[UNK]", "[MASK]"]
+    assert [PIECES[index] for index in vocabulary.special.suppress_tokens] == ["[PAD]", "[CLS]", "[UNK]", "[MASK]"]
     restored = load_vocabulary(vocabulary.key)
     assert isinstance(restored, BertVocabulary) and restored.encode("red cubes") == vocabulary.encode("red cubes")
 

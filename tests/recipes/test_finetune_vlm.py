@@ -142,7 +142,7 @@ def test_the_table_of_memory_is_what_plan_computes(shapes: dict[str, Path]) -> N
         needed = plan.states + plan.activations
         assert needed / GIB < 0.9 * LIMITS[choice["hardware"]], choice
         figures = [plan.states, plan.activations, needed, plan.host]
-        trained = sum(plan.trained.values()) / 1e6
+        trained = sum(plan.num_trained.values()) / 1e6
         rows[choice["hardware"], choice["model"]] = [f"{trained:.0f}", *(f"{value / GIB:.1f}" for value in figures)]
     assert len(rows) == 6
     pattern = r"^\| `(\w+)` \| `(\w+)` \| (.+) \|$"

@@ -168,7 +168,7 @@ def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(
         assert torch.equal(found[name.replace(".default", ".reference")], sft[name]), "what it is held to is SFT"
     rows = json.loads((out / "test_grpo" / "comparison.json").read_text())
     assert list(rows) == ["SFT", "SFT+", "GRPO"]
-    assert set(rows["GRPO"]["compared"]["floors"]) == {"constant", "dealt", "after := before"}
+    assert set(rows["GRPO"]["compared"]["baselines"]) == {"constant caption", "shuffled captions", "identical images"}
     if reward == "cider":
         assert_a_server_draws_the_same(here, out, found)
 

@@ -171,7 +171,7 @@ def test_the_order_of_captions_changes_no_p(tmp_path: Path, capsys: pytest.Captu
         assert capsys.readouterr().out == printed, place
 
 
-def test_captions_beside_other_references_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_captions_with_other_references_have_no_p_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = truths()
     for name, wrong in (("a", 0.1), ("b", 0.5)):
         write_run(tmp_path / name, 1, said(of, wrong, 1), of, {"wrong": wrong})
@@ -191,7 +191,7 @@ def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     result = tmp_path / "test" / "metrics.json"
     kept = result.read_text(encoding="utf-8")
     assert main(["leaderboard", str(tmp_path), "--out", str(result)]) == 1
-    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert "is an input and would be overwritten" in capsys.readouterr().err
     assert result.read_text(encoding="utf-8") == kept
 
 
@@ -324,7 +324,7 @@ def test_results_of_some_data_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "no result is of the data 0123" in capsys.readouterr().err
 
 
-def test_what_a_result_says_is_text_in_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_result_is_escaped_in_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of, runs = truths(), tmp_path / "runs"
     for name in ("a", "<b>b"):
         write_run(runs / name, 1, said(of, 0.2, 1), of, {"model.width": len(name)})

@@ -23,7 +23,7 @@ from lightning_idc.images.types import Caption, PairSample
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.baselines import check_baselines
 from lightning_idc.report.html import Entry, write_report
-from lightning_idc.report.results import Results, spread
+from lightning_idc.report.results import Results, select_evenly
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
@@ -59,7 +59,7 @@ def test_rows_are_means_over_their_pairs() -> None:
     assert "relation" not in found.rows["move"]
 
 
-def test_a_change_that_nobody_names_has_a_row_beside_no_change_alone() -> None:
+def test_changes_without_a_type_have_a_row_next_to_no_change() -> None:
     def rows(*kinds: str) -> list[str]:
         records = [{**record, "change_type": kind} for record, kind in zip(RECORDS, kinds, strict=True)]
         return list(summarise(records, summary()[0], {}).rows)
@@ -101,8 +101,8 @@ def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) ->
         "easiest quarter": 1,
     }
     assert result["summary"]["pairs"]["hardest quarter"] == 1
-    given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
-    assert main(given) == 0, "the file alone is enough to score it so again"
+    inputs = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
+    assert main(inputs) == 0, "the file alone is enough to score it so again"
 
 
 def test_the_table_reads_without_a_terminal() -> None:
@@ -133,10 +133,10 @@ def test_a_sheet_holds_every_card() -> None:
 
 def test_examples_take_turns_between_types() -> None:
     records = [{"id": str(n), "change_type": "ab"[n % 2], "references": ["x"]} for n in range(20)]
-    chosen = spread(records, 5)
+    chosen = select_evenly(records, 5)
     assert [r["change_type"] for r in chosen] == ["a", "b", "a", "b", "a"]
-    assert chosen == spread(records, 5)
-    assert len(spread(records, 50)) == 20
+    assert chosen == select_evenly(records, 5)
+    assert len(select_evenly(records, 50)) == 20
 
 
 def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "7 pairs, 21 references" in printed
     assert printed.count("truth") == 3
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
-    assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
+    assert "other metrics: loss" in printed and "BLEU-1" not in printed.split("other metrics")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -220,17 +220,17 @@ def test_a_blind_captioner_is_named_as_such(tmp_path: Path, capsys: pytest.Captu
     Trainer(callbacks=[ShowResults()], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
     printed = capsys.readouterr().out
     assert (
-        "constant caption" in printed and "identical images" in printed and "1 different caption of 7 pairs" in printed
+        "constant caption" in printed and "identical images" in printed and "1 distinct caption for 7 pairs" in printed
     )
-    assert "1 caption for 7 pairs: this captioner does not look at the images" in printed
+    assert "1 caption for 7 pairs: this captioner does not use the images" in printed
     check = json.loads((tmp_path / "metrics.json").read_text())["baseline_check"]
     assert set(check["over"]) == {"constant caption", "identical images"} and check["distinct"] == 1
     page = (tmp_path / "report.html").read_text()
-    assert 'role="alert"' in page and "does not look at the images" in page
+    assert 'role="alert"' in page and "does not use the images" in page
     capsys.readouterr()
     assert main(["leaderboard", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "constant caption" in printed and "does not look at the images" in printed
+    assert "constant caption" in printed and "does not use the images" in printed
 
 
 def test_a_captioner_that_looks_has_no_warning() -> None:

@@ -183,10 +183,10 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
 
     audit, board = tmp_path / "audit.html", tmp_path / "board.html"
     areas = [AuditArea((0.1, 0.2, 0.5, 0.6), ["a cup"], {"match": 0.5}, None, "")]
-    found = AuditEntry(
+    result = AuditEntry(
         "p", [picture(0)], ["text"], {"similarity": 0.3}, "too similar", "found 1", areas, "add", ["Stage"]
     )
-    write_audit(audit, "An audit", [found], {"kept": 1}, {"kept": 1}, "1 pair", {"records": "here"})
+    write_audit(audit, "An audit", [result], {"kept": 1}, {"kept": 1}, "1 pair", {"records": "here"})
     write_leaderboard(board, [Board("D: coco", "2 pairs", Table(["model", "CIDEr-D"], [["a", "1.0"]]))])
     for scheme in ("light", "dark"):
         tab = browser.new_page(color_scheme=scheme, bypass_csp=True)  # axe is put into the page

@@ -6,7 +6,7 @@ import torch
 
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.captions import score_captions
-from lightning_idc.report.comparison import Captioned, rows_of
+from lightning_idc.report.comparison import Captioned, compare_captioners
 from lightning_idc.rules import rules_captions
 
 
@@ -29,10 +29,10 @@ def test_captions_of_samples() -> None:
     }
 
 
-def test_a_row_beside_other_captioners() -> None:
+def test_a_row_next_to_other_captioners() -> None:
     references = {pair.id: pair.captions for pair in pairs()}
     captions = rules_captions(pairs())
     assert score_captions(captions, references, ("CIDEr-D",)).values["CIDEr-D"] > 200
     others = Captioned(dict.fromkeys(references, "a cube moved"))
-    rows = rows_of({"rules": Captioned(captions), "captioner": others}, references)
+    rows = compare_captioners({"rules": Captioned(captions), "captioner": others}, references)
     assert [row.name for row in rows] == ["rules", "captioner"] and rows[0].score > rows[1].score

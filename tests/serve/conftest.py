@@ -19,11 +19,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a captioner of 32 x 32 images."""
     torch.manual_seed(0)
     words = Vocabulary.build(["the cube moved to the left", "nothing changed"]).words
-    found = PairTransformer(
+    result = PairTransformer(
         vocabulary=words, image_size=(32, 32), max_length=6, width=16, heads=2, grid=2, no_change_captions=["nothing"]
     )
-    found.build()
-    return found.save_pretrained(tmp_path_factory.mktemp("model") / "small")
+    result.build()
+    return result.save_pretrained(tmp_path_factory.mktemp("model") / "small")
 
 
 @pytest.fixture

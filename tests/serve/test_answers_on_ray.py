@@ -45,14 +45,14 @@ def test_the_file_is_that_of_plain_predict(
 
 
 def _answers(model: Path) -> Iterator[object]:
-    from lightning_idc.serve.batch import answered_on_ray
+    from lightning_idc.serve.batch import answer_batches_on_ray
     from lightning_idc.serve.opening import ModelOptions
     from lightning_idc.serve.options import BatchOptions
 
-    yield from answered_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), gate=None)
+    yield from answer_batches_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), tolerance=None)
 
 
-def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_ray_raises_a_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**options: object) -> None:
         raise Exception("The current node timed out during startup.")  # as Ray does on a busy machine
 

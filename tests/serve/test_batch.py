@@ -22,6 +22,7 @@ from lightning_idc.cli import main
 from lightning_idc.images.types import PairSample
 from lightning_idc.serve import batch
 from lightning_idc.serve.answers import Answer
+from lightning_idc.serve.describer import CaptionerDescriber
 from lightning_idc.serve.pairs import Ignored, list_pairs
 from lightning_idc.utils.errors import DataError
 
@@ -91,17 +92,17 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
         ("There is no visible difference between the two images.", 0.9, "changed"),
     ],
 )
-def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
+def test_a_captioner_without_a_change_score_decides_by_its_caption(
     model: Path, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     said: str, score: float | None, status: str,
 ) -> None:  # fmt: skip
     """A published vision-language model has no change score."""
     changed = None if score is None else score >= 0.5
 
-    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+    def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
         return [Answer(sample.id, said, -0.1, score, changed, [[0, 0, 8, 8]]) for sample in samples]
 
-    monkeypatch.setattr(batch, "answer_pairs", answers)
+    monkeypatch.setattr(CaptionerDescriber, "answer", answer)
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     out = tmp_path / "out.jsonl"
@@ -118,10 +119,10 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
 ) -> None:  # fmt: skip
     """A captioner that sees no change in a screenshot must not leave a failed job with reports that passed."""
 
-    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+    def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
         return [Answer(sample.id, "nothing changed", -0.1, 0.1, False) for sample in samples]
 
-    monkeypatch.setattr(batch, "answer_pairs", answers)
+    monkeypatch.setattr(CaptionerDescriber, "answer", answer)
     for name in ("sub/gone", "sub/fresh"):
         next(tmp_path.glob(f"*/{name}.png")).unlink()
     reg, junit = tmp_path / "reg.json", tmp_path / "junit.xml"
@@ -133,9 +134,9 @@ def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_repor
         suite = ElementTree.parse(junit).getroot()
         assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == failed
         assert suite.get("failures") == str(len(failed))
-        found = json.loads(reg.read_text())
-        assert found["failedItems"] == found["diffItems"] == [f"{name}.png" for name in failed]
-        assert ("other.png" in found["passedItems"]) == (not failed)
+        result = json.loads(reg.read_text())
+        assert result["failedItems"] == result["diffItems"] == [f"{name}.png" for name in failed]
+        assert ("other.png" in result["passedItems"]) == (not failed)
 
 
 def test_what_cannot_be_read_or_compared_is_status_two(
@@ -149,7 +150,7 @@ def test_what_cannot_be_read_or_compared_is_status_two(
         failed = [row for row in csv.DictReader(file) if row["status"] == "failed"]
     assert [row["id"] for row in failed] == ["other"] and "damaged" in failed[0]["error"]
     assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
-    for wrong, said in (
+    for wrong, message in (
         (["compare", folders[0], "nowhere"], "there is no 'nowhere'"),
         (["compare", *folders, "--out", "x.txt"], "expected a name that ends with .jsonl, .csv, .parquet"),
         (["compare", *folders, "--ignore", "left"], "expected X1,Y1,X2,Y2"),
@@ -158,7 +159,7 @@ def test_what_cannot_be_read_or_compared_is_status_two(
     ):
         extra = [] if "--out" in wrong else ["--out", str(tmp_path / "new.jsonl")]
         assert main([*wrong, "--model", str(model), *extra]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["compare", *folders, "--batch_size", "0", "--out", str(tmp_path / "new.jsonl")]) == 2
     assert "argument --batch_size: expected at least 1" in capsys.readouterr().err
 
@@ -189,8 +190,8 @@ def test_what_is_transparent_in_a_mask_is_not_bright(
         path = tmp_path / f"{kind}.png"
         mask.convert(kind).save(path)
         ignored = Ignored([str(path)])
-        found = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
-        assert int((found == 0).all(0).sum()) == 16 and not found[:, :4, :4].any(), kind
+        result = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
+        assert int((result == 0).all(0).sum()) == 16 and not result[:, :4, :4].any(), kind
     out = tmp_path / "out.jsonl"
     arguments = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail_on", "pixels"]
     assert main([*arguments, "--ignore", str(tmp_path / "RGBA.png")]) == 1
@@ -217,10 +218,10 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
         assert main(["predict", *arguments, "--model", str(model), "--out", out, "--batch_size", "2"]) == 0
         if out.endswith(".csv"):
             with open(out, newline="") as file:
-                found = list(csv.DictReader(file))
+                result = list(csv.DictReader(file))
         else:
-            found = parquet.read_table(out).to_pylist() if out.endswith("parquet") else lines(Path(out))
-        said.append([(record["caption"], round(float(record["log_prob"]), 4)) for record in found])
+            result = parquet.read_table(out).to_pylist() if out.endswith("parquet") else lines(Path(out))
+        said.append([(record["caption"], round(float(record["log_prob"]), 4)) for record in result])
         assert not list(tmp_path.glob("*.part"))
     assert len(said[0]) == 5 and said == [said[0]] * 4
     assert "note: before is 32x32 and after is 48x48" not in capsys.readouterr().out
@@ -230,14 +231,14 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 
 
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
-    for text, said in (
+    for text, message in (
         ("a.png", "line 1: 1 paths"),
-        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' comes twice"),
-        ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' is of other files than one above"),
+        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' appears twice"),
+        ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' has other files than an earlier one"),
         ("", "no pairs"),
     ):
         (tmp_path / "pairs.txt").write_text(text)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=message):
             list_pairs([tmp_path / "pairs.txt"])
     (tmp_path / "pairs.txt").write_text(". b.png")
     assert [pair.id for pair in list_pairs([tmp_path / "pairs.txt"])] == ["...b"]  # it fails alone when it is read
@@ -291,11 +292,11 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
         file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it
     kept = part.read_text().splitlines()[1:-1]
     assert main([*arguments[:-2], "--batch_size", "32"]) == 0
-    said = capsys.readouterr()
-    assert f"{len(kept)} of 400 pairs were answered before" in said.err
-    found = out.read_text().splitlines()
-    assert [json.loads(line)["id"] for line in found] == [f"{number:03d}" for number in range(400)]
-    assert found[: len(kept)] == kept and not part.exists()
+    captured = capsys.readouterr()
+    assert f"{len(kept)} of 400 pairs were answered before" in captured.err
+    result = out.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in result] == [f"{number:03d}" for number in range(400)]
+    assert result[: len(kept)] == kept and not part.exists()
 
 
 def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
@@ -309,7 +310,7 @@ def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
     assert "unfinished run of another captioner" in capsys.readouterr().err
 
 
-def test_captions_are_written_beside_the_second_images_and_kept(
+def test_captions_are_written_next_to_the_second_images_and_not_replaced(
     model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(3):
@@ -322,7 +323,7 @@ def test_captions_are_written_beside_the_second_images_and_kept(
     assert (
         main(["predict", str(tmp_path), "--sidecar", "--model", str(model), "--prompt", "Write the instruction."]) == 1
     )
-    assert "is not asked in words" in capsys.readouterr().err
+    assert "takes no prompt" in capsys.readouterr().err
 
 
 def test_captions_that_would_be_one_file_are_refused_and_lonely_images_are_counted(
@@ -351,9 +352,9 @@ def test_names_of_files_cannot_steer_the_terminal(
     assert main(["compare", *folders, *arguments]) == 2 and main(["predict", *folders, *arguments]) == 2
     (tmp_path / "now/\x1b[2Jtwo.png").unlink()
     assert main(["predict", *folders, *arguments]) == 1  # one has no partner
-    said = capsys.readouterr()
-    assert "\\x1b[2Jone" in said.out and "\\x1b[2Jtwo" in said.err
-    assert "\x1b" not in said.out + said.err
+    captured = capsys.readouterr()
+    assert "\\x1b[2Jone" in captured.out and "\\x1b[2Jtwo" in captured.err
+    assert "\x1b" not in captured.out + captured.err
     for side in ("old", "now"):
         (tmp_path / side).rename(tmp_path / ("before" if side == "old" else "after"))
     (tmp_path / "after/\x1b[2Jtwo.png").write_text("no picture")
@@ -369,15 +370,15 @@ def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_sa
             os.utime(draw(f"{folder}/{name}.png", seed=len(folder)), (0, 0))
     compared = ["--model", str(model), "--out", str(tmp_path / "out.jsonl"), "--batch_size", "1"]
     monday, tuesday = ([str(tmp_path / "old"), str(tmp_path / day)] for day in ("monday", "tuesday"))
-    whole = batch.answered
+    whole = batch.answer_batches
 
     def stopped(*arguments: object) -> object:
         yield next(iter(whole(*arguments)))  # type: ignore[arg-type]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batch, "answered", stopped)
+    monkeypatch.setattr(batch, "answer_batches", stopped)
     assert main(["compare", *monday, *compared]) == 130
-    monkeypatch.setattr(batch, "answered", whole)
+    monkeypatch.setattr(batch, "answer_batches", whole)
     assert main(["compare", *tuesday, *compared]) == 2
     assert "of other pairs" in capsys.readouterr().err
     answered = tmp_path / "out.jsonl.part"
@@ -398,20 +399,20 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change
     (tmp_path / "taken").write_text("a file, no folder")
     arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
     assert main([*arguments, option, str(tmp_path / "taken/found.jsonl")]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ") and option in said.err and "Traceback" not in said.err
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and option in captured.err and "Traceback" not in captured.err
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "out.jsonl.part").exists()
 
 
 @pytest.mark.parametrize("option", ["--out", "--reg", "--junit", "--report"])
-def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
+def test_a_folder_instead_of_a_file_raises_an_error_before_the_work(
     option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "reports.csv").mkdir()
     arguments = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
     assert main([*arguments, option, str(tmp_path / "reports.csv")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {option} ") and "reports.csv' is a folder" in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"error: {option} ") and "reports.csv' is a folder" in printed
     assert not list(tmp_path.glob("*.jsonl*")) and not list(tmp_path.glob("*.part"))
 
 
@@ -428,7 +429,7 @@ def test_the_table_that_is_read_is_not_written_over(
     table.write_text("\n".join(lines) + "\n")
     before = table.read_bytes()
     assert main(["predict", str(table), "--model", str(model), "--out", str(tmp_path / "." / table.name)]) == 1
-    assert f"{table.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+    assert f"{table.name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
     assert table.read_bytes() == before
 
 
@@ -442,7 +443,7 @@ def test_a_fault_of_the_program_is_not_taken_for_a_change(
     def broken(*arguments: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr(batch, "answered", broken)
+    monkeypatch.setattr(batch, "answer_batches", broken)
     assert main(["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert "RuntimeError: a fault" in capsys.readouterr().err
 

@@ -36,13 +36,13 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
     pair = [str(draw("a.png")), str(draw("b.png", square=(16, 8)))]
     picture = tmp_path / "answer.png"
     assert main(["describe", *pair, "--model", str(model), "--json", "--out", str(picture)]) == 0
-    said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert found["size"] == [32, 32] and len(found["map"]) == 32 and found["notes"] == [] and said.err == ""
+    captured = capsys.readouterr()
+    result = json.loads(captured.out)
+    assert result["size"] == [32, 32] and len(result["map"]) == 32 and result["notes"] == [] and captured.err == ""
     # only what differs, and what is next to it, can be where the change lies
-    marked = {(x, y) for y, row in enumerate(found["map"]) for x, value in enumerate(row) if value}
+    marked = {(x, y) for y, row in enumerate(result["map"]) for x, value in enumerate(row) if value}
     assert marked and marked <= {(x, y) for x in range(15, 25) for y in range(7, 17)}
-    assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in found["boxes"])
+    assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in result["boxes"])
     with Image.open(picture) as image:
         assert image.width > 3 * 300
     assert main(["describe", *pair, "--model", str(model), "--out", str(tmp_path / "answer.jpg")]) == 1
@@ -51,7 +51,7 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
         and not (tmp_path / "answer.jpg").exists()
     )
     assert main(["describe", *pair, "--model", str(model)]) == 0
-    assert found["caption"] in capsys.readouterr().out
+    assert result["caption"] in capsys.readouterr().out
 
 
 def test_files_of_another_size_are_brought_to_that_of_the_training(
@@ -69,10 +69,10 @@ def test_files_of_another_size_are_brought_to_that_of_the_training(
                 image.resize((side, side), Image.Resampling.NEAREST).save(target)
                 larger.append(str(target))
         assert main(["describe", *larger, "--model", str(model), "--no_where", "--json"]) == 0
-        said = capsys.readouterr()
-        found = json.loads(said.out)
-        assert found["caption"] == expected.text and found["log_prob"] == pytest.approx(expected.log_prob, abs=0.01)
-        assert note in said.err and bool(said.err) == bool(note)
+        captured = capsys.readouterr()
+        result = json.loads(captured.out)
+        assert result["caption"] == expected.text and result["log_prob"] == pytest.approx(expected.log_prob, abs=0.01)
+        assert note in captured.err and bool(captured.err) == bool(note)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_files_of_another_size_are_brought_to_that_of_the_training(
         (((12, 12), (12, 12)), "scaled 3 times up"),
     ],
 )
-def test_the_user_is_told_where_images_differ_from_each_other_or_from_the_training(
+def test_images_that_differ_from_each_other_or_from_training_have_notes(
     model: Path, draw: Draw, capsys: pytest.CaptureFixture[str], sizes: tuple[tuple[int, int], ...], note: str
 ) -> None:
     pair = [str(draw(f"{side}.png", size=size)) for side, size in zip("ab", sizes, strict=True)]
@@ -116,16 +116,19 @@ def test_borders_that_bring_a_picture_to_another_aspect_change_nothing(
         padded.append(tmp_path / f"padded_{path.stem}.{ending}")
         canvas.save(padded[-1], **({"lossless": True} if ending == "webp" else {}))
     with pytest.warns(UserWarning, match=f"borders of one colour are cut off: of {size[0]}x{size[1]} pixels 32x32"):
-        found = answered(model, *padded, crop_bars=True)
-    assert (found.caption, found.log_prob, found.change_score) == (
+        result = answered(model, *padded, crop_bars=True)
+    assert (result.caption, result.log_prob, result.change_score) == (
         expected.caption, expected.log_prob, expected.change_score,
     )  # fmt: skip
     left, top = place
-    assert found.size == size and expected.boxes
-    assert found.boxes == [[x1 + left, y1 + top, x2 + left, y2 + top] for x1, y1, x2, y2 in expected.boxes]
-    assert found.map is not None and len(found.map) <= 32 and len(found.map[0]) <= 32
+    assert result.size == size and expected.boxes
+    assert result.boxes == [[x1 + left, y1 + top, x2 + left, y2 + top] for x1, y1, x2, y2 in expected.boxes]
+    assert result.map is not None and len(result.map) <= 32 and len(result.map[0]) <= 32
     marked = [
-        (x / len(found.map[0]), y / len(found.map)) for y, row in enumerate(found.map) for x, v in enumerate(row) if v
+        (x / len(result.map[0]), y / len(result.map))
+        for y, row in enumerate(result.map)
+        for x, v in enumerate(row)
+        if v
     ]
     assert marked and all(left / size[0] <= x <= (left + 32) / size[0] for x, _ in marked)
     assert all(top / size[1] <= y <= (top + 32) / size[1] for _, y in marked)
@@ -193,11 +196,11 @@ def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path:
         lightning_idc.load("nothing-here")
     with pytest.raises(CheckpointError, match=r"there is no checkpoint '.*gone.ckpt'"):
         lightning_idc.load(tmp_path / "gone.ckpt")
-    with pytest.raises(ConfigError, match="there is no device 'cuda:7' here"):
+    with pytest.raises(ConfigError, match="the device 'cuda:7' is not available"):
         lightning_idc.load(model, device="cuda:7")
     with pytest.raises(ConfigError, match="expected NAME=VALUE; did you mean 'value_range'"):
         lightning_idc.load(model, image=["value_rang=auto"])
-    with pytest.raises(ConfigError, match="is not asked in words"):
+    with pytest.raises(ConfigError, match="takes no prompt"):
         lightning_idc.load(model, prompt="What is new?")
 
 
@@ -208,12 +211,13 @@ def test_the_picture_is_not_written_over_an_image_of_the_pair(
     kept = before.read_bytes(), after.read_bytes()
     for save in (before, after):
         assert main(["describe", str(before), str(after), "--model", str(model), "--out", str(save)]) == 1
-        assert f"{save.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+        assert f"{save.name}' is an input and would be overwritten; choose another file" in capsys.readouterr().err
     assert (before.read_bytes(), after.read_bytes()) == kept
 
 
 @pytest.mark.parametrize(
-    ("save", "said"), [("absent/a.png", "'absent' is not a folder"), ("folder.png", "is a folder; name a file in it")]
+    ("save", "said"),
+    [("absent/a.png", "'absent' is not a folder"), ("folder.png", "is a folder; expected the path of a file")],
 )
 def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     save: str, said: str, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -232,4 +236,4 @@ def test_a_picture_that_cannot_be_written_is_named_before_the_work(
         save,
     ]
     assert main(arguments) == 1
-    assert f"--out {save!r}" in (told := capsys.readouterr().err) and said in told
+    assert f"--out {save!r}" in (printed := capsys.readouterr().err) and said in printed

@@ -49,7 +49,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_code_of_the_documentation_says_what_python_says(
+def test_the_code_of_the_documentation_equals_the_captioner(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(exported)
@@ -67,7 +67,7 @@ def test_the_code_of_the_documentation_says_what_python_says(
 
 
 @pytest.mark.slow
-def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported: Path) -> None:
+def test_probabilities_of_sentences_equal_those_of_the_change_score(exported: Path) -> None:
     import onnxruntime
 
     folder = exported / "clevr_onnx"
@@ -78,8 +78,8 @@ def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported
     for ids in about["no_change"]:
         past, sums = memory[..., :0, :], np.zeros(8)
         for before, after in itertools.pairwise(ids):
-            found, past = step.run(None, {"tokens": np.full(8, before), "memory": memory, "past": past})
-            sums += found[:, after]
+            result, past = step.run(None, {"tokens": np.full(8, before), "memory": memory, "past": past})
+            sums += result[:, after]
         mass += np.exp(sums)
     captioner = lightning_idc.load("clevr", device="cpu")
     with torch.no_grad():
@@ -139,11 +139,11 @@ def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["onnx", "--out", "out", "--layout", "model"], "--layout belongs to `export hf`"),
+        (["onnx", "--out", "out", "--layout", "model"], "--layout is an option of `export hf`"),
         (["hf", "--out", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_exports_raise_an_error(
     arguments: list[str],
     message: str,
     model: Path,
@@ -162,12 +162,12 @@ def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> No
 
     captioner = lightning_idc.load(model, device="cpu")
     captioner.hparams["image_size"] = captioner.hparams["input_spec"] = None
-    with pytest.raises(ConfigError, match="a graph needs one"):
+    with pytest.raises(ConfigError, match="a graph has one"):
         write_graphs(captioner, tmp_path / "out", "torch")
 
 
 @pytest.mark.parametrize("kind", ["torch", "hf"])
-def test_a_file_in_the_place_of_the_folder_is_named(
+def test_a_file_instead_of_the_folder_raises_an_error(
     kind: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     taken = tmp_path / "taken"

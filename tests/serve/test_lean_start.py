@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lightning_idc
-from lightning_idc.models.where import locate
+from lightning_idc.models.location import locate
 
 
 def test_where_is_the_same_though_each_image_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:

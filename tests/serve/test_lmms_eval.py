@@ -24,7 +24,7 @@ from lightning_idc.cli.data import data_modules
 from lightning_idc.data import SyntheticPairs
 from lightning_idc.data.export.files import export_pairs
 from lightning_idc.metrics import score_captions
-from lightning_idc.metrics.captions import USUAL
+from lightning_idc.metrics.captions import STANDARD_METRICS
 from lightning_idc.serve.lmms_eval import TASKS, scoring
 from lightning_idc.utils.names import class_of
 
@@ -138,7 +138,7 @@ def test_the_command_line_of_lmms_eval_scores_a_captioner(tmp_path: Path) -> Non
     for index, id in enumerate(source.ids):
         pair = source.load(index)
         captions[id], references[id] = captioner.describe(pair.before, pair.after).text, pair.captions
-    expected = score_captions(captions, references, USUAL).values
+    expected = score_captions(captions, references, STANDARD_METRICS).values
     for name in names:
         found = results[f"idc_{name}"]
         for metric in ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D"):

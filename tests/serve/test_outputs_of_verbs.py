@@ -192,10 +192,10 @@ def test_no_verb_replaces_or_removes_a_file_of_the_user(
 ) -> None:
     before, model_before = tree(home), tree(model)
     assert main(filled(REFUSED[case], model)) in (1, 2)
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert changed(before, tree(home)) == set() and tree(model) == model_before and hub == []
     assert not [path for path in home.rglob(".lightning_idc-*")] and not [*home.rglob("*.partial")]
-    assert "Traceback" not in said.err and ("error: " in said.err or "problem: " in said.out)
+    assert "Traceback" not in captured.err and ("error: " in captured.err or "problem: " in captured.out)
 
 
 WRITES = {
@@ -230,9 +230,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("case", WRITES)
-def test_a_verb_writes_what_is_asked_for_twice_and_nothing_else(
-    case: str, home: Path, model: Path, hub: list[str]
-) -> None:
+def test_a_verb_run_twice_writes_only_its_outputs(case: str, home: Path, model: Path, hub: list[str]) -> None:
     arguments, outputs = WRITES[case]
     before = tree(home)
     for _ in range(2):  # its own output needs no flag
@@ -260,7 +258,7 @@ def test_overwrite_replaces_the_files_that_are_named_and_no_others(home: Path, m
     assert changed(before, tree(home)) == {"out.jsonl", "page.html", *pictures}
 
 
-def test_a_report_never_takes_the_folder_of_its_name_beside_it(
+def test_a_report_never_replaces_an_existing_folder_of_its_name(
     tmp_path: Path, draw: Draw, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw("old_pictures/1.png", seed=1)
@@ -268,10 +266,10 @@ def test_a_report_never_takes_the_folder_of_its_name_beside_it(
     (tmp_path / "new_pictures/notes.txt").write_text("thesis")
     before = tree(tmp_path)
     monkeypatch.chdir(tmp_path)
-    given = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
+    inputs = ["compare", "old_pictures", "new_pictures", "--model", str(model), "--report", "new.html"]
     for flag in ([], ["--overwrite"]):
-        assert main([*given, *flag]) == 2
-        assert "the pictures of --report" in (said := capsys.readouterr().err) or "new_pictures" in said
+        assert main([*inputs, *flag]) == 2
+        assert "the images of --report" in (printed := capsys.readouterr().err) or "new_pictures" in printed
         assert tree(tmp_path) == before
 
 

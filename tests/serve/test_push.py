@@ -165,22 +165,24 @@ def test_a_push_replaces_what_it_uploaded_and_no_card_of_the_user(
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
+def test_a_rejected_upload_raises_a_one_line_error_and_leaves_the_folder(
     status: int, hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.refuses = status
     assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and "hf auth login" in said and REPO in said and "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert (
+        printed.startswith("error: ") and "hf auth login" in printed and REPO in printed and "Traceback" not in printed
+    )
     assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
-def test_without_a_network_the_folder_is_written_and_that_is_said(
+def test_without_a_network_the_folder_is_written_and_reported(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert main(["push", REPO, "--out", str(tmp_path / "out"), "--model", str(model)]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and str(tmp_path / "out") in said and "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and str(tmp_path / "out") in printed and "Traceback" not in printed
     assert (tmp_path / "out" / "README.md").is_file()

@@ -143,18 +143,18 @@ def data_url(path: Path) -> str:
 def test_files_and_a_chat_are_answered_as_python_answers(server: Client, model: Path, draw: Draw) -> None:
     before, after = draw("a.png"), draw("b.png", square=(16, 8))
     expected = lightning_idc.load(model).describe(before, after)
-    status, found = server.describe(before=before.read_bytes(), after=after.read_bytes())
-    assert status == 200 and found["caption"] == expected.text and found["size"] == [32, 32]
-    assert found["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
-    assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in found["boxes"])
+    status, result = server.describe(before=before.read_bytes(), after=after.read_bytes())
+    assert status == 200 and result["caption"] == expected.text and result["size"] == [32, 32]
+    assert result["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
+    assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in result["boxes"])
     for query in ("?where=0", "?where=false"):
-        status, found = server.describe(query, before=before.read_bytes(), after=after.read_bytes())
-        assert status == 200 and found["caption"] == expected.text and not found["boxes"] and found["map"] is None
-    status, found = server.describe("?where=here", before=before.read_bytes(), after=after.read_bytes())
-    assert status == 422 and found["error"]["message"].startswith("where: Input should be a valid boolean")
-    status, found = server.chat(data_url(before), data_url(after))
-    assert status == 200 and found["object"] == "chat.completion"
-    assert found["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
+        status, result = server.describe(query, before=before.read_bytes(), after=after.read_bytes())
+        assert status == 200 and result["caption"] == expected.text and not result["boxes"] and result["map"] is None
+    status, result = server.describe("?where=here", before=before.read_bytes(), after=after.read_bytes())
+    assert status == 422 and result["error"]["message"].startswith("where: Input should be a valid boolean")
+    status, result = server.chat(data_url(before), data_url(after))
+    assert status == 200 and result["object"] == "chat.completion"
+    assert result["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
 
 
 def test_malformed_requests_are_refused_and_nobody_else_notices(server: Client, draw: Draw) -> None:
@@ -203,12 +203,12 @@ def test_two_hundred_at_once_are_all_answered_while_others_are_slow(server: Clie
 
     def ask(number: int) -> tuple[int, str]:
         before, after = pairs[number % 4]
-        status, found = server.describe(before=before, after=after)
-        return status, found.get("caption", "")
+        status, result = server.describe(before=before, after=after)
+        return status, result.get("caption", "")
 
     with ThreadPoolExecutor(200) as pool:
-        found = list(pool.map(ask, range(200)))
-    assert found == [(200, expected[number % 4]) for number in range(200)]
+        result = list(pool.map(ask, range(200)))
+    assert result == [(200, expected[number % 4]) for number in range(200)]
     for connection in slow:
         with connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
@@ -225,8 +225,8 @@ def test_the_page_describes_a_sample_in_a_browser(server: Client) -> None:
     assert "CONSOLE" not in done.stderr, done.stderr
     caption = done.stdout.partition('id="caption">')[2].partition("<")[0]
     paths = lightning_idc.sample_pair(names[0])
-    status, found = server.describe(before=paths[0].read_bytes(), after=paths[1].read_bytes())
-    assert status == 200 and caption == found["caption"]
+    status, result = server.describe(before=paths[0].read_bytes(), after=paths[1].read_bytes())
+    assert status == 200 and caption == result["caption"]
 
 
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
@@ -264,7 +264,7 @@ def test_the_page_by_keyboard_and_by_rules_of_accessibility(server: Client) -> N
                     break
             assert reached[:5] == ["before", "after", "ask", "swap", "show"] and reached[5].startswith("describe the")
             violations = axe.Axe().run(page).response["violations"]
-            assert not violations, {found["id"]: found["nodes"][:2] for found in violations}
+            assert not violations, {result["id"]: result["nodes"][:2] for result in violations}
             page.close()
         chromium.close()
 
@@ -415,7 +415,7 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
     assert statuses.count(503) == 4 and peak == 80
 
 
-def test_an_answer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_takes_too_long_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 
     from fastapi import HTTPException

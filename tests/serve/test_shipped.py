@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 import lightning_idc
+from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
@@ -29,10 +31,10 @@ def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> 
     assert captioner.describe(*lightning_idc.sample_pair(name)).text
 
 
-def test_readmes_python_block_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_block_of_the_readme_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = [b for b in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "lightning_idc.load" in b]
     exec(block, {})
-    assert "Caption(text=" in capsys.readouterr().out
+    assert capsys.readouterr().out.strip() == block.rsplit("  # ", 1)[1].strip(), "the comment shows what is printed"
 
 
 def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,11 +64,11 @@ def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "changed   page: A red object was added in the upper right." in capsys.readouterr().out
 
 
-def test_the_board_captioner_counts_the_defects_of_its_sample_and_says_where() -> None:
+def test_the_board_captioner_counts_and_locates_the_defects_of_its_sample() -> None:
     captioner = lightning_idc.load("pcb", device="cpu")
     before, after = lightning_idc.sample_pair("pcb")
-    found, same = (captioner.input_spec.read(before, other) for other in (after, before))
-    (answer,) = answer_pairs(captioner, [found])
+    result, same = (captioner.input_spec.read(before, other) for other in (after, before))
+    (answer,) = answer_pairs(captioner, [result])
     # the official annotation of this pair, DeepPCB's 13000214: x1 y1 x2 y2
     boxes = [
         (137, 146, 182, 177),
@@ -104,3 +106,17 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
     assert "did you mean 'clevr'?" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="there is no pair of images called 'x'"):
         lightning_idc.sample_pair("x")
+
+
+def test_a_folder_in_the_working_directory_comes_before_a_shipped_captioner_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``open_model`` and ``resolve`` have one order, that of from_pretrained."""
+    name = sorted(shipped_models())[0]
+    other = next(path for other, path in shipped_models().items() if other != name)
+    shutil.copytree(other, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    expected = lightning_idc.load(other, device="cpu").input_spec
+    assert lightning_idc.load(name, device="cpu").input_spec == expected
+    assert resolve(name) == Path(name)
+    assert lightning_idc.load(shipped_models()[name], device="cpu").input_spec != expected

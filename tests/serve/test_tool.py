@@ -30,21 +30,21 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
     async def ask() -> tuple[Any, ...]:
         async with mcp.Client(server) as client:
             tools = await client.list_tools()
-            found = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[1])})
+            result = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[1])})
             (tmp_path / "text.png").write_text("no image")
             bad = await client.call_tool(
                 "describe_change", {"before": str(pair[0]), "after": str(tmp_path / "text.png")}
             )
             again = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[0])})
             elsewhere = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(sample)})
-            return tools, found, bad, again, elsewhere
+            return tools, result, bad, again, elsewhere
 
-    tools, found, bad, again, elsewhere = anyio.run(ask)
+    tools, result, bad, again, elsewhere = anyio.run(ask)
     (tool,) = tools.tools
     assert tool.name == "describe_change" and set(tool.input_schema["required"]) == {"before", "after"}
     captioner = lightning_idc.load(model, device="cpu")
     wanted = answer_pairs(captioner, [captioner.input_spec.read(*pair)])[0]
-    said = found.structured_content
+    said = result.structured_content
     assert (said["caption"], said["regions"]) == (wanted.caption, wanted.boxes) and said["size"] == [32, 32]
     assert said["change_score"] == pytest.approx(wanted.change_score, abs=1e-5) and said["changed"] == wanted.changed
     assert wanted.boxes, "a square was drawn"

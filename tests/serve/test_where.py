@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc import PairCaptioner, PairFeatures, PairSample
-from lightning_idc.models.where import boxes_of, locate
+from lightning_idc.models.location import boxes_of, locate
 from lightning_idc.nn.vocabulary import Vocabulary
 
 
@@ -34,9 +34,9 @@ class DiffersCaptioner(PairCaptioner):
 
 
 def captioner(**options: Any) -> DiffersCaptioner:
-    found = DiffersCaptioner(vocabulary=Vocabulary.build(["changed"]).words, max_length=2, **options)
-    found.build()
-    return found
+    result = DiffersCaptioner(vocabulary=Vocabulary.build(["changed"]).words, max_length=2, **options)
+    result.build()
+    return result
 
 
 def pair(size: int, *squares: tuple[int, int, int, int]) -> PairSample:
@@ -50,18 +50,18 @@ def pair(size: int, *squares: tuple[int, int, int, int]) -> PairSample:
 
 def test_the_strongest_change_is_the_peak_and_every_change_has_a_box() -> None:
     model = captioner().train()
-    found = locate(model, pair(40, (5, 30, 5, 60), (25, 5, 10, 120)), "changed", batch_size=7)
+    result = locate(model, pair(40, (5, 30, 5, 60), (25, 5, 10, 120)), "changed", batch_size=7)
     assert model.training
-    assert found.peak is not None and 25 <= 40 * found.peak[0] <= 35 and 5 <= 40 * found.peak[1] <= 15
-    x1, y1, x2, y2 = (40 * value for value in found.boxes[0])
+    assert result.peak is not None and 25 <= 40 * result.peak[0] <= 35 and 5 <= 40 * result.peak[1] <= 15
+    x1, y1, x2, y2 = (40 * value for value in result.boxes[0])
     assert 24 <= x1 <= 27 and 4 <= y1 <= 7 and 33 <= x2 <= 36 and 13 <= y2 <= 16
-    weaker = found.map[int(32 * 32 / 40), int(7 * 32 / 40)]
+    weaker = result.map[int(32 * 32 / 40), int(7 * 32 / 40)]
     assert 0 < weaker < 1
-    assert not bool(found.map[:, :3].any()) and not bool(found.map[:3].any())  # what is equal does not matter
-    assert len(boxes_of(found.map, float(weaker) / 2)) == 2
+    assert not bool(result.map[:, :3].any()) and not bool(result.map[:3].any())  # what is equal does not matter
+    assert len(boxes_of(result.map, float(weaker) / 2)) == 2
 
 
-def test_equal_images_have_no_place_and_small_ones_fewer_cells() -> None:
+def test_equal_images_have_no_location_and_small_ones_fewer_cells() -> None:
     nothing = locate(captioner(), pair(16), "changed")
     assert nothing.peak is None and nothing.boxes == [] and not bool(nothing.map.any())
     tiny = locate(captioner(), pair(5, (3, 3, 2, 90)), "changed")

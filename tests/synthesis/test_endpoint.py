@@ -199,7 +199,7 @@ def test_an_endpoint_that_is_not_there_is_told_beforehand(server: Server) -> Non
     assert "has no model 'other'; it has ['tiny']" in EndpointText(Endpoint(server.url, "other")).requirements()[0]
     (problem,) = EndpointText(Endpoint("http://127.0.0.1:9/v1", "tiny")).requirements()
     assert "does not answer" in problem
-    wrong = {"file:///etc": "expected http", "http://me:pw@host/v1": "holds a name", "http://a/v1?k=1": "goes on"}
+    wrong = {"file:///etc": "expected http", "http://me:pw@host/v1": "contains a user", "http://a/v1?k=1": "goes on"}
     for url, message in wrong.items():
         with pytest.raises(ConfigError, match=message):
             Endpoint(url, "tiny")
@@ -211,8 +211,8 @@ def test_a_redirect_is_named_and_gets_no_key(server: Server, status: int) -> Non
     try:
         server.redirect = (status, f"{other.url}/stolen")
         slot = Endpoint(server.url, "tiny", retries=0, key="TINY_KEY")
-        assert "answers with a redirect to" in str(slot.problem())
-        with pytest.raises(ConfigError, match=r"answers with a redirect to .*/stolen; name that address"):
+        assert "redirects to" in str(slot.problem())
+        with pytest.raises(ConfigError, match=r"redirects to .*/stolen; use that URL"):
             slot.ask(["hi"])
         assert other.keys == [] and other.requests == []
     finally:

@@ -19,13 +19,13 @@ PUBLIC = sorted(names._public())
 def test_every_public_name_is_the_class_of_its_module(name: str) -> None:
     package, path = names._public()[name]
     module, _, original = path.rpartition(".")
-    found = getattr(importlib.import_module(module), original)
+    result = getattr(importlib.import_module(module), original)
     assert (
-        class_of(name) is class_of(f"{module}.{original}") is getattr(importlib.import_module(package), name) is found
+        class_of(name) is class_of(f"{module}.{original}") is getattr(importlib.import_module(package), name) is result
     )
     assert full_name(name) == full_name(f"{module}.{original}") == f"{package}.{name}"
-    if isinstance(found, type) and found.__module__ == module:
-        assert public_name(found) == f"{package}.{name}"
+    if isinstance(result, type) and result.__module__ == module:
+        assert public_name(result) == f"{package}.{name}"
 
 
 def test_no_public_name_stands_for_two_classes() -> None:
@@ -73,11 +73,11 @@ def test_an_unknown_name_is_refused_with_the_nearest(name: str, says: str) -> No
 
 
 def test_names_are_filled_in_at_any_depth_and_nothing_else_is_touched() -> None:
-    given = {"a": [{"class_path": "ProCap", "init_args": {"b": {"class_path": "AdamW"}}}], "model": "ProCap", "n": 3}
-    found = with_full_names(given)
-    assert found["a"][0]["class_path"] == "lightning_idc.methods.ProCap"
-    assert found["a"][0]["init_args"]["b"]["class_path"] == "torch.optim.AdamW"
-    assert found["model"] == "ProCap" and given["a"][0]["class_path"] == "ProCap"
+    inputs = {"a": [{"class_path": "ProCap", "init_args": {"b": {"class_path": "AdamW"}}}], "model": "ProCap", "n": 3}
+    result = with_full_names(inputs)
+    assert result["a"][0]["class_path"] == "lightning_idc.methods.ProCap"
+    assert result["a"][0]["init_args"]["b"]["class_path"] == "torch.optim.AdamW"
+    assert result["model"] == "ProCap" and inputs["a"][0]["class_path"] == "ProCap"
 
 
 def test_a_module_of_the_user_may_define_import_and_pass_on_classes(

@@ -54,12 +54,12 @@ def sources() -> dict[str, str]:
 
 
 def test_files_are_written_and_removed_through_one_module() -> None:
-    found = {name for name, text in sources().items() if REMOVES_OR_WRITES.search(text)}
-    assert found - WRITERS.keys() == set(), "write through lightning_idc.utils.outputs"
+    result = {name for name, text in sources().items() if REMOVES_OR_WRITES.search(text)}
+    assert result - WRITERS.keys() == set(), "write through lightning_idc.utils.outputs"
 
 
 @pytest.mark.parametrize("call", ["rmtree(", "upload_folder(", "upload_file(", "create_commit("])
-def test_folders_are_removed_and_uploaded_in_few_places(call: str) -> None:
+def test_few_modules_remove_or_upload_folders(call: str) -> None:
     allowed = (
         {"utils/outputs.py", "data/store/building.py", "synthesis/run.py", "cli/recipes/run.py"}
         if call == "rmtree("
@@ -69,12 +69,12 @@ def test_folders_are_removed_and_uploaded_in_few_places(call: str) -> None:
 
 
 def test_addresses_are_opened_through_one_module() -> None:
-    found = set()
+    result = set()
     for name, text in sources().items():
         for node in ast.walk(ast.parse(text)):
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 named = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
             if HTTP & set(named):
-                found.add(name)
-    assert found == {"utils/http.py"}
+                result.add(name)
+    assert result == {"utils/http.py"}

@@ -10,7 +10,7 @@ import pytest
 
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.manifest import manifest_path
-from lightning_idc.utils.outputs import Output, check_apart, check_file, new_file, save_json, write_file
+from lightning_idc.utils.outputs import Output, check_disjoint, check_file, new_file, save_json, write_file
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
@@ -36,14 +36,14 @@ def test_an_output_replaces_its_own_files_and_removes_those_that_it_no_longer_ha
     write(tmp_path, "a", "sub/b", "sub/deep/c")
     output = write(tmp_path, "a", "sub/b", text="newer")
     assert output.files() == ["a", "sub/b"] and not (tmp_path / "sub/deep").exists()
-    found = tree(tmp_path)
-    assert found == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
+    result = tree(tmp_path)
+    assert result == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
     output.remove()
     assert tree(tmp_path) == {"notes.txt": b"mine"}
 
 
 @pytest.mark.parametrize("change", ["made by the user", "changed by the user", "of another output", "a link", "folder"])
-def test_what_is_not_of_this_output_is_replaced_only_when_that_is_asked_for(tmp_path: Path, change: str) -> None:
+def test_files_of_others_are_replaced_only_with_overwrite(tmp_path: Path, change: str) -> None:
     target, aside = tmp_path / "a", tmp_path / "aside"
     aside.write_text("aside")
     if change == "made by the user":
@@ -59,7 +59,7 @@ def test_what_is_not_of_this_output_is_replaced_only_when_that_is_asked_for(tmp_
         target.mkdir()
         (target / "inner").write_text("mine")
     before = tree(tmp_path)
-    message = "is a folder" if change == "folder" else "not what this command wrote before.*--overwrite"
+    message = "is a folder" if change == "folder" else "not written by this command.*--overwrite"
     with pytest.raises(ConfigError, match=message):
         write(tmp_path, "first", "a")
     assert tree(tmp_path) == before, "nothing is written where one file cannot be"
@@ -97,9 +97,9 @@ def test_a_folder_of_its_own_holds_no_files_of_others_and_no_inputs(tmp_path: Pa
     write(tmp_path, "own/1", own=["own"])
     write(tmp_path, "own/1", own=["own"], text="again")
     (tmp_path / "own/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds 'notes.txt', which this command did not write"):
+    with pytest.raises(ConfigError, match=r"contains 'notes.txt', which this command did not write"):
         write(tmp_path, "own/1", own=["own"])
-    with pytest.raises(ConfigError, match="holds what is read"):
+    with pytest.raises(ConfigError, match="overlaps the input"):
         write(tmp_path, "own/1", own=["own"], inputs=[tmp_path / "own/notes.txt"], overwrite=True)
     write(tmp_path, "own/2", own=["own"], overwrite=True)
     assert tree(tmp_path / "own") == {"2": b"new", "notes.txt": b"mine"}
@@ -188,8 +188,8 @@ def test_outputs_of_one_command_are_apart(tmp_path: Path) -> None:
     (tmp_path / "same").symlink_to("x")
     for other in ("x", "./x", "same", "x/y"):
         with pytest.raises(ConfigError, match="--out and --reg would both write"):
-            check_apart({"--out": tmp_path / "x", "--junit": None, "--reg": tmp_path / other})
-    check_apart({"--out": Path("/dev/null"), "--reg": Path("/dev/null"), "--junit": tmp_path / "y"})
+            check_disjoint({"--out": tmp_path / "x", "--junit": None, "--reg": tmp_path / other})
+    check_disjoint({"--out": Path("/dev/null"), "--reg": Path("/dev/null"), "--junit": tmp_path / "y"})
 
 
 def test_devices_are_written_to_as_they_are(tmp_path: Path) -> None:
@@ -197,9 +197,7 @@ def test_devices_are_written_to_as_they_are(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_a_callback_says_that_it_left_a_file_of_others_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_reports_a_file_that_it_did_not_replace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "scores.json").write_text("mine")
     assert not save_json(tmp_path / "scores.json", {"a": 1}) and "could not write" in capsys.readouterr().err
     assert (tmp_path / "scores.json").read_text() == "mine"
@@ -212,7 +210,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert (tmp_path / "caf\udce9.csv").read_text() == "2"
 
 
-def test_a_new_file_never_takes_a_place(tmp_path: Path) -> None:
+def test_a_new_file_never_replaces_another(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("nowhere")
     with pytest.raises(ConfigError, match="exists"), new_file(tmp_path / "a") as part:
         part.write_text("x")

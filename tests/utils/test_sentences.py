@@ -59,8 +59,8 @@ def test_what_stands_behind_a_sentence_is_not_part_of_it(first: str, rest: str) 
 @pytest.mark.parametrize("rest", ["\n\nNote: I could not.", "\n- brown\n- red", "\nNote: I could not."])
 def test_a_paragraph_ends_a_sentence_that_has_no_full_stop(rest: str) -> None:
     text = f"a cat{rest}"
-    found = sentence_end(text)
-    assert found is not None and text[:found].strip() == "a cat"
+    result = sentence_end(text)
+    assert result is not None and text[:result].strip() == "a cat"
 
 
 @pytest.mark.parametrize(

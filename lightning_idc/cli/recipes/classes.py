@@ -1,4 +1,4 @@
-"""Classes in recipes: ``{class: AdamW, lr: 1.0e-3}``, in place of LightningCLI's class_path and init_args."""
+"""Classes in recipes: ``{class: AdamW, lr: 1.0e-3}``, instead of LightningCLI's class_path and init_args."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTS_OF_TRAINER = ("strategy", "profiler", "logger")
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with ``over`` merged in; neither is changed.
 
-    Mappings are merged key by key. If the class differs, only arguments that the new class also has are kept.
+    Mappings are merged key by key. If the class differs, arguments that the new class lacks are dropped.
 
     Args:
         base: configuration with full class names.
@@ -45,7 +45,7 @@ def _arguments_for(options: Mapping[str, Any], path: str | None) -> Mapping[str,
 
 
 def with_classes(value: Any, where: str, key: str = "", parent: str = "") -> Any:
-    """Copy of a configuration with full class names, including classes given as text or as a label.
+    """Copy of a configuration with full class names, including classes written as text or as a label.
 
     Args:
         value: configuration in the format of recipes, or a part of it.

@@ -2,9 +2,9 @@
 
     defaults: [cpu, rendered]                        # files of recipes/_base, merged in order; this file wins
     recipe: {title, requirements, expected, minutes, smoke: {dotted key: value}, import: [module]}
-    base: {data: {class: SyntheticPairs, train_pairs: 3000}}    # what all stages share
+    base: {data: {class: SyntheticPairs, train_pairs: 3000}}    # shared by all stages
     stages:
-      pretrain_backbone: {}                          # as a file of `defaults` defines it
+      pretrain_backbone: {}                          # defined in a file of `defaults`
       train: {run: fit, trainer: {...}, model: {class: PairTransformer, width: 96}}    # merged over base
       again: {like: train, trainer: {...}}           # merged over `train`
       test: {of: train}                              # the model and the best checkpoint of `train`
@@ -12,12 +12,12 @@
 
 1. `_read` merges a file over its defaults.
 2. `load` merges the chosen entries of the matrix over it.
-3. `_stage` merges each stage over `base` and over the stage that it is `like`.
+3. `_stage` merges each stage over `base` and over the stage that its `like` names.
 4. `resolve` fills in checkpoints of earlier stages.
 5. `as_lightning` converts a stage to the format of LightningCLI.
 
-Mappings are merged key by key. A class is given by its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; if the
-class is replaced, arguments that the new class also has are kept. ``callbacks`` are options by class name, or by a
+Mappings are merged key by key. A class is written as its name and its arguments, ``{class: AdamW, lr: 1.0e-3}``; if the
+class is replaced, arguments that the new class lacks are dropped. ``callbacks`` are options by class name, or by a
 label with ``class``; null removes a callback, or a stage in the matrix. A value may refer to another one,
 ``${base.data.root}``, to the checkpoint of an earlier stage, ``${stages.train.best}``, and to the folder of the run,
 ``${run_dir}``. A stage without ``of`` and ``ckpt_path`` starts without weights.
@@ -172,9 +172,7 @@ def axes(path: Path) -> dict[str, dict[str, Any]]:
     sections = _read(path)
     for axis, entries in sections.matrix.items():
         if not isinstance(entries, dict) or not entries:
-            raise ConfigError(
-                f"{path}: matrix.{axis}: expected entries with what each of them changes, found {entries!r}"
-            )
+            raise ConfigError(f"{path}: matrix.{axis}: expected entries with the changes of each, found {entries!r}")
         for name, entry in entries.items():
             where = f"{path}: matrix.{axis}.{name}"
             if not isinstance(entry or {}, dict) or set(entry or {}) - {"recipe", "base", "stages"}:

@@ -51,7 +51,7 @@ def run_recipe(
     entries = _entries(path, keys, all_seeds, home, begun)
     for entry in entries if out and ranks.rank == 0 else []:
         if (entry.folder / RUN).exists():
-            raise ConfigError(f"{out} holds a run already; continue it with --resume, or name another folder")
+            raise ConfigError(f"{out} already contains a run; resume it with --resume, or choose another folder")
     for entry in entries:
         if entry.title and ranks.rank == 0:
             print(f"\n#### {entry.title}", flush=True)
@@ -161,7 +161,7 @@ def _begun(path: Path, home: Path) -> dict[Path, dict[str, Any]]:
     for file in sorted(file for depth in ("", "*/", "*/*/") for file in home.glob(f"{depth}{RUN}")):
         record = read_record(file, ("recipe", "overrides"))
         if record["recipe"] != path.name:
-            raise ConfigError(f"{file.parent} holds a run of {record['recipe']}, not of {path.name}")
+            raise ConfigError(f"{file.parent} contains a run of {record['recipe']}, not of {path.name}")
         begun[file.parent] = record["overrides"]
     if not begun:
         raise ConfigError(

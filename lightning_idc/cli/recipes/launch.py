@@ -81,7 +81,11 @@ class Processes:
             if len(interrupts) > 1:
                 _kill(process)
                 return
-            print("\nstopping after the current step; once more to stop at once ...", file=sys.stderr, flush=True)
+            print(
+                "\nstopping after this step; press Ctrl-C again to stop immediately ...",
+                file=sys.stderr,
+                flush=True,
+            )
             # not the data loader workers, which the stage needs for finishing its step
             process.send_signal(signal.SIGINT)
 

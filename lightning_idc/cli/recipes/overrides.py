@@ -108,7 +108,7 @@ def smoke_keys(recipe: Recipe, keys: Mapping[str, Any]) -> dict[str, Any]:
 def use_data(recipe: Recipe, name: str) -> str:
     """Replace the data of the last stage, in all stages with the same data.
 
-    Arguments that the new data also has are kept, except for folders; the image size is the previous render size.
+    Folders, and arguments that the new data lacks, are dropped; the image size is the previous render size.
     Stages with other data, such as those that need a renderer or boxes, keep theirs.
 
     Args:

@@ -85,12 +85,12 @@ class Run:
         for stage in self.recipe.stages:
             if os.path.lexists(self.folder / stage.name):
                 raise ConfigError(
-                    f"{self._shown()} has {stage.name!r}, which is not of a run; expected a folder without it for "
-                    f"the stage {stage.name}: choose another --out"
+                    f"{self._relative_folder()} has {stage.name!r}, which is not of a run; expected a folder without it "
+                    f"for the stage {stage.name}: choose another --out"
                 )
 
     def _run_stages(self) -> int:
-        self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._shown()}")
+        self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._relative_folder()}")
         began = time.monotonic()
         best: dict[str, str] = {}
         later: Sequence[Stage] = self.recipe.stages[1:]  # the process of the first stage checks all of them
@@ -105,18 +105,16 @@ class Run:
                 followed = not all(map(self._is_finished, self.recipe.stages[number + 1 :]))
                 status = self.launch(plan, followed)
                 if status:
-                    self._say_how_to_go_on(stage, status)
+                    self._print_resume_hint(stage, status)
                     return status
                 record, later = self._record(stage), ()
                 if record is None:  # this task of an array has finished its shards
-                    self._say(
-                        f"the other tasks are still at work; when they have ended, go on with\n  {self._resume()}"
-                    )
+                    self._say(f"other tasks are running; after they finish, resume with\n  {self._resume_command()}")
                     return 0
-                self._say(f"== {stage.name} took {_spent(started)}")
+                self._say(f"== {stage.name} took {_duration(started)}")
             if stage.run == "fit":
                 best[stage.name] = self._best(stage, record)
-        self._say(f"\ndone in {_spent(began)}; results: {self._shown()}")
+        self._say(f"\ndone in {_duration(began)}; results: {self._relative_folder()}")
         return 0
 
     def _plan(self, number: int, best: dict[str, str], changed: bool, later: Sequence[Stage]) -> Plan:
@@ -131,13 +129,13 @@ class Run:
         stage, rank = self.recipe.stages[number], self.ranks.rank
         home = self.folder / stage.name
         if changed and rank == 0:
-            old = _set_aside(home)
-            self._say(f"the recipe was changed, so it runs again; what it left is in {os.path.relpath(old)}")
+            old = _move_to_backup(home)
+            self._say(f"the recipe was changed, so it runs again; its earlier results are in {os.path.relpath(old)}")
         config = as_lightning(resolve(stage.options, self.folder, best, f"stage {stage.name}"))
         config["trainer"] = {"default_root_dir": str(home), **(config.get("trainer") or {})}
         if stage.run != "fit":
             weights = config.get("ckpt_path")
-            self._say(f"weights: {os.path.relpath(weights) if weights else 'as built'}")
+            self._say(f"weights: {os.path.relpath(weights) if weights else 'initial'}")
         elif not changed and (newest := self._newest_checkpoint(home)):
             config["ckpt_path"] = str(newest)
         # only rank 0 writes into the folder of a stage, since it may rename the folder
@@ -148,9 +146,9 @@ class Run:
             stage.run,
             str(file),
             str(home / DONE),
-            stage.key,
-            self.ranks.environment(number),
-            [(other.name, other.run, other.config) for other in later],
+            key=stage.key,
+            environment=self.ranks.environment(number),
+            later=[(other.name, other.run, other.config) for other in later],
         )
 
     def _newest_checkpoint(self, home: Path) -> Path | None:
@@ -160,7 +158,7 @@ class Run:
 
         newest = newest_checkpoint(home, self._say)
         if newest is not None:
-            self._say(f"continuing from {os.path.relpath(newest)}")
+            self._say(f"resuming from {os.path.relpath(newest)}")
         return newest
 
     def _record(self, stage: Stage) -> dict[str, Any] | None:
@@ -179,8 +177,8 @@ class Run:
         best = self.folder / record["best"]  # relative, so that the run folder can be moved
         if not best.exists():
             raise DataError(
-                f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; put it back, or remove "
-                f"{self._shown()}/{stage.name}/{DONE} to run the stage again"
+                f"stage {stage.name} is finished but its checkpoint {str(best)!r} is missing; restore it, or remove "
+                f"{self._relative_folder()}/{stage.name}/{DONE} to run the stage again"
             )
         return str(best)
 
@@ -188,16 +186,16 @@ class Run:
         if self.ranks.rank == 0:
             print(text, flush=True)
 
-    def _shown(self) -> str:
+    def _relative_folder(self) -> str:
         return os.path.relpath(self.folder)
 
-    def _resume(self) -> str:
-        return f"lightning-idc run {shlex.quote(str(self.recipe.path))} --resume {shlex.quote(self._shown())}"
+    def _resume_command(self) -> str:
+        return f"lightning-idc run {shlex.quote(str(self.recipe.path))} --resume {shlex.quote(self._relative_folder())}"
 
-    def _say_how_to_go_on(self, stage: Stage, status: int) -> None:
+    def _print_resume_hint(self, stage: Stage, status: int) -> None:
         if status != REFUSED and self.ranks.rank == 0:
             how = "stopped in" if status == INTERRUPTED else "failed in"
-            print(f"\n{how} stage {stage.name}; continue with\n  {self._resume()}", file=sys.stderr, flush=True)
+            print(f"\n{how} stage {stage.name}; continue with\n  {self._resume_command()}", file=sys.stderr, flush=True)
 
 
 def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -235,24 +233,26 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         if not os.access(folder, os.W_OK):  # a lock file that cannot be created also times out
-            raise ConfigError(f"{str(folder)!r} cannot be written to; a run needs its folder") from None
+            raise ConfigError(f"{str(folder)!r} is not writable") from None
         raise ConfigError(
-            f"{str(folder)!r} is in use by a run that is going on; wait for it, stop it, or name another folder"
+            f"{str(folder)!r} is in use by another run; wait for it, stop it, or choose another folder"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{str(folder)!r} cannot be written to: {error.strerror}; a run needs its folder") from error
+        raise ConfigError(
+            f"{str(folder)!r} is not writable: {error.strerror}; a run writes its results to it"
+        ) from error
     try:
         yield
     finally:
         lock.release()
 
 
-def _set_aside(home: Path) -> Path:
-    """Rename the folder of a stage to keep its files."""
+def _move_to_backup(home: Path) -> Path:
+    """Rename the folder of a stage, so that its files are preserved."""
     names = (home.with_name(f"{home.name}.{number}") for number in itertools.count(1))
     return home.rename(next(path for path in names if not path.exists()))
 
 
-def _spent(since: float) -> str:
+def _duration(since: float) -> str:
     minutes, seconds = divmod(round(time.monotonic() - since), 60)
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

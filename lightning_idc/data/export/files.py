@@ -15,7 +15,7 @@ from lightning_idc.data.export.layouts import COLUMNS, SIDES_OF, Format, llama_f
 from lightning_idc.data.export.rows import PROMPT, ExportRow, ExportRows, RejectedImages
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 ROWS_PER_FILE = 1000
@@ -82,7 +82,7 @@ def export_pairs(
             counts[split] = len(rows)
         if format == "llamafactory":
             text = json.dumps(llama_factory_info(list(counts), rejected is not None), indent=1)
-            fill(draft / "dataset_info.json", text)
+            write_content(draft / "dataset_info.json", text)
     return counts
 
 

@@ -21,10 +21,10 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest_of_all
 from lightning_idc.utils.jsonfiles import short
-from lightning_idc.utils.paths import LONGEST_NAME, fits, inside
+from lightning_idc.utils.paths import MAX_NAME_BYTES, fits, inside
 
 _ScanResult = tuple[int, int] | str
-_SURELY_FITS = LONGEST_NAME // 4  # characters; one takes at most four bytes in UTF-8
+_SURELY_FITS = MAX_NAME_BYTES // 4  # characters; one takes at most four bytes in UTF-8
 # cache: (path, modification time, bytes, options) of a scanned image to its height and width, or to an error message
 _scanned: dict[tuple[str, int, int, str], _ScanResult] = {}
 
@@ -171,7 +171,7 @@ class Root:
             # the first file of a folder is checked by its full path, so that the error message shows it
             inside(self.path, relative, record, self.follow_links)
             self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
-        if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, LONGEST_NAME)):
+        if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, MAX_NAME_BYTES)):
             raise DataError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         return folder, name
 

@@ -15,7 +15,7 @@ from lightning_idc.data.tables.record_table import RecordTable, lists_of
 from lightning_idc.data.tables.tables import Table, is_caption_column, missing_column
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_text, parse_json, short
-from lightning_idc.utils.paths import LONGEST_NAME
+from lightning_idc.utils.paths import MAX_NAME_BYTES
 
 SPLITS = ("train", "val", "test", "predict")
 SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
@@ -147,7 +147,7 @@ def _paths(table: Table, side: str, root: Root) -> Any:
     suspicious = np.isin(folders.indices.to_numpy(), forbidden)
     names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
     suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)
-    suspicious |= pc.greater(pc.binary_length(names), LONGEST_NAME).to_numpy(zero_copy_only=False)
+    suspicious |= pc.greater(pc.binary_length(names), MAX_NAME_BYTES).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(suspicious & ~empty)
     table.faults.add_rows(table.lines[rows], lambda index: str(root.fault(paths[int(rows[index])].as_py())))
     return paths

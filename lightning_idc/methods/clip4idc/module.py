@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint, refuse_other_computation
+from lightning_idc.checkpoints.reading import check_same_computation, plain_hparams, read_checkpoint
 from lightning_idc.images.types import ProvidesCaptions
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip, encoder_computation, tower_computation
 from lightning_idc.models.captioner import PairCaptioner
@@ -56,7 +56,7 @@ class Clip4IdcRetrieval(PairModule):
         options: further arguments of :class:`~lightning_idc.models.module.PairModule`.
     """
 
-    word_hparams = ("vocabulary",)
+    token_hparams = ("vocabulary",)
     vision_modules = ("net.clip.visual",)
     not_stored = ("pretrained", "tower_weights")
 
@@ -109,7 +109,7 @@ class Clip4IdcRetrieval(PairModule):
         net = _pair_clip(self.hparams, vocabulary, pretrained)
         if tower is not None:
             stored_hparams = load_tower(net, tower)
-            refuse_other_computation(tower_computation(self.hparams), tower_computation(stored_hparams), tower)
+            check_same_computation(tower_computation(self.hparams), tower_computation(stored_hparams), tower)
         return net
 
     def group_of(self, path: str) -> str:
@@ -250,8 +250,8 @@ class Clip4Idc(PairCaptioner):
     def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
         return encoder_computation(hparams) | super().computation(hparams)
 
-    def load_start(self) -> dict[str, Tensor] | None:
-        start = super().load_start()
+    def load_initial_weights(self) -> dict[str, Tensor] | None:
+        start = super().load_initial_weights()
         encoder = self._init_weights[1]
         if start is None and encoder is not None:
             words = plain_hparams(read_checkpoint(encoder), encoder).get("vocabulary")
@@ -268,10 +268,10 @@ class Clip4Idc(PairCaptioner):
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
         if tower is not None:
             stored_hparams = load_tower(encoder, tower)
-            refuse_other_computation(tower_computation(options), tower_computation(stored_hparams), tower)
+            check_same_computation(tower_computation(options), tower_computation(stored_hparams), tower)
         if weights is not None:
             stored_hparams = load_encoder(encoder, weights)
-            refuse_other_computation(encoder_computation(options), encoder_computation(stored_hparams), weights)
+            check_same_computation(encoder_computation(options), encoder_computation(stored_hparams), weights)
         max_tokens = encoder.clip.context_length
         self.store_hparams(
             image_size=options["image_size"] or tuple(encoder.clip.visual.image_size),

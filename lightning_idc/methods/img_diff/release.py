@@ -13,7 +13,7 @@ from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.bounds import check_arguments
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 
 REPLACEMENT = "img_diff_object_replacement.json"
 IMAGE_FOLDER = "object_replacement/filtered_new_edit_data"
@@ -49,14 +49,14 @@ class Release(ReleasePairs):
                 self._write_images(record, folder / IMAGE_FOLDER)
                 released += entries(record)
         text = json.dumps(released, ensure_ascii=False, indent=1)
-        fill(folder / REPLACEMENT, text)
+        write_content(folder / REPLACEMENT, text)
         print(f"{len(released)} boxes: {self.folder / REPLACEMENT}", flush=True)
 
     def _write_images(self, record: Record, folder: Path) -> None:
         for number, area in enumerate(accepted(record.facts["areas"])):
             for side, image in enumerate(record.pair()):
                 drawn = draw_box(image, area["box"]) if self.boxes == "drawn" else image
-                fill(folder / f"{file_name(record.id)}_{number}_{side}.jpg", encode_image(drawn, "jpeg"))
+                write_content(folder / f"{file_name(record.id)}_{number}_{side}.jpg", encode_image(drawn, "jpeg"))
 
 
 def entries(record: Record) -> list[dict[str, Any]]:

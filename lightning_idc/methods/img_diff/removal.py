@@ -39,7 +39,7 @@ from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
 REMOVAL, IMAGE_FOLDER = "img_diff_object_removal.json", "object_removal/inpaint"
@@ -253,7 +253,7 @@ class ReleaseRemoval(PipelineStage):
                 path = f"inpaint/{file_name(pair)}_{number}"
                 for side, image in enumerate(record.pair()):
                     boxed = draw_box(image, area["box"], MARGIN)
-                    fill(folder / "object_removal" / f"{path}_{side}.jpg", encode_image(boxed, "jpeg"))
+                    write_content(folder / "object_removal" / f"{path}_{side}.jpg", encode_image(boxed, "jpeg"))
                 released.append(
                     {
                         "bbox": [float(value) for value in box_in_fractions(area["box"], record.facts["size"])],
@@ -264,5 +264,5 @@ class ReleaseRemoval(PipelineStage):
                         "path": f"./{path}",
                     }
                 )
-        fill(folder / REMOVAL, json.dumps(released, ensure_ascii=False, indent=1))
+        write_content(folder / REMOVAL, json.dumps(released, ensure_ascii=False, indent=1))
         print(f"{len(released)} questions: {self.folder / REMOVAL}", flush=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.rewards import Reward, Texts, check_references
-from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_until_read
+from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_with_retries
 from lightning_idc.synthesis.models.endpoint import Endpoint, image_part
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -26,7 +26,7 @@ class JudgeReward(Reward):
     Args:
         endpoint: endpoint of the judge.
         rubric: name of one of :data:`RUBRICS`; ignored if ``prompt`` is set.
-        prompt: custom prompt with ``{references}`` for the references and ``{caption}`` for the caption.
+        prompt: custom prompt with ``{reference}`` for the references and ``{caption}`` for the caption.
         max_score: highest score of the custom prompt.
         images: whether the judge also gets both images.
         tries: number of requests per caption until its score can be parsed.
@@ -51,7 +51,7 @@ class JudgeReward(Reward):
         if prompt is None and rubric not in RUBRICS:
             raise ConfigError(f"there is no rubric {rubric!r}; expected one of {', '.join(RUBRICS)}, or a prompt")
         if prompt is not None and "{caption}" not in prompt:
-            raise ConfigError("the judge's prompt has no {caption}; expected it where the caption goes")
+            raise ConfigError("the judge's prompt has no {caption}; expected it as the placeholder of the caption")
         self.endpoint, self.images, self.tries, self.max_unreadable = endpoint, images, tries, max_unreadable
         self.rubric = RUBRICS[rubric] if prompt is None else Rubric("custom", prompt, max_score)
 
@@ -60,16 +60,16 @@ class JudgeReward(Reward):
         return self.images
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
-        if "{references}" in self.rubric.prompt:
+        if "{reference}" in self.rubric.prompt:
             check_references(pairs, "the judge")
         image_parts = [[image_part(image.cpu()) for image in pair] for pair in pairs.images] if self.images else None
         keys = [(b, k) for b, row in enumerate(texts) for k in range(len(row))]
-        contents: list[Any] = [self.rubric.ask(texts[b][k], " ".join(pairs.references[b])) for b, k in keys]
+        contents: list[Any] = [self.rubric.format_prompt(texts[b][k], " ".join(pairs.references[b])) for b, k in keys]
         if image_parts is not None:
             contents = [
                 [*image_parts[b], {"type": "text", "text": text}] for (b, _), text in zip(keys, contents, strict=True)
             ]
-        scores, _, _ = ask_until_read(
+        scores, _, _ = ask_with_retries(
             # a new seed for each try, as a cached answer would be the same again
             lambda remaining, attempt: self.endpoint.ask(remaining, [attempt] * len(remaining)),
             contents,

@@ -153,14 +153,14 @@ class AdapterCopy(AdaptersOff):
         if not adapters:
             raise ConfigError(f"{type(captioner).__name__} has no adapters to copy; use FrozenCopy")
         for adapter in adapters:
-            adapter.keep_copy()
+            adapter.save_copy()
 
     @contextmanager
     def as_reference(self, captioner: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for adapter in captioner.adapters.installed().values():
                 if not adapter.merged:
-                    stack.enter_context(adapter.copied())
+                    stack.enter_context(adapter.using_copy())
             yield
 
 

@@ -189,14 +189,14 @@ class ServerRollouts(Callback):
         if not has_end(ids, special) and choice.get("finish_reason") != "length":
             ids = [*ids, special.eos]  # some servers leave the end token out
         vocabulary = captioner.built_vocabulary
-        beyond = next((k for k, i in enumerate(ids) if i >= len(vocabulary) and i in special.never_said), None)
+        beyond = next((k for k, i in enumerate(ids) if i >= len(vocabulary) and i in special.suppress_tokens), None)
         if beyond is not None:
             rank_zero_warn(
                 f"the endpoint sampled the id {ids[beyond]}, which the head has and the tokenizer of {len(vocabulary)} "
                 "tokens does not; captions are cut before such an id"
             )
             ids = ids[:beyond]
-        invalid = [i for i in ids if i in special.never_said or not 0 <= i < len(vocabulary)]
+        invalid = [i for i in ids if i in special.suppress_tokens or not 0 <= i < len(vocabulary)]
         if invalid:
             raise DataError(
                 f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {invalid[0]}) "

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint, refuse_other_computation
+from lightning_idc.checkpoints.reading import check_same_computation, plain_hparams, read_checkpoint
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
@@ -188,7 +188,7 @@ class ProCap(PairCaptioner):
                 f"the first stage in {checkpoint!r} has the variant {variant!r}, {type(self).__name__} has "
                 f"{self.variant!r}; use ProcedureModel with ProCap, or OfficialProcedureModel with OfficialProCap"
             )
-        refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(stored, checkpoint), checkpoint)
+        check_same_computation({"heads": self.hparams["heads"]}, plain_hparams(stored, checkpoint), checkpoint)
         if tokenizer is not None:
             check_tokenizer(tokenizer, state, checkpoint)
         weights |= self.extra_encoder_weights(state)

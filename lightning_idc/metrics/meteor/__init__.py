@@ -1,7 +1,7 @@
-"""METEOR 1.5 (Denkowski and Lavie 2014), English, as caption scoring uses it (``-l en -norm``).
+"""METEOR 1.5 (Denkowski and Lavie 2014) for English, with the options of caption scoring (``-l en -norm``).
 
-The default backend is Python. It reads the tables of the installed pycocoevalcap and equals its Java program, which is
-the second backend.
+The default backend is Python. It reads the tables of the installed pycocoevalcap and computes the same scores as its
+Java program, which is the second backend.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def meteor_scores(
 
     Args:
         candidates: one token list per pair.
-        references: token lists of every pair; the best reference counts.
+        references: token lists of every pair; the reference with the best score counts.
         backend: backend, as in :func:`backend_named`.
 
     Raises:
@@ -46,7 +46,7 @@ def meteor_scores(
 
 
 def backend_named(backend: str | None = None) -> Backend:
-    """The name of the backend to use.
+    """Name of the backend to use.
 
     Args:
         backend: ``python``, or ``java`` for pycocoevalcap's program; None reads the environment variable

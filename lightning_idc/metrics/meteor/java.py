@@ -1,4 +1,4 @@
-"""METEOR 1.5 through pycocoevalcap's Java program, started once per process: the oracle of the Python backend."""
+"""METEOR 1.5 through pycocoevalcap's Java program, which is started once per process: oracle of the Python backend."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lightning_idc.metrics.meteor.statistics import additive_counts
 
 MEMORY = "-Xmx2G"
 DEADLINE = 300.0
-"""Seconds for a hundred answers, which take a tenth of one; the first wait for the program to read its tables."""
-_AT_ONCE = 100
+"""Time limit in seconds for a hundred answers, which take 0.1 s; the first ones wait until the tables are read."""
+_BLOCK_SIZE = 100
 
 
 class Meteor:
@@ -74,11 +74,11 @@ class Meteor:
         """
         with self._lock:
             statistics: list[str] = []
-            for start in range(0, len(candidates), _AT_ONCE):
-                block = slice(start, start + _AT_ONCE)
+            for start in range(0, len(candidates), _BLOCK_SIZE):
+                block = slice(start, start + _BLOCK_SIZE)
                 with self._limit():
-                    for candidate, of_pair in zip(candidates[block], references[block], strict=True):
-                        fields = ["SCORE", *(" ".join(tokens) for tokens in of_pair), " ".join(candidate)]
+                    for candidate, pair_references in zip(candidates[block], references[block], strict=True):
+                        fields = ["SCORE", *(" ".join(tokens) for tokens in pair_references), " ".join(candidate)]
                         statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
             with self._limit():
                 first = self._ask(" ||| ".join(["EVAL", *statistics]))
@@ -89,7 +89,7 @@ class Meteor:
 
     @contextlib.contextmanager
     def _limit(self) -> Iterator[None]:
-        """Stop the process where the block takes too long; readers then see an end of file."""
+        """Stop the process if the block takes too long; readers then see an end of file."""
         timer = threading.Timer(self._deadline, self._expire)
         timer.daemon = True
         timer.start()
@@ -119,7 +119,7 @@ class Meteor:
         code = self._process.wait()
         if self._expired:
             raise TimeoutError(f"did not answer in {self._deadline:g} s")
-        raise RuntimeError(f"ended with code {code}; {MEMORY} of memory may be too much here")
+        raise RuntimeError(f"ended with code {code}; {MEMORY} may exceed the memory of this machine")
 
 
 @cache
@@ -130,7 +130,7 @@ def running() -> Meteor | NotComputed:
         return NotComputed("no Java")
     folder = pycocoevalcap_folder()
     if folder is None:
-        return NotComputed("pycocoevalcap, which brings METEOR's jar, is not installed")
+        return NotComputed("pycocoevalcap, which contains METEOR's jar, is not installed")
     jar = folder / "meteor" / "meteor-1.5.jar"
     if not jar.is_file():
         return NotComputed("METEOR's jar is missing from pycocoevalcap")
@@ -154,7 +154,7 @@ def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
         _stop(meteor)
         return NotComputed(f"METEOR's program failed ({error})")
     except BaseException:
-        # after Ctrl-C between question and answer the next question would get this answer
+        # after Ctrl-C between a request and its answer the next request would receive this answer
         _stop(meteor)
         raise
 

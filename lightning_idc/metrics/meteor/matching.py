@@ -1,6 +1,6 @@
-"""Matches of METEOR between words and phrases of a candidate and of a reference.
+"""find_matches: METEOR's matches between words and phrases of a candidate and of a reference.
 
-Whether two words or phrases are related is checked by one bit in 64 first, which most pairs fail, and then exactly.
+Whether two words or phrases are related is first checked with one bit of 64, which most pairs fail, and then exactly.
 Compiled by numba.
 """
 

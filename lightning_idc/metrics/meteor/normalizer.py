@@ -1,8 +1,8 @@
 """METEOR's normalisation of lines (``-norm``): spaces around punctuation, then lower case.
 
-Written from the program's output for single characters in every context and for random lines. It knows the letters of a
-few scripts; other characters are punctuation. The rules run in order, each over the line once, so that of two matches
-that share a character only the first is found ("a-b-c" becomes "a b-c").
+Derived from the program's output for single characters in every context and for random lines. Letters of a few scripts
+are recognised; other characters are punctuation. The rules run in order, each over the line once, so that of two
+matches that share a character only the first is replaced ("a-b-c" becomes "a b-c").
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results of METEOR: scores, or the reason why there are none."""
+"""Results of a metric that may be unavailable: scores of METEOR, or the reason why there are none."""
 
 from __future__ import annotations
 

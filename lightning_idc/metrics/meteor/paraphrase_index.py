@@ -23,7 +23,7 @@ _HEADER = _CHECKSUM + 16
 
 
 def load(source: Path, folder: Path) -> ParaphraseTable:
-    """The table of a file: read from the cache folder, or built and written there where it is absent or damaged.
+    """The table of a file, read from the cache folder, or built and written there if it is absent or damaged.
 
     Args:
         source: pycocoevalcap's ``paraphrase-en.gz``.
@@ -40,8 +40,8 @@ def load(source: Path, folder: Path) -> ParaphraseTable:
         try:
             _write(path, table)
         except OSError as error:
-            message = f"METEOR's index cannot be written to {folder} ({error}); every process builds it again"
-            warnings.warn(f"{message}; set LIGHTNING_IDC_CACHE to a folder that can be written", stacklevel=2)
+            message = f"METEOR's index cannot be written to {folder} ({error}), so every process builds it again"
+            warnings.warn(f"{message}; set LIGHTNING_IDC_CACHE to a writable folder", stacklevel=2)
     return table
 
 
@@ -53,7 +53,7 @@ def _fingerprint(source: Path) -> str:
 
 
 def _pieces(source: Path) -> Iterator[bytes]:
-    """Text of a gzip file in pieces; a thread decompresses the next piece meanwhile."""
+    """Text of a gzip file in pieces; a thread decompresses the next piece in advance."""
     # imported late, since the index is built once
     from concurrent.futures import ThreadPoolExecutor
 
@@ -89,7 +89,7 @@ def build(source: Path) -> ParaphraseTable:
             text, remainder = (remainder + piece[:end], piece[end:]) if end else (b"", remainder + piece)
             if text:
                 hashes, _ = line_hashes(text)
-                # lines in threes: a probability, a phrase, a paraphrase of it
+                # groups of three lines: a probability, a phrase, its paraphrase
                 sources.append(hashes[(1 - lines) % 3 :: 3])
                 targets.append(hashes[(2 - lines) % 3 :: 3])
                 lines += len(hashes)

@@ -1,4 +1,4 @@
-"""METEOR's paraphrase table as sorted hashes, and the phrases of a corpus that it relates."""
+"""METEOR's paraphrase table as sorted hashes, and the phrases of a corpus that have paraphrases in it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class ParaphraseTable(NamedTuple):
     targets: Hashes
     bloom: NDArray[np.uint8]
 
-    def may_hold(self, hashes: Hashes) -> NDArray[np.bool_]:
-        """Bloom filter: False for phrases that the table does not hold, True for all others and a few more."""
+    def may_contain(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Bloom filter: True for all phrases of the table and a few others, False for the rest."""
         byte = self.bloom[(hashes >> np.uint64(64 - FILTER_BITS + 3)).astype(np.int64)]
         bit = (hashes >> np.uint64(64 - FILTER_BITS)).astype(np.uint8) & np.uint8(7)
         return (byte >> bit & np.uint8(1)).astype(bool)
@@ -72,7 +72,7 @@ class ParaphraseTable(NamedTuple):
         caption = np.repeat(np.arange(len(lengths)), lengths)
         of_word, width = line_hashes("".join(f"{word}\n" for word in words).encode("utf-8", "surrogatepass"))
         position, size, hashes = self._longer(of_word[ids], width[ids], caption)
-        distinct = _distinct(np.concatenate([of_word[self.may_hold(of_word)], hashes]))
+        distinct = _distinct(np.concatenate([of_word[self.may_contain(of_word)], hashes]))
         source, target = self._related(distinct)
         used = np.zeros(len(distinct), dtype=bool)
         used[source] = used[target] = True
@@ -86,16 +86,16 @@ class ParaphraseTable(NamedTuple):
         order = np.argsort(position * (MAX_PHRASE + 1) + size)
         position = position[order]
         return Phrases(
-            np.searchsorted(caption[position], np.arange(len(lengths) + 1)),
-            position - (np.cumsum(lengths) - lengths)[caption[position]],
-            size[order],
-            np.concatenate([word_number[ids[single]], longer_number[has_paraphrase]])[order],
-            np.searchsorted(number[source], np.arange(used.sum() + 1)),
-            number[target],
+            start=np.searchsorted(caption[position], np.arange(len(lengths) + 1)),
+            position=position - (np.cumsum(lengths) - lengths)[caption[position]],
+            words=size[order],
+            phrase=np.concatenate([word_number[ids[single]], longer_number[has_paraphrase]])[order],
+            paraphrase_start=np.searchsorted(number[source], np.arange(used.sum() + 1)),
+            paraphrase=number[target],
         )
 
     def _longer(self, word: Hashes, width: Ints, caption: Ints) -> tuple[Ints, Ints, Hashes]:
-        """Position, number of words and hash of every phrase of two or more words that the table may hold."""
+        """Position, number of words and hash of every phrase of two or more words that the table may contain."""
         position = np.flatnonzero(width <= _MAX_WORD)
         phrase, length = word[position], width[position]
         parts = [(position[:0], position[:0], phrase[:0])]
@@ -106,7 +106,7 @@ class ParaphraseTable(NamedTuple):
             fits = (caption[last] == caption[position]) & (width[last] <= _MAX_WORD)
             position, phrase, length, last = position[fits], phrase[fits], length[fits], last[fits]
             phrase, length = appended(phrase, length, word[last]), length + 1 + width[last]
-            candidates = np.flatnonzero(self.may_hold(phrase))
+            candidates = np.flatnonzero(self.may_contain(phrase))
             parts.append((position[candidates], np.full_like(candidates, size), phrase[candidates]))
         positions, sizes, hashes = zip(*parts, strict=True)
         return np.concatenate(positions), np.concatenate(sizes), np.concatenate(hashes)

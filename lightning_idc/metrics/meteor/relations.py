@@ -33,7 +33,7 @@ class Relation(NamedTuple):
 
 
 def relate(source: Ints, target: Ints, size: int) -> Relation:
-    """The relation of numbers below ``size``; the order of the right sides of one left side is kept.
+    """The relation of numbers below ``size``; right sides of the same left side keep their order.
 
     Args:
         source: left sides, ``(R,)``.

@@ -1,4 +1,4 @@
-"""METEOR 1.5 (``-l en -norm``) without Java."""
+"""Scorer: METEOR 1.5 (``-l en -norm``) without Java."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lightning_idc.utils.files import default_cache_dir
 
 MAX_INTERPRETED = 5000
 """Number of pairs of a candidate and a reference up to which plain Python is faster than importing numba."""
-_WORDS_AT_ONCE = 1 << 19
-"""Maximum number of words processed at once; eight times as many take a gigabyte."""
+_MAX_BLOCK_WORDS = 1 << 19
+"""Maximum number of words per block; eight times as many would take a gigabyte."""
 # endings of all suffixes that the stemmer changes; other words are their own stems
 _HAS_SUFFIX = re.compile(r"^'|(?:[seyi']|ed|ing|al|ful|ll|er|ator|ion|ism|ic|[ae]nt)\Z")
 
@@ -44,7 +44,7 @@ def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) 
 def _load() -> Scorer | NotComputed:
     folder = pycocoevalcap_folder()
     if folder is None:
-        return NotComputed("pycocoevalcap, which brings METEOR's tables, is not installed")
+        return NotComputed("pycocoevalcap, which contains METEOR's tables, is not installed")
     try:
         return Scorer(folder / "meteor", default_cache_dir() / "meteor")
     except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
@@ -82,9 +82,12 @@ class Scorer:
         self._synsets = lru_cache(1 << 17)(self._wordnet.synsets)
 
     def statistics(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
-        """Counts of every pair against the reference with the best score, the first of equals, ``(23, P)``."""
-        words = [sum(map(len, of_pair)) + len(tokens) for tokens, of_pair in zip(candidates, references, strict=True)]
-        block = np.cumsum(words) // _WORDS_AT_ONCE
+        """Counts of every pair against its reference with the best score, the first of equal ones, ``(23, P)``."""
+        words = [
+            sum(map(len, pair_references)) + len(tokens)
+            for tokens, pair_references in zip(candidates, references, strict=True)
+        ]
+        block = np.cumsum(words) // _MAX_BLOCK_WORDS
         ends = [*(np.flatnonzero(np.diff(block)) + 1).tolist(), len(words)]
         parts = [
             self._best(candidates[begin:end], references[begin:end])
@@ -93,8 +96,8 @@ class Scorer:
         return np.concatenate(parts, axis=1)
 
     def _best(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
-        per_pair = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
-        sentences = self._sentences([*candidates, *(tokens for of_pair in references for tokens in of_pair)])
+        per_pair = np.array([len(group) for group in references], dtype=np.int64)
+        sentences = self._sentences([*candidates, *(tokens for group in references for tokens in group)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
         reference = len(per_pair) + np.arange(len(candidate))
         aligned = align(sentences, candidate, reference, compiled=_is_worth_compiling(len(candidate)))
@@ -106,7 +109,7 @@ class Scorer:
     def _sentences(self, texts: Sequence[Tokens]) -> Sentences:
         # the program separates sentences by |||
         lines = normalize_all([line.replace("|||", "") if "|" in line else line for line in map(" ".join, texts)])
-        # words may hold spaces of other scripts, so split at the ASCII space only
+        # words may contain spaces of other scripts, so split only at the ASCII space
         row = " ".join(filter(None, lines)).split(" ") if any(lines) else []
         numbers = {word: number for number, word in enumerate(dict.fromkeys(row))}
         words = np.fromiter(map(numbers.__getitem__, row), dtype=np.int64, count=len(row))
@@ -117,13 +120,13 @@ class Scorer:
         size = len(phrases.paraphrase_start) - 1
         source = np.repeat(np.arange(size), np.diff(phrases.paraphrase_start))
         return Sentences(
-            words,
-            np.concatenate([[0], np.cumsum(lengths)]),
-            np.array(stem_of, dtype=np.int64),
-            self._synonyms(list(numbers)),
-            np.array([word in self._function_words for word in numbers], dtype=bool),
-            phrases,
-            relate(source, phrases.paraphrase, size),
+            words=words,
+            start=np.concatenate([[0], np.cumsum(lengths)]),
+            stem=np.array(stem_of, dtype=np.int64),
+            synonyms=self._synonyms(list(numbers)),
+            function=np.array([word in self._function_words for word in numbers], dtype=bool),
+            phrases=phrases,
+            paraphrases=relate(source, phrases.paraphrase, size),
         )
 
     def _synonyms(self, words: Sequence[str]) -> Relation:

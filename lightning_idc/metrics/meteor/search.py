@@ -1,9 +1,10 @@
-"""METEOR's aligner: selects the matches of an alignment.
+"""choose: METEOR's aligner, which selects the matches of an alignment.
 
-Denkowski and Lavie (2014), section 2: of all sets of matches that share no word, the set that covers most words, then
-has fewest chunks, then the least distance between starts; by beam search over the reference from left to right. Where
-the paper leaves the order open, it follows the program's output: a path pays the distance of every match that it could
-have taken before the one it takes, and paths of equal cost keep their order.
+Denkowski and Lavie (2014), section 2: of all sets of matches that share no word, the best one covers the most words,
+then has the fewest chunks, then the smallest distance between starts. It is searched by beam search over the reference
+from left to right. Where the paper leaves the order open, the search follows the program's output: the cost of a path
+includes the distance of every match that it could have taken before the one it takes, and paths of equal cost keep
+their order.
 
 Paths advance from event to event. An event is a position where paths may differ, or the first position after a run of
 these, where chunks end; matches without conflicts belong to every path and are not events. Compiled by numba, since
@@ -48,7 +49,7 @@ def _overlap(first, size, begin, end, words, contested):
 
 @compiled
 def _events(matches, contested, words):
-    """Positions where paths change, in order, and what all paths share there.
+    """Positions where paths change, in order, and the properties that all paths share there.
 
     Returns:
         ``(E, 3)``: position; the word of the candidate that continues a chunk there, -2 for none; end of the last match

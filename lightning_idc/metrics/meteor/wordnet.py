@@ -48,6 +48,6 @@ class WordNet:
 
 
 def _pairs(jar: ZipFile, name: str) -> Iterator[tuple[str, str]]:
-    """Lines of a file two by two; no list of them is made, as there are 150,000."""
+    """Iterate over the 150,000 lines of a file in groups of two."""
     lines = jar.read(name).decode("utf-8").splitlines()
     return zip(lines[::2], lines[1::2], strict=True)

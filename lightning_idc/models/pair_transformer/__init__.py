@@ -1,1 +1,1 @@
-"""A static pair in, a sentence out: the baseline captioner."""
+"""PairTransformer, the baseline captioner: a transformer over grid features of both images."""

@@ -30,9 +30,9 @@ class PairTransformer(PairCaptioner):
         decoder_layers: layers of the caption decoder.
         heads: attention heads.
         dropout: dropout probability.
-        counts: number of classes of the `ChangeNaming` in ``backbone_weights``, "nothing changed" included. The decoder
-            then reads the number of changed cells of each class instead of the grid; the classifier is frozen. Needs
-            ``backbone="difference"``. 0 turns it off.
+        counts: number of classes, "nothing changed" included, of the ``ChangeNaming`` in ``backbone_weights``. The
+            decoder then reads the number of changed cells of each class instead of the grid, and the classifier is
+            frozen. Needs ``backbone="difference"``. 0 decodes from the grid.
         in_channels: channels of the images, 3 unless the data module's ``bands`` chooses others.
         options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """

@@ -37,7 +37,7 @@ class PairTransformerNet(GridCaptionNet):
         dropout: dropout probability.
         freeze_backbone: train everything but the backbone, which then builds no graph.
         counts: number of classes of the cells, "nothing changed" included; the decoder then reads the number of cells
-            of each class, in total and per region, instead of the grid. 0 turns it off.
+            of each class, in total and per region, instead of the grid. 0 decodes from the grid.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class PairTransformerNet(GridCaptionNet):
         super().__init__(backbone, grid, freeze_backbone)
         if counts and not backbone.reads_pairs:
             raise ConfigError(
-                f"counts is {counts} and backbone reads images one by one; changes are counted by 'difference'"
+                f"counts is {counts}, but the backbone reads images one by one; set backbone to 'difference'"
             )
         if counts and not freeze_backbone:
             raise ConfigError(
                 f"counts is {counts} and freeze_backbone false; counts have no gradient, so nothing would train the "
-                "backbone: freeze it, and take its weights from a ChangeNaming (backbone_weights)"
+                "backbone: freeze it, and set backbone_weights to those of a ChangeNaming"
             )
         check_heads(width, heads)
         self.counts = CellCounts(backbone.width, counts, width) if counts else None
@@ -81,17 +81,19 @@ class PairTransformerNet(GridCaptionNet):
         maps = self.maps(images)
         if self.counts is not None:
             cells = self.counts.cells(maps)
-            return self._read(self.counts(cells), None, {"cells": cells})
+            return self._encode_tokens(self.counts(cells), None, {"cells": cells})
         grids, extras = self.pooled(maps), {}
         if self.backbone.reads_pairs:
-            parts = [grids]
+            parts = [grids]  # (B, cells, channels)
         else:
-            before, after = grids.unflatten(0, (-1, 2)).unbind(1)
+            before, after = grids.unflatten(0, (-1, 2)).unbind(1)  # (2B, cells, channels) -> (B, cells, channels) each
             parts, extras = [before, after, after - before], {"before": before, "after": after}
-        where = self.coordinates.expand(images.shape[0], -1, -1)  # type: ignore[operator]
-        return self._read(self.fuse(torch.cat([*parts, where], -1)) + self.place, self.bias(), extras)
+        coordinates = self.coordinates.expand(images.shape[0], -1, -1)  # type: ignore[operator]
+        tokens = self.fuse(torch.cat([*parts, coordinates], -1)) + self.place  # (B, cells, width)
+        return self._encode_tokens(tokens, self.bias(), extras)
 
-    def _read(self, tokens: Tensor, bias: Tensor | None, extras: dict[str, Tensor]) -> PairFeatures:
+    def _encode_tokens(self, tokens: Tensor, bias: Tensor | None, extras: dict[str, Tensor]) -> PairFeatures:
+        """Self-attention over tokens ``(B, cells, width)``."""
         for layer in self.encoder:
             tokens = layer(tokens, bias)
         return PairFeatures(self.norm(tokens), extras=extras)

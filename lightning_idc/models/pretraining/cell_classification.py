@@ -84,8 +84,8 @@ class CellNet(nn.Module):
         backbone: maps images to a grid of features ``(M, width, h, w)``.
         width: channels of the features.
         outputs: number of logits per cell.
-        compares: classify before, after and their difference, as the fusion of a captioner reads them; not for
-            backbones that read pairs.
+        compares: classify the concatenation of before, after and their difference, the inputs of a captioner's fusion;
+            not for backbones that read pairs.
     """
 
     def __init__(self, backbone: nn.Module, width: int, outputs: int, compares: bool = False) -> None:
@@ -182,7 +182,7 @@ class ObjectNaming(CellNaming):
         options: of :class:`~lightning_idc.models.module.PairModule`.
 
     Raises:
-        ConfigError: `relight` is negative, or 1 and more.
+        ConfigError: ``relight`` is negative or at least 1.
     """
 
     compares: ClassVar[bool] = False
@@ -221,9 +221,9 @@ class ObjectNaming(CellNaming):
 class ChangeNaming(ObjectNaming):
     """Classifies the change in each cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
 
-    One linear layer reads before, after and their difference, or the features of a backbone that reads pairs
-    (``difference``), which are the inputs of a captioner too. Label 0 means that nothing changed in the cell, -100 that
-    it is unknown.
+    One linear layer reads the features of both images and their difference, or those of a backbone that reads pairs
+    (``difference``); a captioner reads the same features. Label 0 means that nothing changed in the cell, -100 that
+    the label is unknown.
     """
 
     compares = True

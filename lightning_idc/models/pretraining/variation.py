@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-DARKER, GREYER, NOISIER = 80.0, 1.3, 20.0
+BRIGHTNESS, SATURATION, NOISE = 80.0, 1.3, 20.0
 """Factors of the strength: maximum shift of brightness, maximum loss of saturation, deviation of the noise."""
 
 
@@ -31,7 +31,7 @@ def mirrored(images: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def relit(images: Tensor, strength: float) -> Tensor:
-    """Images with random brightness, contrast, saturation, sharpness and noise, as cameras differ.
+    """Images with random brightness, contrast, saturation, sharpness and noise, like those of different cameras.
 
     Args:
         images: uint8 ``(..., 3, H, W)``.
@@ -47,10 +47,10 @@ def relit(images: Tensor, strength: float) -> Tensor:
         return low + (high - low) * torch.rand(len(pixels), 1, 1, 1, device=pixels.device)
 
     grey = pixels.mean(1, keepdim=True)
-    level = grey.mean((-2, -1), keepdim=True)
-    pixels = grey + (pixels - grey) * (1 + strength * GREYER * uniform(-1, 0.4))
-    pixels = level + (pixels - level) * uniform(1 - strength, 1 + strength) + strength * DARKER * uniform(-1, 1)
-    soft = F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
-    pixels = torch.lerp(pixels, soft, (2 * strength * uniform(-1, 1)).clamp(0, 1))
-    pixels = pixels + torch.randn_like(pixels) * strength * NOISIER * uniform(0, 1)
+    mean = grey.mean((-2, -1), keepdim=True)
+    pixels = grey + (pixels - grey) * (1 + strength * SATURATION * uniform(-1, 0.4))
+    pixels = mean + (pixels - mean) * uniform(1 - strength, 1 + strength) + strength * BRIGHTNESS * uniform(-1, 1)
+    blurred = F.avg_pool2d(F.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    pixels = torch.lerp(pixels, blurred, (2 * strength * uniform(-1, 1)).clamp(0, 1))
+    pixels = pixels + torch.randn_like(pixels) * strength * NOISE * uniform(0, 1)
     return pixels.round().clamp(0, 255).to(torch.uint8).view_as(images)

@@ -1,1 +1,1 @@
-"""Vision-language models as captioners of pairs; with MDP and LoRA they are M3Diff."""
+"""Vision-language models as captioners of pairs; M3Diff is such a captioner with MDP and LoRA."""

@@ -54,8 +54,8 @@ class FinetunedCaptioner(PairCaptioner):
         missing = sorted(self.state_dict().keys() - set(saved))
         if missing:
             raise CheckpointError(
-                f"the checkpoint lacks {len(missing)} weights that train here ({', '.join(missing[:2])}); go on with "
-                "the adapters and the model that wrote it"
+                f"the checkpoint lacks {len(missing)} weights that this model trains ({', '.join(missing[:2])}); use "
+                "the model and the adapters of the run that wrote it"
             )
 
     @property

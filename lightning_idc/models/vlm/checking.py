@@ -1,4 +1,4 @@
-"""Choice of a scoring method by comparison with the stock model, once per network."""
+"""pick_scoring: the fastest scoring method that agrees with the stock model, chosen once per network."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def stock_log_probs(net: VisionLanguageModel, question: str, pair: Tensor, answe
     inputs = net.family.inputs(net.processor, [question] * count, [pair] * count)
     inputs = {name: value.to(device) for name, value in inputs.items()}
     inputs.pop("labels", None)
-    prompt = inputs["input_ids"].shape[1]
+    prompt_length = inputs["input_ids"].shape[1]
     answer_ids = torch.tensor([list(answer) for answer in answers], device=device)
     inputs["input_ids"] = torch.cat([inputs["input_ids"], answer_ids], 1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     for name in TOKEN_TYPES:
         if name in inputs:
             types = inputs[name]
-            marks_images = bool((types[inputs["input_ids"][:, :prompt] == image_token(model.config)] != 0).all())
+            marks_images = bool((types[inputs["input_ids"][:, :prompt_length] == image_token(model.config)] != 0).all())
             inputs[name] = torch.cat([types, torch.full_like(answer_ids, 0 if marks_images else 1)], 1)
     with net.precision():
-        logits = model(**inputs).logits[:, prompt - 1 : -1]
-    return logits.float().log_softmax(-1).gather(-1, answer_ids[..., None])[..., 0]
+        logits = model(**inputs).logits[:, prompt_length - 1 : -1]  # (K, T, V)
+    return logits.float().log_softmax(-1).gather(-1, answer_ids[..., None])[..., 0]  # (K, T)
 
 
 @torch.no_grad()
@@ -110,7 +110,8 @@ def _difference(
     net: VisionLanguageModel, method: str, features: PairFeatures, tokens: Tensor, expected: Tensor
 ) -> float:
     try:
-        logits = net.lm_logits(SCORING_METHODS[method](net, features, tokens[..., :-1], None, None))
+        score = SCORING_METHODS[method]
+        logits = net.lm_logits(score(net, features, tokens[..., :-1], None, None))  # (1, K, T, V)
     except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
         return float("inf")  # models reject masks or caches with any of these exceptions
     log_probs = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]
@@ -123,10 +124,10 @@ def pick_scoring(net: VisionLanguageModel) -> str:
     Raises:
         ConfigError: no method agrees with the stock model.
     """
-    low = torch.is_autocast_enabled(next(net.model.parameters()).device.type) or net.autocast_dtype is not None
+    has_autocast = torch.is_autocast_enabled(next(net.model.parameters()).device.type) or net.autocast_dtype is not None
     # products with quantized weights are rounded, too
-    low = low or any(is_quantized(p) for p in net.model.parameters())
-    dtypes = {torch.bfloat16} if low else {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
+    is_rounded = has_autocast or any(is_quantized(p) for p in net.model.parameters())
+    dtypes = {torch.bfloat16} if is_rounded else {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
     tolerance = max((TOLERANCE[dtype] for dtype in dtypes), default=TOLERANCE[torch.bfloat16])
     if tolerance > TOLERANCE[torch.float32]:
         tolerance = max(tolerance, min(MAX_TOLERANCE, ROUNDING_FACTOR * stock_rounding(net)))
@@ -139,12 +140,12 @@ def pick_scoring(net: VisionLanguageModel) -> str:
             if method != methods[0]:
                 differences = ", ".join(f"{name} {error:.2g}" for name, error in errors.items())
                 warnings.warn(
-                    f"a {net.model.config.model_type} scores several answers by `{method}`: log-probabilities are off "
+                    f"{net.model.config.model_type} scores several answers by `{method}`: log-probabilities differ "
                     f"from the stock model's by {differences} nats on a random pair",
                     stacklevel=2,
                 )
             return method
     raise ConfigError(
-        f"no scoring method gives what the stock {net.model.config.model_type} gives: largest differences "
-        f"{errors} nats, expected at most {tolerance}; register a family of your own (register_family)"
+        f"no scoring method reproduces the log-probabilities of the stock {net.model.config.model_type}: largest "
+        f"differences {errors} nats, expected at most {tolerance}; register your own family with register_family"
     )

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, with the logits of only one chunk of tokens in memory at a time."""
+"""Log-probabilities of tokens by chunks, so that the logits of only one chunk are in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ try:  # torch 2.15
 except ImportError:
     LinearCrossEntropyOptions = None  # type: ignore[assignment,misc]
 
-ROWS = 256
+CHUNK_SIZE = 256
 """Number of tokens per chunk, if torch has no fused head."""
-SMALL = 1 << 24
-"""Maximum number of logits computed without chunks; on a CPU this is 5 to 26 times as fast."""
+MAX_UNCHUNKED_LOGITS = 1 << 24
+"""Maximum number of logits computed without chunks, which is 5 to 26 times as fast on a CPU."""
 
 
 def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tenso
         dtype = torch.get_autocast_dtype(states.device.type)
     states, weight = states.to(dtype), head.weight.to(dtype)
     bias = None if head.bias is None else head.bias.to(dtype)
-    if states.shape[0] * weight.shape[0] <= SMALL:
+    if states.shape[0] * weight.shape[0] <= MAX_UNCHUNKED_LOGITS:
         return log_probs_of_rows(states, weight, bias, targets)
     if LinearCrossEntropyOptions is not None:
         options = LinearCrossEntropyOptions()
@@ -46,8 +46,8 @@ def chunked_log_probs(states: Tensor, head: nn.Linear, targets: Tensor) -> Tenso
 
 
 def log_probs_by_chunks(states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Log-probabilities by chunks of :data:`ROWS` tokens; the backward pass recomputes their logits."""
-    chunks = zip(states.split(ROWS), targets.split(ROWS), strict=True)
+    """Log-probabilities by chunks of :data:`CHUNK_SIZE` tokens; the backward pass recomputes their logits."""
+    chunks = zip(states.split(CHUNK_SIZE), targets.split(CHUNK_SIZE), strict=True)
     return torch.cat(
         [
             checkpoint(log_probs_of_rows, part, weight, bias, chunk_targets, use_reentrant=False)

@@ -1,4 +1,4 @@
-"""check_family: contract of a family of vision-language models, for use in a test."""
+"""check_family: the conditions that a family of vision-language models must meet, for use in a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.utils.errors import ConfigError
 
-ANSWER = 6
+MAX_TOKENS = 6
 """Number of generated tokens."""
 SIZES = ((64, 64), (96, 64), (64, 96))
 CELL_SIZES = ((64, 64), (48, 80), (80, 48), (32, 96))
@@ -42,25 +42,25 @@ def check_family(model: str | Path, tolerance: float = 1e-4) -> dict[str, float]
     Raises:
         ConfigError: one of these conditions does not hold.
     """
-    captioner = VLMCaptioner(model=str(model), dtype="float32", max_length=ANSWER)
+    captioner = VLMCaptioner(model=str(model), dtype="float32", max_length=MAX_TOKENS)
     captioner.build()
     net: VLMNet = captioner.eval().built_net
     errors = scoring_errors(net)
     if errors["plain"] > tolerance:
-        raise _broken(net, f"log-probabilities of `plain` are off from the stock model's by {errors['plain']:.2g} nats")
+        raise _broken(net, f"log-probabilities of `plain` differ from the stock model's by {errors['plain']:.2g} nats")
     net.scoring = next(method for method, error in errors.items() if error <= tolerance)
     pairs = _pairs()
     with torch.no_grad():
         together = _scores(captioner, pairs)
         alone = torch.cat([_scores(captioner, [pair]) for pair in pairs])
-        if not torch.allclose(together, alone, rtol=0, atol=tolerance * ANSWER):
+        if not torch.allclose(together, alone, rtol=0, atol=tolerance * MAX_TOKENS):
             raise _broken(
                 net, f"pairs of several sizes in one batch score {together.tolist()}, one by one {alone.tolist()}"
             )
         captions = [caption.text for caption in captioner.generate(captioner.encode(captioner.collate(pairs)))]
         expected = [_generated(captioner, pair) for pair in pairs]
     if captions != expected:
-        raise _broken(net, f"greedy decoding says {captions}, the model's generate {expected}")
+        raise _broken(net, f"greedy decoding returns {captions}, the model's generate {expected}")
     for size in CELL_SIZES:
         hidden = hidden_cells(captioner, size)
         if hidden:
@@ -129,9 +129,9 @@ def _generated(captioner: VLMCaptioner, pair: PairSample) -> str:
     out: Tensor = net.model.generate(
         **inputs,
         do_sample=False,
-        max_new_tokens=ANSWER,
+        max_new_tokens=MAX_TOKENS,
         eos_token_id=list(special.ends),
         pad_token_id=special.pad,
-        suppress_tokens=list(special.never_said),
+        suppress_tokens=list(special.suppress_tokens),
     )
     return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.models.adapter import Adapter
-from lightning_idc.models.vlm.chunked import ROWS
+from lightning_idc.models.vlm.chunked import CHUNK_SIZE
 from lightning_idc.models.vlm.families.base import image_token
 from lightning_idc.models.vlm.net import VLMNet
 
-BLOCK = 1.5
+ACTIVATION_FACTOR = 1.5
 """Activation bytes of a transformer layer, as a multiple of the inputs and outputs of its linear layers."""
 
 
@@ -22,71 +22,76 @@ class PairCost:
     """Tokens, operations and activations of one pair.
 
     Args:
-        patches: number of patches in the vision tower, of both images together.
-        features: number of image features in the prompt.
-        prompt: number of prompt tokens, image features included.
-        answers: number of tokens of all captions together.
-        flops: operations of a forward pass, by part of the model.
-        step: operations of the forward and the backward pass.
-        activations: bytes of activations for the backward pass.
-        logits: bytes of the logits in memory at one time, independent of the batch size.
+        num_patches: number of patches in the vision tower, of both images together.
+        num_image_features: number of image features in the prompt.
+        num_prompt_tokens: number of prompt tokens, image features included.
+        num_caption_tokens: number of tokens of all captions together.
+        forward_flops: operations of a forward pass, by part of the model.
+        step_flops: operations of the forward and the backward pass.
+        activation_bytes: bytes of activations for the backward pass.
+        logit_bytes: bytes of the logits in memory at one time, independent of the batch size.
     """
 
-    patches: int
-    features: int
-    prompt: int
-    answers: int
-    flops: dict[str, float]
-    step: float
-    activations: int
-    logits: int
+    num_patches: int
+    num_image_features: int
+    num_prompt_tokens: int
+    num_caption_tokens: int
+    forward_flops: dict[str, float]
+    step_flops: float
+    activation_bytes: int
+    logit_bytes: int
 
 
 def cost_of_pair(
     net: VLMNet,
     adapters: Iterable[Adapter],
-    size: tuple[int, int],
+    image_size: tuple[int, int],
     prompt: str,
-    answers: int,
-    low: bool,
-    recomputes: bool,
+    num_caption_tokens: int,
+    is_mixed_precision: bool,
+    activation_checkpointing: bool,
 ) -> PairCost:
     """Cost of a pair for a network on the ``meta`` device, with its adapters installed.
 
     Args:
         net: the network.
         adapters: adapters of the network.
-        size: height and width of both images.
+        image_size: height and width of both images.
         prompt: question about the images.
-        answers: number of tokens of all captions of the pair.
-        low: whether matrix products are computed in 16 bits.
-        recomputes: whether activation checkpointing is on.
+        num_caption_tokens: number of tokens of all captions of the pair.
+        is_mixed_precision: whether matrix products are computed in 16 bits.
+        activation_checkpointing: whether layers recompute their activations in the backward pass.
     """
-    images = torch.zeros(1, 2, 3, *size, dtype=torch.uint8)
+    images = torch.zeros(1, 2, 3, *image_size, dtype=torch.uint8)
     inputs = net.family.inputs(net.processor, [prompt], list(images))
     ids = inputs["input_ids"][0]
-    features = int((ids == image_token(net.model.config)).sum())
+    num_image_features = int((ids == image_token(net.model.config)).sum())
     num_patches = _num_patches(net, images)
-    tokens = {"tower": num_patches, "projector": features, "language": len(ids) + answers, "head": answers}
-    width = 2 if low else 4
+    tokens = {
+        "tower": num_patches,
+        "projector": num_image_features,
+        "language": len(ids) + num_caption_tokens,
+        "head": num_caption_tokens,
+    }
+    bytes_per_value = 2 if is_mixed_precision else 4
     parts = _linear_parts(net)
     flops = {name: sum(2.0 * w.numel() for w in weights) * tokens[name] for name, weights in parts.items()}
     flops["tower"] += _tower_attention(net, num_patches)
     config = net.model.config.get_text_config()
     flops["language"] += 4.0 * config.num_hidden_layers * tokens["language"] ** 2 * config.hidden_size
-    adapter_costs = [adapter.forward_cost(num_patches, width) for adapter in adapters]
+    adapter_costs = [adapter.forward_cost(num_patches, bytes_per_value) for adapter in adapters]
     if adapter_flops := sum(operations for operations, _ in adapter_costs):
         flops["adapters"] = adapter_flops
     adapter_bytes = sum(size for _, size in adapter_costs)
     trained = {name: _trained_fraction(weights) for name, weights in parts.items()} | {"adapters": 1.0}
-    step, is_backward = 0.0, False
+    step_flops, is_backward = 0.0, False
     for name in ("tower", "adapters", "projector", "language", "head"):
         if name in flops:
             trained_fraction = trained[name]
             is_backward = is_backward or trained_fraction > 0
             # forward; input gradients, if an earlier part trains; weight gradients; recomputation
-            is_recomputed = recomputes and is_backward and name in ("tower", "language", "adapters")
-            step += flops[name] * (1 + is_backward + trained_fraction + is_recomputed)
+            is_recomputed = activation_checkpointing and is_backward and name in ("tower", "language", "adapters")
+            step_flops += flops[name] * (1 + is_backward + trained_fraction + is_recomputed)
     stored_bytes, largest_layer = 0, adapter_bytes
     trains_tower = trained["tower"] > 0
     for path, unit in net.model.named_modules():
@@ -97,15 +102,28 @@ def cost_of_pair(
                 continue
             num_tokens = tokens["tower" if in_tower else "language"]
             layer_bytes = int(
-                BLOCK * num_tokens * width * sum(part.in_features + part.out_features for part in linear) / 2
+                ACTIVATION_FACTOR
+                * num_tokens
+                * bytes_per_value
+                * sum(part.in_features + part.out_features for part in linear)
+                / 2
             )
-            stored_bytes += num_tokens * width * linear[0].in_features if recomputes else layer_bytes
+            input_bytes = num_tokens * bytes_per_value * linear[0].in_features
+            stored_bytes += input_bytes if activation_checkpointing else layer_bytes
             largest_layer = max(largest_layer, layer_bytes)
     # with activation checkpointing, only one layer is expanded in memory at a time
-    activations = stored_bytes + (largest_layer if recomputes else adapter_bytes)
-    vocabulary = net.lm_head.weight.shape[0]
-    logits = 2 * 4 * vocabulary * min(answers, ROWS)
-    return PairCost(num_patches, features, len(ids), answers, flops, step, activations, logits)
+    vocabulary_size = net.lm_head.weight.shape[0]
+    return PairCost(
+        num_patches=num_patches,
+        num_image_features=num_image_features,
+        num_prompt_tokens=len(ids),
+        num_caption_tokens=num_caption_tokens,
+        forward_flops=flops,
+        step_flops=step_flops,
+        activation_bytes=stored_bytes + (largest_layer if activation_checkpointing else adapter_bytes),
+        # float32 logits and their gradients
+        logit_bytes=2 * 4 * vocabulary_size * min(num_caption_tokens, CHUNK_SIZE),
+    )
 
 
 def _trained_fraction(weights: list[nn.Parameter]) -> float:

@@ -93,7 +93,7 @@ class FeatureRewriter:
 
     def _rewritten(self, last: Tensor) -> Tensor:
         if not self._positions_per_pair:
-            raise ConfigError("MDP rewrites the features of pairs; call encode of the captioner, not the model itself")
+            raise ConfigError("MDP rewrites the features of pairs; call encode of the captioner instead of the model")
         depths = [*(self.hidden_states[depth] for depth in self.inner_layers), last]
         return rewrite_by_pair(self.rewrite, depths, self._positions_per_pair)
 
@@ -166,7 +166,7 @@ class BlockRewriter:
             return states
         if not self._positions_per_pair:
             raise ConfigError(
-                "StatefulEncoder reads pairs of images; call encode of the captioner, not the model itself"
+                "StatefulEncoder reads pairs of images; call encode of the captioner instead of the model"
             )
         return rewrite_by_pair(lambda batch: self.rewrite(index, batch[0]), [states], self._positions_per_pair)
 
@@ -180,11 +180,11 @@ def rewrite_by_pair(rewrite: FeatureRewrite, depths: list[Tensor], positions_per
         positions_per_pair: positions of the tower for each pair, in any common unit.
     """
     # a row is an image, a tile or a patch, depending on the family; the first image's rows always come first
-    rows = [states.reshape(-1, states.shape[-1]) for states in depths]
+    rows = [states.reshape(-1, states.shape[-1]) for states in depths]  # (N, D) per depth
     rows_per_position = len(rows[-1]) // sum(positions_per_pair)
     sizes = [rows_per_position * positions for positions in positions_per_pair]
     if len(set(sizes)) == 1:
-        pairs = [depth.unflatten(0, (len(sizes), 2, -1)) for depth in rows]
+        pairs = [depth.unflatten(0, (len(sizes), 2, -1)) for depth in rows]  # (N, D) -> (B, 2, L, D)
         return rewrite(pairs).reshape(depths[-1].shape)
     by_pair = [depth.split(sizes) for depth in rows]
     rewritten: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""LoRA folded into the weights during decoding, which runs fewer than half the operators per token."""
+"""LoRA merged into the weights while decoding, which then runs fewer than half as many operators per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lightning_idc.nn.decoding.decoding import Decoded
 
 
 class VLMDecoder(CaptionDecoder):
-    """Decodes with a vision-language model whose active LoRA is temporarily folded into its weights."""
+    """Decodes with a vision-language model whose active LoRA is temporarily merged into its weights."""
 
     def search(self, *arguments: Any, **options: Any) -> Decoded:
         with folded(self.net):
@@ -43,12 +43,12 @@ def folded(net: nn.Module) -> Iterator[None]:
     Args:
         net: network with or without a LoRA.
     """
-    owners = Counter(id(p) for part in net.modules() for p in part.parameters(recurse=False))
+    uses = Counter(id(p) for part in net.modules() for p in part.parameters(recurse=False))
     modules: list[Any] = list(net.modules())
     layers = [
         (layer, name)
         for layer in modules
-        if (name := _foldable(layer)) is not None and owners[id(layer.get_base_layer().weight)] == 1
+        if (name := _foldable(layer)) is not None and uses[id(layer.get_base_layer().weight)] == 1
     ]
     weights = [layer.get_base_layer().weight.data for layer, _ in layers]
     try:

@@ -1,4 +1,4 @@
-"""Random vision-language models from a configuration, their tokenizers, and pretrained language models for them."""
+"""make_model: a random vision-language model with its tokenizer, optionally with a pretrained language model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def configured(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     from transformers import AutoConfig, PreTrainedTokenizerFast
 
     options = dict(architecture)
-    family = family_of(options.pop("model_type", "of no model_type"))
+    family = family_of(options.pop("model_type", "no model_type"))
     backend = Tokenizer.from_str(tokenizer_json)
     is_learned = backend.token_to_id(END) is not None
     text_options = architecture.get("text_config", {})
@@ -127,11 +127,11 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
 
 def _gguf(name: str) -> Path:
     if find_spec("gguf") is None:
-        raise ConfigError(f"reading {name!r} needs the package gguf; `pip install gguf` brings it")
+        raise ConfigError(f"reading {name!r} needs the package gguf: pip install gguf")
     if Path(name).is_file():
         return Path(name).resolve()
     package, _, inside = name.partition("/")
-    # find_spec does not import the package, of which only a file is needed
+    # find_spec locates the file without importing the package
     spec = find_spec(package) if package.isidentifier() else None
     for folder in (spec and spec.submodule_search_locations) or []:
         if (Path(folder) / inside).is_file():
@@ -142,7 +142,7 @@ def _gguf(name: str) -> Path:
     )
 
 
-def put_language_model(model: Any, family: Family, language: Any) -> None:
+def load_language_weights(model: Any, family: Family, language: Any) -> None:
     """Copy the weights of a language model into the language part of a vision-language model."""
     model.get_submodule(family.language[0]).load_state_dict(language.model.state_dict())
     model.get_output_embeddings().load_state_dict(language.get_output_embeddings().state_dict())
@@ -150,5 +150,5 @@ def put_language_model(model: Any, family: Family, language: Any) -> None:
 
 def text_config_of(language: Any) -> dict[str, Any]:
     """Configuration of a language model as a ``text_config``, in plain values."""
-    # through JSON, since checkpoints only contain plain values
+    # through JSON, since checkpoints contain only plain values
     return json.loads(language.config.to_json_string(use_diff=False))

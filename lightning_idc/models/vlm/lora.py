@@ -22,15 +22,15 @@ from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
-NAME = "default"
+ADAPTER_NAME = "default"
 """Name of the adapter within PEFT; its files do not contain it."""
-COPY = "reference"
+COPY_NAME = "reference"
 """Name of the adapter's copy for a reference policy."""
 
 
 @runtime_checkable
 class HasLanguageModel(Protocol):
-    """A network with a language model inside, as its submodule ``model``.
+    """A network that contains a language model in its submodule ``model``.
 
     The submodule is not a protocol member: from Python 3.12, ``isinstance`` does not find submodules of ``nn.Module``.
     """
@@ -119,9 +119,11 @@ class LoraAdapter(Adapter):
             unused = net.unused_modules
         freeze = list(self.freeze or language)
         if not freeze:
-            raise ConfigError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
+            raise ConfigError(
+                f"{type(net).__name__} has no language model, the default of LoRA's `freeze`; set it to module paths"
+            )
         if next(_layers(model), None) is not None:
-            raise ConfigError("the network has a LoRA already; merge_adapters makes it part of the network first")
+            raise ConfigError("the network already has a LoRA; call merge_adapters before adding another one")
         _check_paths(model, [*freeze, *self.modules_to_save])
         config = LoraConfig(
             target_modules=self._target_modules(model, freeze, unused),
@@ -134,14 +136,14 @@ class LoraAdapter(Adapter):
         hooks = _remove_hooks(model, self.modules_to_save)
         try:
             # updates are float32, since small steps would round to nothing in the precision of the frozen weights
-            inject_adapter_in_model(config, model, NAME)
+            inject_adapter_in_model(config, model, ADAPTER_NAME)
         except ValueError as error:
-            raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {error}") from error
+            raise ConfigError(f"LoRA cannot be added to {type(model).__name__}: {error}") from error
         finally:
             _restore_hooks(model, hooks)
         self._model = (model,)
         net.register_load_state_dict_pre_hook(_drop_copy)
-        for parameter in self.trained(model):
+        for parameter in self.trained_parameters(model):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
         saved = tuple(f"{path}.original_module." for path in self.modules_to_save)
@@ -159,8 +161,8 @@ class LoraAdapter(Adapter):
                 matches = [name for name, _ in model.named_modules() if re.fullmatch(pattern, name)]
             except re.error as error:
                 raise ConfigError(
-                    f"targets is {self.targets!r}, which is no regular expression ({error.msg}); expected {ALL_LINEAR} "
-                    r"or one of paths of layers, for example '.*\.(q_proj|v_proj)'"
+                    f"targets is {self.targets!r}, which is not a regular expression ({error.msg}); expected "
+                    rf"{ALL_LINEAR} or a pattern of layer paths, for example '.*\.(q_proj|v_proj)'"
                 ) from error
             without_effect = [name for name in matches if _is_within(name, (*unused, *_unreachable(model)))]
             if without_effect:
@@ -177,7 +179,7 @@ class LoraAdapter(Adapter):
             if isinstance(part, nn.Linear) and name.startswith(inside) and not _is_within(name, skipped)
         ]
         if not names:
-            raise ConfigError(f"LoRA cannot be put into {type(model).__name__}: {list(freeze)} hold no linear layers")
+            raise ConfigError(f"LoRA cannot be added to {type(model).__name__}: {list(freeze)} have no linear layers")
         return names
 
     @contextmanager
@@ -185,7 +187,7 @@ class LoraAdapter(Adapter):
         (model,) = self._model
         layers = list(_layers(model))
         # PEFT's switch also changes requires_grad, which must stay as it was for an existing autograd graph
-        flags = [(p, p.requires_grad) for p in self.trained(model)]
+        flags = [(p, p.requires_grad) for p in self.trained_parameters(model)]
         for layer in layers:
             layer.enable_adapters(False)
         try:
@@ -196,7 +198,7 @@ class LoraAdapter(Adapter):
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
 
-    def keep_copy(self) -> None:
+    def save_copy(self) -> None:
         from peft import inject_adapter_in_model
 
         (model,) = self._model
@@ -204,37 +206,37 @@ class LoraAdapter(Adapter):
         active = [(layer, layer._active_adapter) for layer in _layers(model)]
         hooks = _remove_hooks(model, self.modules_to_save)
         try:
-            inject_adapter_in_model(copy.deepcopy(model.peft_config[NAME]), model, COPY)
+            inject_adapter_in_model(copy.deepcopy(model.peft_config[ADAPTER_NAME]), model, COPY_NAME)
         finally:
             _restore_hooks(model, hooks)
-        for layer, before in active:  # PEFT activates the newest adapter
-            layer._active_adapter = before
+        for layer, names in active:  # PEFT activates the newest adapter
+            layer._active_adapter = names
         weights = dict(model.named_parameters())
         for name, parameter in weights.items():
             if name not in flags:
-                original = weights[name.replace(f".{COPY}", f".{NAME}")]
+                original = weights[name.replace(f".{COPY_NAME}", f".{ADAPTER_NAME}")]
                 parameter.data = original.detach().clone()
             parameter.requires_grad_(flags.get(name, False))
 
     @contextmanager
-    def copied(self) -> Iterator[None]:
+    def using_copy(self) -> Iterator[None]:
         (model,) = self._model
         layers = list(_layers(model))
         active = [layer._active_adapter for layer in layers]
         for layer in layers:
             # PEFT's setter also changes requires_grad, which must stay as it was for an existing autograd graph
-            layer._active_adapter = [COPY]
+            layer._active_adapter = [COPY_NAME]
         try:
             yield
         finally:
-            for layer, before in zip(layers, active, strict=True):
-                layer._active_adapter = before
+            for layer, names in zip(layers, active, strict=True):
+                layer._active_adapter = names
 
-    def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
+    def trained_parameters(self, net: nn.Module) -> Iterator[nn.Parameter]:
         for layer in _layers(net):
-            for kind in layer.adapter_layer_names:
-                named = getattr(layer, kind).named_parameters()
-                yield from (parameter for name, parameter in named if COPY not in name.split("."))
+            for layer_name in layer.adapter_layer_names:
+                parameters = getattr(layer, layer_name).named_parameters()
+                yield from (parameter for name, parameter in parameters if COPY_NAME not in name.split("."))
 
     def merge(self, net: nn.Module) -> bool:
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -248,7 +250,7 @@ class LoraAdapter(Adapter):
                 layer.merge()
                 model.set_submodule(path, layer.get_base_layer())
             else:
-                model.set_submodule(path, layer.modules_to_save[NAME])
+                model.set_submodule(path, layer.modules_to_save[ADAPTER_NAME])
         _restore_hooks(model, hooks)
         del model.peft_config
         for parameter in model.parameters():
@@ -262,13 +264,13 @@ class LoraAdapter(Adapter):
         from safetensors.torch import save_file
 
         (model,) = self._model
-        state = full_state_dict(get_peft_model_state_dict(model, adapter_name=NAME))
+        state = full_state_dict(get_peft_model_state_dict(model, adapter_name=ADAPTER_NAME))
         if not is_rank_zero():
             return
         folder.mkdir(parents=True, exist_ok=True)
         weights = {f"base_model.model.{key}": value for key, value in state.items()}
         save_file(weights, folder / "adapter_model.safetensors", {"format": "pt"})
-        config = model.peft_config[NAME]
+        config = model.peft_config[ADAPTER_NAME]
         config.inference_mode = True
         config.save_pretrained(str(folder))
         config.inference_mode = False
@@ -289,17 +291,17 @@ class LoraAdapter(Adapter):
         from peft import set_peft_model_state_dict
 
         (model,) = self._model
-        result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=NAME)
+        result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=ADAPTER_NAME)
         if result.unexpected_keys:
             raise CheckpointError(
                 f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"
             )
         # weights missing from the file would stay random
-        missing = [key for key in result.missing_keys if NAME in key.split(".")]
+        missing = [key for key in result.missing_keys if ADAPTER_NAME in key.split(".")]
         if missing:
             raise CheckpointError(
                 f"{str(folder)!r} lacks {len(missing)} of the {len(missing) + len(weights)} weights of the LoRA that "
-                f"its records describe: {', '.join(missing[:3])}; use another copy of it, or save the adapters again"
+                f"its configuration describes: {', '.join(missing[:3])}; use another copy, or save the adapters again"
             )
 
 
@@ -334,7 +336,9 @@ def _drop_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused:
     """Drop the adapter copy from a checkpoint if the network has none: a ``load_state_dict`` pre-hook."""
     parameter_names = {prefix + name for name, _ in net.named_parameters()}
     for key in [
-        key for key in state_dict if key.startswith(prefix) and COPY in key.split(".") and key not in parameter_names
+        key
+        for key in state_dict
+        if key.startswith(prefix) and COPY_NAME in key.split(".") and key not in parameter_names
     ]:
         del state_dict[key]
 
@@ -358,7 +362,7 @@ def _check_paths(model: nn.Module, paths: Sequence[str]) -> None:
             model.get_submodule(path)
         except AttributeError:
             parts = ", ".join(name for name, _ in model.named_children())
-            raise ConfigError(f"LoRA finds no module {path!r} in {type(model).__name__}, which has {parts}") from None
+            raise ConfigError(f"{type(model).__name__} has no module {path!r} for LoRA; it has {parts}") from None
 
 
 Hooks = dict[str, tuple[Any, Any]]

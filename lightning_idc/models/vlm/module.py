@@ -20,8 +20,8 @@ from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_to
 from lightning_idc.models.vlm.folding import VLMDecoder
 from lightning_idc.models.vlm.loading import (
     load_language_model,
+    load_language_weights,
     make_model,
-    put_language_model,
     text_config_of,
     train_tokenizer,
 )
@@ -48,8 +48,9 @@ from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.outputs import Output
 
-MAX_CACHED_PROMPTS = 512  # tokenized prompts
-LONGEST = 128  # default of max_length without training captions
+MAX_CACHED_PROMPTS = 512
+DEFAULT_MAX_LENGTH = 128
+"""Default of ``max_length`` without training captions."""
 
 
 class VLMCaptioner(FinetunedCaptioner):
@@ -60,15 +61,15 @@ class VLMCaptioner(FinetunedCaptioner):
         architecture: transformers configuration of a random model, ``model_type`` included.
         prompt: instruction after the two images; ``{question}`` is replaced by the pair's ``meta["question"]``.
         prompts: instructions for the parts of a mixture of data sets, by ``meta["part"]``.
-        scoring: how several answers are scored: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto`` takes
-            the first one that agrees with the stock model, by a check before the first use.
+        scoring: method that scores several answers: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto``
+            selects the first one that agrees with the stock model, by a check before the first use.
         activation_checkpointing: recompute activations in the backward pass instead of storing them.
         compile: ``layers`` to compile the layers of the language model and of the tower with torch.compile when
-            training begins; worth it for long trainings on a GPU.
+            training begins, which pays off in long trainings on a GPU.
         dtype: dtype of the frozen weights of ``model``, for example ``bfloat16``; trainable weights are float32.
-            ``auto`` takes that of the Trainer's mixed precision, that of the files on a GPU, float32 otherwise.
+            ``auto`` selects the dtype of the Trainer's mixed precision, that of the files on a GPU, or float32.
         revision: branch, tag or commit of ``model`` on the hub.
-        device: device of ``model`` if there is no Trainer; ``auto`` takes a GPU if there is one.
+        device: device of ``model`` if there is no Trainer; ``auto`` selects a GPU if there is one.
         quantize: bits of the frozen weights of ``model``: ``4bit`` or ``8bit`` of bitsandbytes, ``int4`` or ``int8`` of
             torchao. All weights of the model are then frozen; adapters can be trained, except on ``int4``.
         attn: attention implementation of ``model``, by its name in transformers, for example ``flash_attention_2``.
@@ -85,11 +86,11 @@ class VLMCaptioner(FinetunedCaptioner):
         options: arguments of :class:`~lightning_idc.models.captioner.PairCaptioner`.
 
     Raises:
-        ConfigError: neither or both of ``model`` and ``architecture`` are given, or ``cached`` scoring meets
+        ConfigError: neither or both of ``model`` and ``architecture`` are set, or ``cached`` scoring is combined with
             activation checkpointing.
     """
 
-    word_hparams: tuple[str, ...] = ("tokenizer", "text_config")
+    token_hparams: tuple[str, ...] = ("tokenizer", "text_config")
     not_stored = ("language_model", "tower_weights")
     takes_prompt = True
 
@@ -119,15 +120,17 @@ class VLMCaptioner(FinetunedCaptioner):
         check_arguments(VLMCaptioner.__init__, locals())
         super().__init__(**options)
         if (model is None) == (architecture is None):
-            raise ConfigError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
+            raise ConfigError("set either `model`, a folder or hub id, or `architecture`, a configuration; not both")
         if architecture is None and (language_model or tower_weights):
             raise ConfigError(
-                "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
+                "`language_model` and `tower_weights` initialize a random `architecture`; `model` has its own weights"
             )
         if scoring == "cached" and activation_checkpointing:
-            raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
+            raise ConfigError(
+                "activation checkpointing discards the keys and values that `cached` shares; use `packed`"
+            )
         dtype_named(dtype)
-        self._start = (language_model, tower_weights)
+        self._initial_weights = (language_model, tower_weights)
         self._folder: Path | None = None
         self._is_broadcast = False
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
@@ -169,16 +172,16 @@ class VLMCaptioner(FinetunedCaptioner):
         if options["max_length"] is None:
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
             lengths = (len(vocabulary.encode(text)) - 1 for text in captions)
-            self.store_hparams(max_length=max(lengths, default=LONGEST))
+            self.store_hparams(max_length=max(lengths, default=DEFAULT_MAX_LENGTH))
         return net.train(self.training)
 
     def _make_random(self, data: Any) -> tuple[Any, Any, Family] | None:
-        options, (name, tower) = self.hparams, self._start
+        options, (language_model, tower_weights) = self.hparams, self._initial_weights
         family = family_of(options["architecture"].get("model_type"))
         special_tokens = family.special_tokens.values()
         language = None
-        if options["tokenizer"] is None and name is not None:
-            language, tokenizer = load_language_model(name, special_tokens)
+        if options["tokenizer"] is None and language_model is not None:
+            language, tokenizer = load_language_model(language_model, special_tokens)
             self.store_hparams(tokenizer=tokenizer, text_config=text_config_of(language))
         elif options["tokenizer"] is None:
             if not isinstance(data, ProvidesCaptions):
@@ -188,9 +191,9 @@ class VLMCaptioner(FinetunedCaptioner):
         overrides = {"text_config": options["text_config"]} if options["text_config"] is not None else {}
         model, processor, family = make_model({**options["architecture"], **overrides}, options["tokenizer"])
         if language is not None:
-            put_language_model(model, family, language)
-        if tower is not None:
-            load_backbone(nn.ModuleDict({"tower": model.get_submodule(family.vision[0])}), tower)
+            load_language_weights(model, family, language)
+        if tower_weights is not None:
+            load_backbone(nn.ModuleDict({"tower": model.get_submodule(family.vision[0])}), tower_weights)
         return model, processor, family
 
     def _source(self) -> Source:
@@ -200,7 +203,7 @@ class VLMCaptioner(FinetunedCaptioner):
             device = "cuda" if torch.cuda.is_available() else None
         if self._trainer is not None and self._trainer.state.fn == "fit" and options["quantize"] == "int4":
             raise ConfigError(
-                "quantize is int4, whose product in torchao has no gradient: it is for captions alone. Train with "
+                "quantize is int4, whose product in torchao has no gradient, so it is for inference only; train with "
                 "4bit, 8bit or int8"
             )
         if self._trainer is not None and options["quantize"]:
@@ -209,16 +212,23 @@ class VLMCaptioner(FinetunedCaptioner):
         dtype = dtype_named(options["dtype"])
         if options["dtype"] == "auto" and options["quantize"] != "int4":
             # mixed precision loads the dtype of the files: casting trainable weights to float32 later loses nothing
-            low = self._low_precision() is not None or (device is not None and device.startswith("cuda"))
-            dtype = None if low else torch.float32
-        return Source(options["model"], options["revision"], dtype, options["quantize"], options["attn"], device)
+            takes_file_dtype = self._low_precision() is not None or (device is not None and device.startswith("cuda"))
+            dtype = None if takes_file_dtype else torch.float32
+        return Source(
+            name=options["model"],
+            revision=options["revision"],
+            dtype=dtype,
+            quantize=options["quantize"],
+            attn=options["attn"],
+            device=device,
+        )
 
     def _low_precision(self) -> torch.dtype | None:
-        """Precision of the frozen weights where it is below float32."""
+        """Dtype of the frozen weights if it is below float32, else None."""
         requested = dtype_named(self.hparams["dtype"])
         mixed = None if self._trainer is None else autocast_of(str(self._trainer.precision))
-        low = mixed or requested
-        return None if low in (None, torch.float32) else low
+        dtype = mixed or requested
+        return None if dtype in (None, torch.float32) else dtype
 
     def configure_model(self) -> None:
         self.build()
@@ -248,11 +258,16 @@ class VLMCaptioner(FinetunedCaptioner):
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         inputs, images, sizes = batch.model_inputs, self._unpadded(batch), dict(batch.sizes)
-        types = {name: inputs[name] for name in TOKEN_TYPES if name in inputs}
         if batch.prepared is None:
             sizes.pop("tower", None)
         features = self.built_net.encode(
-            images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared, inputs.get("positions"), sizes
+            images,
+            prompt_ids=inputs["prompt_ids"],
+            prompt_mask=inputs["prompt_mask"],
+            token_types={name: inputs[name] for name in TOKEN_TYPES if name in inputs},
+            pixels=batch.prepared,
+            positions=inputs.get("positions"),
+            sizes=sizes,
         )
         if sizes:
             features.sizes["captions"] = CaptionSizes(batch.tokens, batch.caption_mask, sizes["captions"])
@@ -268,22 +283,24 @@ class VLMCaptioner(FinetunedCaptioner):
 
     def images_and_prompts(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         net = self.built_net
-        shown = net.family.shown(net.processor, self._unpadded(batch))
-        return list(zip(shown, self._questions(batch), strict=True))
+        images = net.family.processor_images(net.processor, self._unpadded(batch))
+        return list(zip(images, self._batch_prompts(batch), strict=True))
 
-    def _questions(self, batch: PairBatch) -> list[str]:
-        """Prompt of each pair: of the pair, of its part of a mixture, or the default, in this order."""
+    def _batch_prompts(self, batch: PairBatch) -> list[str]:
+        """Prompt of each pair: its own, else that of its part of a mixture, else the default."""
         by_part, default = self.hparams["prompts"] or {}, self.hparams["prompt"]
         prompts = [
             prompt or by_part.get(meta.get("part", ""), default)
             for prompt, meta in zip(batch.prompts, batch.meta, strict=True)
         ]
-        return [with_question(*arguments) for arguments in zip(prompts, batch.ids, batch.meta, strict=True)]
+        return [
+            with_question(prompt, id, meta) for prompt, id, meta in zip(prompts, batch.ids, batch.meta, strict=True)
+        ]
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         net = self.built_net
         if tokens.shape[1] > 1 and net.scoring == "auto":
-            with gathered(net):  # the stock model does not go through the methods that gather weights
+            with gathered(net):  # the check calls the stock model, not the methods that gather weights
                 net.scoring = net.scoring_method
         return nn.functional.pad(net.log_probs(features, tokens, mask), (1, 0))
 
@@ -297,7 +314,7 @@ class VLMCaptioner(FinetunedCaptioner):
                 ``meta["question"]`` for the prompt.
             DataError: a caption contains the image placeholder.
         """
-        scaled = [self.fit(sample) for sample in samples]
+        scaled = [self.resize_to_budget(sample) for sample in samples]
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in scaled]
         batch = super().collate(pad_to_largest(scaled))
         # a chat template may end a turn with a media token
@@ -310,7 +327,7 @@ class VLMCaptioner(FinetunedCaptioner):
             raise DataError(
                 f"a caption of pair {id!r} contains the image placeholder of this model; remove it from the captions"
             )
-        batch.model_inputs = self.prompt_inputs(self._questions(batch), sizes)
+        batch.model_inputs = self.prompt_inputs(self._batch_prompts(batch), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)
@@ -332,7 +349,7 @@ class VLMCaptioner(FinetunedCaptioner):
         # the model takes any size, so images are never resized to the training size
         return None
 
-    def fit(self, sample: PairSample) -> PairSample:
+    def resize_to_budget(self, sample: PairSample) -> PairSample:
         """Scale a pair with its aspect ratio to between ``min_pixels`` and ``max_pixels`` pixels per image."""
         return scale_to_pixels(sample, self.hparams["min_pixels"], self.hparams["max_pixels"])
 
@@ -421,19 +438,20 @@ class VLMCaptioner(FinetunedCaptioner):
             self.merge_adapters()
         if len(self.adapters):
             raise ConfigError(
-                f"adapters {list(self.adapters)} are on the network, which plain transformers cannot run: LoRA is made "
-                "part of the weights with merge=True, MDP stays a part of this library; save_pretrained keeps both"
+                f"transformers cannot run the adapters {list(self.adapters)}: merge=True merges LoRA into the weights, "
+                "MDP runs only in this library; save_pretrained writes both"
             )
-        net, kind = self.built_net, None if dtype is None else dtype_named(dtype)
+        net, saved_dtype = self.built_net, None if dtype is None else dtype_named(dtype)
         state = full_state_dict(net.model.state_dict())
         if is_rank_zero():
-            written = {k: v.to(kind) if kind and v.is_floating_point() else v for k, v in state.items()}
+            if saved_dtype is not None:
+                state = {k: v.to(saved_dtype) if v.is_floating_point() else v for k, v in state.items()}
             with Output(folder, "model of transformers") as draft:
-                net.model.save_pretrained(draft, state_dict=written)
-                if kind is not None:
+                net.model.save_pretrained(draft, state_dict=state)
+                if saved_dtype is not None:
                     # save_pretrained wrote the dtype of the loaded model, which transformers would load with
                     config = copy.deepcopy(net.model.config)
-                    config.dtype = kind
+                    config.dtype = saved_dtype
                     config.save_pretrained(draft)
                 net.processor.save_pretrained(draft)
         all_gather_object(None)

@@ -72,8 +72,8 @@ class VLMNet(VisionLanguageModel):
     Args:
         model: the transformers model.
         processor: its processor.
-        family: how it takes two images.
-        scoring: how K answers are scored after one prompt: ``packed``, ``cached``, ``plain``, or ``auto``, which
+        family: the code that depends on the type of the model.
+        scoring: method that scores K answers after one prompt: ``packed``, ``cached``, ``plain``, or ``auto``, which
             calls :func:`~lightning_idc.models.vlm.checking.pick_scoring` before the first use.
     """
 
@@ -95,14 +95,16 @@ class VLMNet(VisionLanguageModel):
         targets = tokens[..., 1:]
         if mask is None or tokens.shape[1] == 1:
             states = self.answer_states(features, tokens[..., :-1])
+            # (B, K, T - 1, D) -> (B * K * (T - 1),) -> (B, K, T - 1)
             log_probs = self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
             return log_probs if mask is None else log_probs.masked_fill(~up_to_last(mask[..., 1:]), 0.0)
         valid = up_to_last(mask[..., 1:])
         longest = self._longest(features, tokens, mask, valid)
         states = self.answer_states(features, tokens[..., :-1], valid, longest)
+        # the head, the largest layer, only sees valid tokens: (B, K * (T - 1), D) -> (B, longest, D)
         indices = valid_first(valid, longest)
-        chosen = states.flatten(1, 2).gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))
-        log_probs = self._log_probs(chosen.flatten(0, 1), targets.flatten(1).gather(1, indices).flatten())
+        valid_states = states.flatten(1, 2).gather(1, indices[..., None].expand(-1, -1, states.shape[-1]))
+        log_probs = self._log_probs(valid_states.flatten(0, 1), targets.flatten(1).gather(1, indices).flatten())
         flat = log_probs.new_zeros(len(tokens), valid[0].numel()).scatter(1, indices, log_probs.view(indices.shape))
         return flat.view(targets.shape).masked_fill(~valid, 0.0)
 
@@ -111,7 +113,7 @@ class VLMNet(VisionLanguageModel):
         """Upper bound of the number of tokens of all answers of a pair together, if possible without a sync."""
         captions: CaptionSizes | None = features.sizes.get("captions")
         if captions is None:
-            # at least one, as other processes may wait for sharded weights
+            # at least one token, since other processes may wait for sharded weights
             return max(1, int(valid.flatten(1).sum(-1).max()))
         is_batch = tokens is captions.tokens and mask is captions.mask
         return max(1, captions.longest) if is_batch else valid[0].numel()

@@ -1,4 +1,4 @@
-"""open_captioner: a captioner from a published model or a checkpoint, on the GPU if there is one."""
+"""open_captioner: load a captioner from a published model or a checkpoint, onto the GPU if there is one."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def open_captioner(
         model: folder or hub id of a vision-language model.
         checkpoint: ``.ckpt`` file or folder of ``save_pretrained``, in place of ``model``.
         revision: branch, tag or commit of ``model``.
-        dtype: dtype of the weights; ``auto`` takes that of the files on a GPU and float32 otherwise.
-        device: device, for example ``cuda:1``; ``auto`` takes a GPU if there is one.
+        dtype: dtype of the weights; ``auto`` selects that of the files on a GPU and float32 otherwise.
+        device: device, for example ``cuda:1``; ``auto`` selects a GPU if there is one.
         quantize: bits of the weights of ``model``; see :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
         attn: attention implementation of ``model``.
         prompt: instruction about the pair; the default of the library, or that of the checkpoint, when None.
         max_pixels: maximum number of pixels of an image; larger images are scaled down.
 
     Raises:
-        ConfigError: not exactly one of ``model`` and ``checkpoint`` is given, the device does not exist, or an option
-            applies to a model only.
+        ConfigError: not exactly one of ``model`` and ``checkpoint`` is set, the device does not exist, or an option
+            applies only to a model.
     """
     if (model is None) == (checkpoint is None):
-        raise ConfigError("give either a model, by folder or hub id, or a checkpoint; not both")
+        raise ConfigError("set either a model, by folder or hub id, or a checkpoint; not both")
     torch_device = _device(device)
     if model is not None:
         captioner: PairCaptioner = VLMCaptioner(
@@ -67,14 +67,14 @@ def open_captioner(
         return (captioner if quantize else captioner.to(torch_device)).eval()
     model_options = {"revision": revision, "quantize": quantize, "attn": attn}
     if invalid := [name for name, value in model_options.items() if value is not None]:
-        raise ConfigError(f"{', '.join(invalid)} belong to a published model; a checkpoint holds its own weights")
+        raise ConfigError(f"{', '.join(invalid)} apply only to a published model; leave them out for a checkpoint")
     captioner = load_captioner(checkpoint)  # type: ignore[arg-type]
     overrides = {name: value for name, value in (("prompt", prompt), ("max_pixels", max_pixels)) if value is not None}
     if overrides and not isinstance(captioner, VLMCaptioner):
-        raise ConfigError(f"{', '.join(overrides)}: a {type(captioner).__name__} is not asked in words; leave it out")
+        raise ConfigError(f"{type(captioner).__name__} takes no {' or '.join(overrides)}; leave it out")
     captioner.store_hparams(**overrides)
-    low = dtype in ("bfloat16", "float16") or (dtype == "auto" and torch_device.type == "cuda")
-    if low and isinstance(captioner, VLMCaptioner):
+    is_low_precision = dtype in ("bfloat16", "float16") or (dtype == "auto" and torch_device.type == "cuda")
+    if is_low_precision and isinstance(captioner, VLMCaptioner):
         captioner.to(torch.float16 if dtype == "float16" else torch.bfloat16)
     return captioner.to(torch_device).eval()
 
@@ -86,5 +86,5 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"there is no device {name!r} here ({error}); leave it out, or name one that is") from error
+        raise ConfigError(f"the device {name!r} is not available ({error}); leave it out or choose another") from error
     return device

@@ -25,30 +25,30 @@ from lightning_idc.utils.names import class_of
 
 GIB = 2**30
 SHARDING = ("ShardedStrategy", "ModelParallelStrategy")
-PACKED_BITS = {"4bit": 4.127, "int4": 5.0, "8bit": 8.0, "int8": 8.0}
+QUANTIZED_BITS = {"4bit": 4.127, "int4": 5.0, "8bit": 8.0, "int8": 8.0}
 """Bits per quantized weight, scales included: blocks of 64 weights with double quantization in bitsandbytes' NF4,
 blocks of 32 in torchao's int4; scales per row in 8 bits are negligible."""
 
 
 @dataclass(frozen=True)
-class Images:
-    """Images and captions of one training step.
+class StepShape:
+    """Sizes of the images and captions of one training step.
 
     Args:
-        size: height and width of both images of a pair.
+        image_size: height and width of both images of a pair.
         prompt: question about the images.
-        captions: number of captions per pair.
-        longest: number of tokens of a caption.
-        batch: number of pairs per device.
-        recomputes: whether activation checkpointing is on.
+        captions_per_pair: number of captions per pair.
+        max_caption_tokens: maximum number of tokens of a caption.
+        batch_size: number of pairs per device.
+        activation_checkpointing: whether layers recompute their activations in the backward pass.
     """
 
-    size: tuple[int, int]
+    image_size: tuple[int, int]
     prompt: str
-    captions: int = 1
-    longest: int = 64
-    batch: int = 1
-    recomputes: bool = False
+    captions_per_pair: int = 1
+    max_caption_tokens: int = 64
+    batch_size: int = 1
+    activation_checkpointing: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,49 +56,49 @@ class Plan:
     """Parameters by part, and their memory during training.
 
     Args:
-        trained: trainable parameters by group: ``vision``, ``language`` (the projector included), adapters by name.
-        frozen: number of frozen parameters.
+        num_trained: trainable parameters by group: ``vision``, ``language`` (the projector included), adapters by name.
+        num_frozen: number of frozen parameters.
         bits: bits of a frozen weight that is not quantized; trainable weights have 32.
-        packed: number of quantized frozen parameters: weights of linear layers except the head.
-        packed_bits: bits of a quantized parameter.
-        moments: optimizer states per trainable weight; 2 for Adam.
-        processes: number of processes that weights are sharded over; 1 without sharding.
-        loaders: number of processes per machine that load the weights; only the first one with sharding.
+        num_quantized: number of quantized frozen parameters: weights of linear layers except the head.
+        quantized_bits: bits of a quantized parameter.
+        optimizer_states: optimizer states per trainable weight; 2 for Adam.
+        num_shards: number of processes that weights are sharded over; 1 without sharding.
+        num_loaders: number of processes per machine that load the weights; only the first one with sharding.
         cost: cost of one pair; None without images.
-        batch: number of pairs per device and step.
+        batch_size: number of pairs per device and step.
         compiled: whether the layers are compiled.
-        devices: number of devices that train.
+        num_devices: number of devices that train.
         epochs: number of passes over the data; None if it is not limited.
     """
 
-    trained: dict[str, int]
-    frozen: int
+    num_trained: dict[str, int]
+    num_frozen: int
     bits: int = 32
-    packed: int = 0
-    packed_bits: float = 0.0
-    moments: int = 2
-    processes: int = 1
-    loaders: int = 1
+    num_quantized: int = 0
+    quantized_bits: float = 0.0
+    optimizer_states: int = 2
+    num_shards: int = 1
+    num_loaders: int = 1
     cost: PairCost | None = None
-    batch: int = 1
+    batch_size: int = 1
     compiled: bool = False
-    devices: int = 1
+    num_devices: int = 1
     epochs: int | None = None
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes per device by purpose, without activations and logits."""
-        trained = sum(self.trained.values())
+        num_trained = sum(self.num_trained.values())
         return {
-            "frozen weights": self._frozen_bits // 8 // self.processes,
-            "trained weights": 4 * trained // self.processes,
-            "gradients": 4 * trained // self.processes,
-            "optimizer": 4 * self.moments * trained // self.processes,
+            "frozen weights": self._frozen_bits // 8 // self.num_shards,
+            "trained weights": 4 * num_trained // self.num_shards,
+            "gradients": 4 * num_trained // self.num_shards,
+            "optimizer": 4 * self.optimizer_states * num_trained // self.num_shards,
         }
 
     @property
     def _frozen_bits(self) -> int:
-        return (self.frozen - self.packed) * self.bits + int(self.packed * self.packed_bits)
+        return (self.num_frozen - self.num_quantized) * self.bits + int(self.num_quantized * self.quantized_bits)
 
     @property
     def states(self) -> int:
@@ -108,12 +108,12 @@ class Plan:
     @property
     def host(self) -> int:
         """Bytes of host memory per machine while the weights are loaded."""
-        return (self.frozen * self.bits // 8 + 4 * sum(self.trained.values())) * self.loaders
+        return (self.num_frozen * self.bits // 8 + 4 * sum(self.num_trained.values())) * self.num_loaders
 
     @property
     def activations(self) -> int:
         """Estimated bytes per device of activations and logits."""
-        return 0 if self.cost is None else self.batch * self.cost.activations + self.cost.logits
+        return 0 if self.cost is None else self.batch_size * self.cost.activation_bytes + self.cost.logit_bytes
 
     def time_table(self, pairs: int) -> list[str]:
         """Lines with the estimated speed on each GPU, and the time for ``pairs`` training pairs."""
@@ -123,29 +123,32 @@ class Plan:
         source = f"measured on an {MEASURED_ON}, scaled by data sheet to others"
         lines = [f"{'speed':<24}estimated for supervised training; {source}"]
         for gpu in PEAK_TFLOPS:
-            rate = self.devices * pairs_per_second(self.cost.step, gpu, self.compiled)
+            rate = self.num_devices * pairs_per_second(self.cost.step_flops, gpu, self.compiled)
             hours = pairs * epochs / rate / 3600
-            name = gpu if self.devices == 1 else f"{self.devices} x {gpu}"
+            name = gpu if self.num_devices == 1 else f"{self.num_devices} x {gpu}"
             lines.append(f"  {name:<22}{rate:>12.3g} pairs/s, {hours:.2g} h for {pairs:,} pairs, epochs: {epochs}")
         return lines
 
     def table(self) -> str:
         """Table for the terminal."""
-        lines = [f"{name:<24}{count:>16,} parameters, trained" for name, count in self.trained.items()]
-        lines += [f"{'frozen':<24}{self.frozen - self.packed:>16,} parameters, {self.bits} bits"]
-        if self.packed:
-            lines += [f"{'quantized':<24}{self.packed:>16,} parameters, {self.packed_bits:g} bits"]
-        lines += [f"{name:<24}{size / GIB:>12.2f} GiB a device" for name, size in self.parts.items()]
-        lines += [f"{'together':<24}{self.states / GIB:>12.2f} GiB a device, without activations"]
+        lines = [f"{name:<24}{count:>16,} parameters, trained" for name, count in self.num_trained.items()]
+        lines += [f"{'frozen':<24}{self.num_frozen - self.num_quantized:>16,} parameters, {self.bits} bits"]
+        if self.num_quantized:
+            lines += [f"{'quantized':<24}{self.num_quantized:>16,} parameters, {self.quantized_bits:g} bits"]
+        lines += [f"{name:<24}{size / GIB:>12.2f} GiB per device" for name, size in self.parts.items()]
+        lines += [f"{'total':<24}{self.states / GIB:>12.2f} GiB per device, without activations"]
         if self.cost is not None:
             cost = self.cost
             lines.append(
-                f"{'activations':<24}{self.activations / GIB:>12.2f} GiB a device, estimated, {self.batch} pairs"
+                f"{'activations':<24}{self.activations / GIB:>12.2f} GiB per device, estimated, {self.batch_size} pairs"
             )
-            tokens = f"{cost.patches:,} patches, {cost.prompt:,} tokens of prompt, {cost.answers:,} of captions"
-            lines.append(f"{'a pair':<24}{cost.step / 1e12:>12.3g} TFLOP a step: {tokens}")
-            lines += [f"  {name:<22}{flops / 1e12:>12.3g} TFLOP forward" for name, flops in cost.flops.items()]
-        return "\n".join([*lines, f"{'loading':<24}{self.host / GIB:>12.2f} GiB of the host"])
+            tokens = (
+                f"{cost.num_patches:,} patches, {cost.num_prompt_tokens:,} prompt tokens, "
+                f"{cost.num_caption_tokens:,} caption tokens"
+            )
+            lines.append(f"{'one pair':<24}{cost.step_flops / 1e12:>12.3g} TFLOP per step: {tokens}")
+            lines += [f"  {name:<22}{flops / 1e12:>12.3g} TFLOP forward" for name, flops in cost.forward_flops.items()]
+        return "\n".join([*lines, f"{'loading':<24}{self.host / GIB:>12.2f} GiB of host memory"])
 
 
 def plan_of(
@@ -153,13 +156,13 @@ def plan_of(
     adapters: Mapping[str, Adapter],
     precision: str = "32-true",
     quantize: str | None = None,
-    moments: int = 2,
-    processes: int = 1,
+    optimizer_states: int = 2,
+    num_shards: int = 1,
     revision: str | None = None,
-    images: Images | None = None,
-    loaders: int = 1,
+    step_shape: StepShape | None = None,
+    num_loaders: int = 1,
 ) -> Plan:
-    """Plan for a published model; its weights are neither read nor allocated.
+    """Compute the plan of a published model, whose weights are neither read nor allocated.
 
     A model of :data:`~lightning_idc.models.vlm.known_models.KNOWN_MODELS` needs no files and no network; without its
     tokenizer, the tokens of the prompt are counted as words.
@@ -169,60 +172,68 @@ def plan_of(
         adapters: adapters by name, not yet installed.
         precision: precision of the Trainer.
         quantize: see :class:`~lightning_idc.models.vlm.module.VLMCaptioner`.
-        moments: optimizer states per trainable weight.
-        processes: number of processes that FSDP2 shards weights over.
+        optimizer_states: optimizer states per trainable weight.
+        num_shards: number of processes that FSDP2 shards weights over.
         revision: branch, tag or commit of ``model``.
-        images: images of one step; None leaves out activations and operations.
-        loaders: number of processes per machine that load the weights.
+        step_shape: images and captions of one step; None leaves out activations and operations.
+        num_loaders: number of processes per machine that load the weights.
 
     Raises:
         ConfigError: the model does not exist or is not a vision-language model.
     """
     from transformers import AutoModelForImageTextToText
 
-    config, processor = _config_and_processor(model, revision, images.prompt if images else PROMPT)
+    config, processor = _config_and_processor(model, revision, step_shape.prompt if step_shape else PROMPT)
     with torch.device("meta"):
-        inner = AutoModelForImageTextToText.from_config(config)
-        family = family_for(inner, processor)
-        for path in [""] if quantize else family.unused(inner):
-            inner.get_submodule(path).requires_grad_(False)
-        net = VLMNet(inner, processor, family)
+        stock_model = AutoModelForImageTextToText.from_config(config)
+        family = family_for(stock_model, processor)
+        for path in [""] if quantize else family.unused(stock_model):
+            stock_model.get_submodule(path).requires_grad_(False)
+        net = VLMNet(stock_model, processor, family)
         for adapter in adapters.values():
             adapter.install(net)
-    trained: Counter[str] = Counter()
-    frozen = 0
-    vision = tuple(f"model.{path}." for path in family.vision_parts(inner))
-    lora = {id(p): name for name, adapter in adapters.items() for p in adapter.trained(net)}
+    num_trained: Counter[str] = Counter()
+    num_frozen = 0
+    vision = tuple(f"model.{path}." for path in family.vision_parts(stock_model))
+    adapter_of = {id(p): name for name, adapter in adapters.items() for p in adapter.trained_parameters(net)}
     adapter_parameters = [
         (f"adapters.{name}.{path}", p) for name, a in adapters.items() for path, p in a.named_parameters()
     ]
     for path, parameter in [*net.named_parameters(), *adapter_parameters]:
         if not parameter.requires_grad:
-            frozen += parameter.numel()
-        elif id(parameter) in lora:
-            trained[lora[id(parameter)]] += parameter.numel()
+            num_frozen += parameter.numel()
+        elif id(parameter) in adapter_of:
+            num_trained[adapter_of[id(parameter)]] += parameter.numel()
         else:
-            trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
-    packed = 0
+            num_trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
+    num_quantized = 0
     if quantize:
-        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.lm_head]
-        packed = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
+        modules = list(stock_model.modules())
+        linear = [part for part in modules if isinstance(part, torch.nn.Linear) and part is not net.lm_head]
+        num_quantized = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
+    is_mixed_precision = precision.endswith("-mixed")
     cost = None
-    if images is not None:
-        low = precision.endswith("-mixed")
-        tokens = images.captions * images.longest
-        cost = cost_of_pair(net, adapters.values(), images.size, images.prompt, tokens, low, images.recomputes)
+    if step_shape is not None:
+        cost = cost_of_pair(
+            net,
+            adapters.values(),
+            image_size=step_shape.image_size,
+            prompt=step_shape.prompt,
+            num_caption_tokens=step_shape.captions_per_pair * step_shape.max_caption_tokens,
+            is_mixed_precision=is_mixed_precision,
+            activation_checkpointing=step_shape.activation_checkpointing,
+        )
     return Plan(
-        dict(trained),
-        frozen,
-        16 if precision.endswith("-mixed") else 32,
-        packed,
-        PACKED_BITS.get(quantize or "", 0.0),
-        moments,
-        processes,
-        loaders,
-        cost,
-        images.batch if images else 1,
+        num_trained=dict(num_trained),
+        num_frozen=num_frozen,
+        bits=16 if is_mixed_precision else 32,
+        num_quantized=num_quantized,
+        quantized_bits=QUANTIZED_BITS.get(quantize or "", 0.0),
+        optimizer_states=optimizer_states,
+        num_shards=num_shards,
+        num_loaders=num_loaders,
+        cost=cost,
+        batch_size=step_shape.batch_size if step_shape else 1,
     )
 
 
@@ -242,7 +253,7 @@ def _config_and_processor(model: str, revision: str | None, prompt: str) -> tupl
 
 
 def plan_of_stage(config: Mapping[str, Any]) -> Plan:
-    """Plan for a training stage of a recipe.
+    """Compute the plan of a training stage of a recipe.
 
     Args:
         config: configuration with ``trainer`` and ``model``.
@@ -253,47 +264,48 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     model_config, trainer = config.get("model") or {}, config.get("trainer") or {}
     options = model_config.get("init_args") or {}
     if not str(model_config.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
-        raise ConfigError("plan reads stages that train a VLMCaptioner of a published `model`; this one does not")
+        raise ConfigError("plan needs a stage that trains a VLMCaptioner of a published `model`; this one does not")
     adapters: dict[str, Adapter] = {}
     for entry in trainer.get("callbacks") or []:
-        kind = class_of(str(entry["class_path"]))
-        if isinstance(kind, type) and issubclass(kind, AdapterCallback):
-            callback = kind(**(entry.get("init_args") or {}))
-            adapters[callback.name] = callback.kind(**callback.options)
-    devices, nodes = trainer.get("devices", 1), int(trainer.get("num_nodes", 1))
-    loaders = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
-    sharded = any(name in str(trainer.get("strategy", "")) for name in SHARDING)
-    processes = loaders * nodes if sharded else 1
+        callback_class = class_of(str(entry["class_path"]))
+        if isinstance(callback_class, type) and issubclass(callback_class, AdapterCallback):
+            callback = callback_class(**(entry.get("init_args") or {}))
+            adapters[callback.name] = callback.adapter_class(**callback.options)
+    devices, num_nodes = trainer.get("devices", 1), int(trainer.get("num_nodes", 1))
+    num_devices = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
+    is_sharded = any(name in str(trainer.get("strategy", "")) for name in SHARDING)
     optimizer = str((options.get("optimizer") or {}).get("class_path", "AdamW"))
     momentum = ((options.get("optimizer") or {}).get("init_args") or {}).get("momentum")
-    moments = 2 if "Adam" in optimizer else 1 if momentum else 0
-    planned = plan_of(
+    plan = plan_of(
         options["model"],
         adapters,
-        str(trainer.get("precision", "32-true")),
-        options.get("quantize"),
-        moments,
-        processes,
-        options.get("revision"),
-        _images(options, (config.get("data") or {}).get("init_args") or {}),
-        1 if sharded and not options.get("quantize") else loaders,
+        precision=str(trainer.get("precision", "32-true")),
+        quantize=options.get("quantize"),
+        optimizer_states=2 if "Adam" in optimizer else 1 if momentum else 0,
+        num_shards=num_devices * num_nodes if is_sharded else 1,
+        revision=options.get("revision"),
+        step_shape=_step_shape(options, (config.get("data") or {}).get("init_args") or {}),
+        num_loaders=1 if is_sharded and not options.get("quantize") else num_devices,
     )
     epochs = trainer.get("max_epochs")
     return replace(
-        planned, compiled=bool(options.get("compile")), devices=loaders * nodes, epochs=int(epochs) if epochs else None
+        plan,
+        compiled=bool(options.get("compile")),
+        num_devices=num_devices * num_nodes,
+        epochs=int(epochs) if epochs else None,
     )
 
 
-def _images(options: Mapping[str, Any], data: Mapping[str, Any]) -> Images:
-    """Images of a stage: of the data's ``image_size``, else within ``max_pixels``, else 448 pixels wide and high."""
+def _step_shape(options: Mapping[str, Any], data: Mapping[str, Any]) -> StepShape:
+    """Shape of a step: images of the data's ``image_size``, else of ``max_pixels``, else of 448 x 448 pixels."""
     side = int(math.sqrt(options["max_pixels"])) if options.get("max_pixels") else 448
     size = data.get("image_size") or side
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    return Images(
-        (height, width),
-        str(options.get("prompt") or PROMPT),
-        int(options.get("captions_per_pair", 2)),
-        int(options.get("max_length") or 64),
-        int(data.get("batch_size", 32)),
-        bool(options.get("activation_checkpointing", False)),
+    return StepShape(
+        image_size=(height, width),
+        prompt=str(options.get("prompt") or PROMPT),
+        captions_per_pair=int(options.get("captions_per_pair", 2)),
+        max_caption_tokens=int(options.get("max_length") or 64),
+        batch_size=int(data.get("batch_size", 32)),
+        activation_checkpointing=bool(options.get("activation_checkpointing", False)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from lightning_idc.models.parameter_groups import SIXTEEN_BITS
+from lightning_idc.models.parameter_groups import LOW_PRECISION
 from lightning_idc.models.vlm.vision_language import VisionLanguageModel
 from lightning_idc.utils.errors import ConfigError
 
@@ -46,7 +46,7 @@ def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
     language = tuple(f"model.{path}." for path in net.language_modules)
     trainable_parts = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
     for name, parameter in net.named_parameters():
-        if not parameter.is_floating_point() or parameter.dtype not in (*SIXTEEN_BITS, torch.float32):
+        if not parameter.is_floating_point() or parameter.dtype not in (*LOW_PRECISION, torch.float32):
             continue
         # a frozen layer in a trainable tower stays float32, since layer norms need inputs and weights of one dtype
         is_frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trainable_parts)

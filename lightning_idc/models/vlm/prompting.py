@@ -28,20 +28,20 @@ def with_question(prompt: str, id: str, meta: dict[str, Any]) -> str:
     question = meta.get("question")
     if not isinstance(question, str):
         raise ConfigError(
-            f"the prompt {prompt!r} asks a pair's own question, and pair {id!r} has none; its data module has "
-            'to give meta["question"], as ImgDiff does, or set another prompt'
+            f'the prompt {prompt!r} contains {QUESTION}, but pair {id!r} has no meta["question"]; use a data module '
+            "that sets it, such as ImgDiff, or another prompt"
         )
     return prompt.replace(QUESTION, question)
 
 
-def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) -> dict[str, Tensor]:
+def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], max_answer_length: int) -> dict[str, Tensor]:
     """Inputs of the model for one prompt about two images.
 
     Args:
         net: network of the captioner.
         prompt: instruction about the images.
         size: height and width of the images.
-        answer: maximum number of tokens of an answer.
+        max_answer_length: maximum number of tokens of an answer.
 
     Raises:
         ConfigError: the prompt contains placeholders, the model does not take two images, or the context is too short.
@@ -58,15 +58,15 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
         ) from error
     if not (processed["input_ids"] == image_token(net.model.config)).any():
         raise ConfigError(
-            f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "
-            "model's processor a template that shows them, or none"
+            f"the prompt {prompt!r} contains no image: the chat template of the model leaves them out; set a template "
+            "of the processor that includes images, or none"
         )
     length = processed["input_ids"].shape[1]
     context_length = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
-    if context_length is not None and length + answer > context_length:
+    if context_length is not None and length + max_answer_length > context_length:
         raise ConfigError(
-            f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of {answer} that "
-            f"is more than the {context_length} of the model. Set `max_pixels`, or a smaller max_length"
+            f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of {max_answer_length} "
+            f"that exceeds the context length of the model, {context_length}; set `max_pixels`, or a smaller max_length"
         )
     inputs = {name: processed[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in processed}
     ids, grid = processed["input_ids"], processed.get("image_grid_thw")
@@ -90,7 +90,7 @@ def check_placeholders(net: VLMNet, prompt: str) -> None:
     placeholders = [name for name in names if name in prompt]
     if placeholders:
         raise ConfigError(
-            f"the prompt {prompt!r} holds {placeholders[0]}, which stands for an image; leave it out: the images are "
+            f"the prompt {prompt!r} contains the image placeholder {placeholders[0]}; leave it out: the images are "
             "inserted before the prompt"
         )
 
@@ -103,10 +103,13 @@ def pad_prompts(prompts: Sequence[Mapping[str, Tensor]], padding: int) -> dict[s
         padding: id of the padding token.
     """
     lengths = torch.tensor([len(row["input_ids"]) for row in prompts])
-    # padded on the left, so that every answer starts right behind its prompt
+    # padded on the left, so that every answer directly follows its prompt
     batch = {
         ("prompt_ids" if name == "input_ids" else name): nn.utils.rnn.pad_sequence(
-            [row[name] for row in prompts], True, padding if name == "input_ids" else 0, "left"
+            [row[name] for row in prompts],
+            batch_first=True,
+            padding_value=padding if name == "input_ids" else 0,
+            padding_side="left",
         )
         for name in prompts[0]
     }

@@ -1,4 +1,4 @@
-"""Loading of published vision-language models from a folder, the Hugging Face cache or the hub."""
+"""load_model: load a published vision-language model from a folder, the Hugging Face cache or the hub."""
 
 from __future__ import annotations
 
@@ -87,15 +87,15 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     if missing:
         raise ConfigError(
             f"{source.name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
-            f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
+            f"{', '.join(missing[:3])}; expected a complete model in the format of transformers >= 5.23"
         )
     if source.quantize == "4bit":
-        _keep_gradients(model)
+        _disable_repacking(model)
     return model, processor, family_for(model, processor)
 
 
-def _keep_gradients(model: nn.Module) -> None:
-    """Keep bitsandbytes from repacking 4-bit weights on a CPU: the packed format has no gradients."""
+def _disable_repacking(model: nn.Module) -> None:
+    """Prevent bitsandbytes from repacking 4-bit weights on a CPU: the packed format has no gradients."""
     from bitsandbytes.nn import Linear4bit
 
     for part in model.modules():
@@ -173,8 +173,8 @@ def read_config(source: Source) -> Any:
         config = AutoConfig.from_pretrained(source.name, **source.options())
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise ConfigError(
-            f"{source.name!r} is a {config.model_type}, which takes no images and text; expected a vision-language "
-            "model (AutoModelForImageTextToText)"
+            f"{source.name!r} is a model of type {config.model_type}, which does not read images and text; expected a "
+            "vision-language model (AutoModelForImageTextToText)"
         )
     return config
 
@@ -210,11 +210,9 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
     if kind == "int8":
         return TorchAoConfig(Int8WeightOnlyConfig())
     if not device.startswith("cuda"):
-        raise ConfigError(f"torchao computes with int4 on GPUs alone, not on {device!r}; use 4bit or int8 there")
+        raise ConfigError(f"torchao supports int4 only on GPUs, not on {device!r}; use 4bit or int8")
     if compute not in (None, torch.bfloat16):
-        raise ConfigError(
-            f"torchao computes with int4 in bfloat16 alone, not in {compute}; leave dtype out, or use 4bit"
-        )
+        raise ConfigError(f"torchao supports int4 only in bfloat16, not in {compute}; leave dtype out, or use 4bit")
     # the layout of torchao's own kernels; other layouts need a further package
     return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d"))
 
@@ -233,7 +231,7 @@ def find_model(name: str, revision: str | None = None) -> None:
     """Check that a model is a folder, in the cache or on the hub.
 
     Raises:
-        ConfigError: the model is in none of these.
+        ConfigError: the model cannot be located.
     """
     if Path(name).is_dir():
         if is_peft_folder(Path(name)) and not Path(name, "config.json").is_file():
@@ -254,7 +252,7 @@ def find_model(name: str, revision: str | None = None) -> None:
         HfApi().model_info(name, revision=revision, timeout=5)
     except Exception as error:
         raise ConfigError(
-            f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
-            f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
-            "(HF_HOME) or give the path of the folder"
+            f"there is no folder {name!r}, it is not in the Hugging Face cache, and the hub does not answer "
+            f"({type(error).__name__}); on a machine with a network run `hf download {name}`, then copy the cache "
+            "(HF_HOME) or set the path of the folder"
         ) from error

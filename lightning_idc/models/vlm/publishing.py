@@ -1,4 +1,4 @@
-"""Publish a captioner as a repository on the Hugging Face hub, with a model card."""
+"""push_to_hub: upload a captioner with its model card to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import fill
+from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 
@@ -86,7 +86,7 @@ def write_repository(
     if layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
     if not isinstance(captioner, VLMCaptioner) and layout != LAYOUTS[0]:
-        raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
+        raise ConfigError(f"layout {layout!r} is for vision-language models, not for a {type(captioner).__name__}")
     if isinstance(captioner, VLMCaptioner) and layout == "adapters":
         _check_adapters(captioner)
     facts = CardFacts() if facts is None else facts
@@ -102,7 +102,7 @@ def write_repository(
         _hide_local_paths(draft)
         for path, text in {CARD: card, **facts.files}.items():
             (draft / path).parent.mkdir(parents=True, exist_ok=True)
-            fill(draft / path, text)
+            write_content(draft / path, text)
     return output
 
 
@@ -117,7 +117,7 @@ def _hide_local_paths(folder: Path) -> None:
         content = json.loads(file.read_text(encoding="utf-8"))
         hidden = _without_paths(content)
         if hidden != content:
-            fill(file, json.dumps(hidden, indent=2, ensure_ascii=False))
+            write_content(file, json.dumps(hidden, indent=2, ensure_ascii=False))
 
 
 def _without_paths(value: Any) -> Any:
@@ -132,12 +132,12 @@ def _without_paths(value: Any) -> Any:
 
 def _check_adapters(captioner: VLMCaptioner) -> None:
     if not len(captioner.adapters):
-        raise ConfigError("there are no adapters to write; layout captioner writes all weights")
+        raise ConfigError("the captioner has no adapters to write; the layout captioner writes all weights")
     others = captioner.trainable_non_adapter_parameters()
     if others:
         raise ConfigError(
-            f"{len(others)} weights train beside the adapters ({', '.join(others[:2])}), which the layout adapters "
-            "would leave out; write the layout captioner, or freeze them (LoRA: freeze: [model, lm_head])"
+            f"the layout adapters would leave out {len(others)} trained weights that are not part of an adapter "
+            f"({', '.join(others[:2])}); use the layout captioner, or freeze them (LoRA: freeze: [model, lm_head])"
         )
 
 
@@ -204,13 +204,13 @@ def card_of(captioner: PairCaptioner, repo: str, layout: str, facts: CardFacts) 
         rows = [f"| base model | {public_base or 'not public'} |", f"| prompt | {prompt} |"]
     else:
         spec = captioner.input_spec
-        size = "their own" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
+        size = "any size" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
         rows = [f"| network | {type(captioner).__name__} |", f"| images | {size} |", f"| trained on | {spec.domain} |"]
     rows += [f"| {name} | {_options_text(records[name])} |" for name in captioner.adapters if name in records]
     text = [
         f"---\n{metadata}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
-        "Says what changed from a first image to a second one.\n",
+        "Describes the change from a first image to a second one.\n",
         f"```python\n{usage}\n```\n",
         "| | |\n|---|---|\n" + "\n".join(rows) + "\n",
     ]

@@ -39,26 +39,26 @@ def valid_first(valid: Tensor, longest: int) -> Tensor:
     return valid.flatten(1).int().argsort(dim=-1, descending=True, stable=True)[:, :longest]
 
 
-def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
-    """Attention mask of answers packed behind one prompt: bool ``(B, 1, P + N, P + N)``.
+def packed_mask(prompt_mask: Tensor, answer_index: Tensor) -> Tensor:
+    """Attention mask of a prompt followed by several answers: bool ``(B, 1, P + N, P + N)``.
 
-    The prompt is causal; a token of an answer sees the prompt and the earlier tokens of its answer.
+    The prompt is causal; a token of an answer attends to the prompt and to the earlier tokens of its answer.
 
     Args:
         prompt_mask: bool ``(B, P)``, False at padding.
-        owner: index of the answer of each of the N tokens, from 1, ``(B, N)``.
+        answer_index: index of the answer of each of the N tokens, from 1, ``(B, N)``.
     """
-    pairs, prompt = prompt_mask.shape
-    total = prompt + owner.shape[1]
+    num_pairs, prompt_length = prompt_mask.shape
+    total = prompt_length + answer_index.shape[1]
     index = torch.arange(total, device=prompt_mask.device)
     # answer 0 is the prompt
-    owner = torch.nn.functional.pad(owner, (prompt, 0))
-    same_answer = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
-    not_padding = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
+    answer_index = torch.nn.functional.pad(answer_index, (prompt_length, 0))
+    same_answer = (answer_index[:, None] == 0) | (answer_index[:, None] == answer_index[..., None])
+    not_padding = torch.nn.functional.pad(prompt_mask, (0, total - prompt_length), value=True)
     # a padding token attends to itself, since a softmax over nothing is nan
-    itself = torch.eye(total, dtype=torch.bool, device=index.device)
+    diagonal = torch.eye(total, dtype=torch.bool, device=index.device)
     causal = index[:, None] >= index
-    return ((causal & same_answer & not_padding[:, None]) | itself).view(pairs, 1, total, total)
+    return ((causal & same_answer & not_padding[:, None]) | diagonal).view(num_pairs, 1, total, total)
 
 
 def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tensor:
@@ -92,7 +92,7 @@ def plain(
         longest: unused.
     """
     present = None if valid is None else valid[..., 0]
-    # if all are absent they are still computed, since other processes may wait for sharded weights
+    # if no answer is valid, all are computed, since other processes may wait for sharded weights
     if present is not None and bool(present.any()) and not bool(present.all()):
         rows = present.nonzero()[:, 0]
         states = plain(net, _rows_of(features, rows), tokens[present][:, None])
@@ -107,8 +107,14 @@ def plain(
     if prompt_mask is not None:
         mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
     types = net.token_types(features, length - 1, count)
-    states = net.hidden_states(
-        ids, mask, positions.repeat_interleave(count, 0), features, count, logits_to_keep=length, token_types=types
+    states = net.hidden_states(  # (B * K, T, D)
+        ids,
+        mask,
+        positions.repeat_interleave(count, 0),
+        features=features,
+        repeats=count,
+        logits_to_keep=length,
+        token_types=types,
     )
     return states.unflatten(0, (-1, count))
 
@@ -137,21 +143,22 @@ def packed(
     positions = features.extras["positions"]
     valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
     _, count, length = tokens.shape
-    ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)
-    flat = valid.flatten(1)
+    ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)  # (B, K * T)
+    flat = valid.flatten(1)  # (B, K * T)
     max_tokens = flat.shape[1] if longest is None else longest
     indices = valid_first(valid, max_tokens)
-    owner, step = indices // length + 1, indices % length
+    answer_index, offset = indices // length + 1, indices % length  # (B, max_tokens) each
     # padding at the end of a row belongs to no answer
-    owner = owner.masked_fill(torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
-    positions_of_answers = positions[..., -1:] + (step if positions.ndim == 2 else step[:, None])
-    mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], owner))
+    is_padding = torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True)
+    answer_index = answer_index.masked_fill(is_padding, count + 1)
+    answer_token_positions = positions[..., -1:] + (offset if positions.ndim == 2 else offset[:, None])
+    mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], answer_index))
     types = net.token_types(features, max_tokens - 1)
     states = net.hidden_states(
         torch.cat([prompt_ids[:, :-1], ids.gather(1, indices)], 1),
         mask,
-        torch.cat([positions[..., :-1], positions_of_answers], -1),
-        features,
+        torch.cat([positions[..., :-1], answer_token_positions], -1),
+        features=features,
         logits_to_keep=max_tokens,
         token_types=types,
     )

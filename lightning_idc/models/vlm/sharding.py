@@ -17,19 +17,20 @@ NET_METHODS = ("encode", "logits", "log_probs")
 """Methods that gather the weights outside of sharded layers."""
 
 
-def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
-    """Shard a network layer by layer; FSDP2 requires one dtype per sharded group. Sharded networks are left alone.
+def shard_net(net: VLMNet, mesh: DeviceMesh, gathered_dtype: torch.dtype | None) -> None:
+    """Shard a network layer by layer, once; FSDP2 requires one dtype per sharded group.
 
     Args:
         net: network with its adapters installed.
         mesh: device mesh of the run; weights are sharded over its dimension ``data_parallel``.
-        low: dtype of gathered weights; the stored dtype when None. Gradients are reduced in float32.
+        gathered_dtype: dtype of gathered weights; the stored dtype when None. Gradients are reduced in float32.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     if isinstance(net, FSDPModule):
         return
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
+    reduce_dtype = None if gathered_dtype is None else torch.float32
+    policy = MixedPrecisionPolicy(param_dtype=gathered_dtype, reduce_dtype=reduce_dtype)
     data_parallel = mesh["data_parallel"]
 
     def shard(parts: nn.Module | list[nn.Module]) -> None:

@@ -39,8 +39,8 @@ def fitting_size(height: int, width: int, min_pixels: int | None, max_pixels: in
         scale = min(scale, math.sqrt(max_pixels / (height * width)))
     if scale == 1.0:
         return height, width
-    towards = math.ceil if scale > 1 else math.floor
-    return max(1, towards(height * scale)), max(1, towards(width * scale))
+    round_side = math.ceil if scale > 1 else math.floor
+    return max(1, round_side(height * scale)), max(1, round_side(width * scale))
 
 
 def pad_to_largest(samples: Sequence[PairSample]) -> list[PairSample]:

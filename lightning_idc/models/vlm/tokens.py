@@ -63,8 +63,8 @@ def _turn_end(processor: Any) -> list[int]:
         chat = processor.apply_chat_template(messages, chat_template=template, tokenize=False)
     except (TemplateError, TypeError) as error:
         raise ConfigError(
-            f"the chat template of the model cannot be filled in with a question and an answer ({error}); give the "
-            "model's processor a template that takes contents as lists of images and texts, or none"
+            f"the chat template of the model cannot be filled in with a question and an answer ({error}); set a "
+            "template of the processor that accepts contents as lists of images and texts, or none"
         ) from error
     _, _, suffix = chat.rpartition(answer)
     special = set(processor.tokenizer.all_special_ids) | set(processor.tokenizer.added_tokens_decoder)
@@ -122,9 +122,9 @@ class TokenizerVocabulary(Vocabulary):
         end = stops[0]
         padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         media = set(image_tokens)
-        silent = {*media, padding, *range(size, head_size)} - set(stops)
+        suppressed = {*media, padding, *range(size, head_size)} - set(stops)
         mask = mask_token(tokenizer, exclude={*media, *stops}, default=padding)
-        self.special = SpecialIds(padding, padding, end, tuple(sorted(silent)), stops=tuple(stops), mask=mask)
+        self.special = SpecialIds(padding, padding, end, tuple(sorted(suppressed)), stops=tuple(stops), mask=mask)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a sentence, with begin and end token."""

@@ -1,7 +1,7 @@
 """Pretraining of the vision tower of a random vision-language model, by classification of grid cells.
 
-Captions alone train a random tower and a language model without vision slowly. Published models have pretrained
-towers; a small random model gets one here, from labels of the cells of synthetic images.
+A random tower and a language model that has never seen images learn slowly from captions alone. Published models have
+pretrained towers; here the tower of a small random model is pretrained with labels of the cells of synthetic images.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ class VisionTower(GridBackbone):
 
         # the tower does not depend on the tokenizer, and the size of a language model loaded later is unknown
         config, processor, family = configured({**architecture, "text_config": {}}, train_tokenizer([], 1, []))
-        if not family.rows_of_places:
+        if not family.is_row_major:
             raise ConfigError(
-                f"the tower of {architecture['model_type']} orders its places by windows, which is not a grid of cells"
+                f"the tower of {architecture['model_type']} orders its patches by windows; expected a tower that "
+                "returns them row by row"
             )
         images = processor.image_processor
         super().__init__(config.vision_config.hidden_size, tuple(images.image_mean), tuple(images.image_std))
@@ -48,12 +49,12 @@ class VisionTower(GridBackbone):
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
         if tuple(images.shape[-2:]) != size:
             raise ConfigError(
-                f"the tower takes images of {size[0]}x{size[1]}, found {images.shape[-2]}x{images.shape[-1]}; "
+                f"the images are {images.shape[-2]}x{images.shape[-1]}, the tower expects {size[0]}x{size[1]}; "
                 "set the data module's render_size, or image_size in vision_config"
             )
-        patches = self.tower(pixel_values=images).last_hidden_state
+        patches = self.tower(pixel_values=images).last_hidden_state  # (N, [1 +] side * side, D)
         side = math.isqrt(patches.shape[1])
-        return patches[:, -(side**2) :].mT.unflatten(-1, (side, side))
+        return patches[:, -(side**2) :].mT.unflatten(-1, (side, side))  # (N, D, side, side)
 
 
 class TowerNaming(ObjectNaming):

@@ -12,7 +12,7 @@ from lightning_idc.models.distributed import is_sharded
 
 
 def untie(module: nn.Module, model: nn.Module) -> None:
-    """Replace the weights of a module that other modules of the model share by copies."""
+    """Replace the weights that a module shares with other modules of the model by copies."""
     uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     for name, parameter in list(module.named_parameters(recurse=False)):
         if uses[id(parameter)] > 1:

@@ -27,16 +27,16 @@ from lightning_idc.models.vlm.tying import untie_differing
 from lightning_idc.models.vlm.windows import attend_segments_at_once
 
 LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
-"""Settings by which a model transforms its logits after the head; the model itself must then compute them."""
+"""Settings of models that transform their logits after the head; such a model must compute its logits itself."""
 
 
 class VisionLanguageModel(nn.Module):
-    """A stock transformers model that takes the encoded images of a pair.
+    """A stock transformers model whose prompts contain the encoded images of a pair.
 
     Args:
         model: the transformers model.
         processor: its processor.
-        family: how it takes two images.
+        family: the code that depends on the type of the model.
     """
 
     def __init__(self, model: Any, processor: Any, family: Family) -> None:
@@ -76,8 +76,8 @@ class VisionLanguageModel(nn.Module):
             images: B pairs, uint8 ``(2, 3, H, W)`` each; H and W may differ unless it is one tensor.
             prompt_ids: prompts with the placeholders of their images, padded on the left, ``(B, P)``.
             prompt_mask: bool ``(B, P)``, False at padding.
-            token_types: other inputs of the processor that go with the prompt's tokens, ``(B, P)`` each.
-            pixels: the family's image inputs, where the data loader has prepared them.
+            token_types: other per-token inputs of the processor, ``(B, P)`` each.
+            pixels: result of :meth:`Family.pixels`, if the data loader has prepared it; computed when None.
             positions: positions of the prompt tokens, from :meth:`Family.positions`; computed when None.
             sizes: sizes of the batch, computed by ``collate``; read from the device when None.
         """

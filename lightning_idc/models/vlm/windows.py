@@ -1,9 +1,9 @@
-"""Attention of vision towers within images and windows, in one call for all of them.
+"""segment_attention: attention within the images and windows of a vision tower, in one call for all of them.
 
-Towers that take images of any size, Qwen-VL's and some thirty others of transformers, put the patches of all images
-into one row and attend within segments of it: images, or windows of an image. Unless flash attention is installed,
-transformers calls attention once per segment: 896 calls for a pair of 448 pixels. :func:`segment_attention` is
-registered under a name for which these towers pass all segments in one call, as for flash attention.
+Towers for images of any size, Qwen-VL's and some thirty others of transformers, concatenate the patches of all images
+into one sequence and attend within segments of it: images, or windows of an image. Unless flash attention is
+installed, transformers calls attention once per segment: 896 calls for a pair of 448 pixels. :func:`segment_attention`
+is registered under a name for which these towers pass all segments in one call, as for flash attention.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def segment_attention(
     """
     assert cu_seq_lens_q is not None and max_length_q is not None and attention_mask is None
     segments, length = len(cu_seq_lens_q) - 1, max_length_q
-    rows = [part[0].transpose(0, 1) for part in (query, key, value)]
+    rows = [part[0].transpose(0, 1) for part in (query, key, value)]  # (N, heads, D) each
     count = rows[0].shape[0]
     is_even = count == segments * length
     if is_even:
@@ -67,7 +67,7 @@ def segment_attention(
         ]
         lengths = bounds[1:] - bounds[:-1]
         mask = (torch.arange(length, device=bounds.device) < lengths[:, None])[:, None, None]
-    query_rows, key_rows, value_rows = (part.transpose(1, 2) for part in batch)
+    query_rows, key_rows, value_rows = (part.transpose(1, 2) for part in batch)  # (segments, heads, length, D) each
     output = nn.functional.scaled_dot_product_attention(
         query_rows,
         key_rows,
@@ -77,7 +77,7 @@ def segment_attention(
         scale=scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    flat = output.transpose(1, 2).flatten(0, 1)
+    flat = output.transpose(1, 2).flatten(0, 1)  # (segments * length, heads, D)
     return (flat if slots is None else flat.index_select(0, slots))[None], None
 
 

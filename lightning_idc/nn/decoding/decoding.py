@@ -19,7 +19,7 @@ from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.vocabulary import SpecialIds
 
 DEFAULT_SPECIALS = SpecialIds()
-NEVER_GENERATED = DEFAULT_SPECIALS.never_said
+NEVER_GENERATED = DEFAULT_SPECIALS.suppress_tokens
 
 
 @runtime_checkable
@@ -103,7 +103,7 @@ class Decoded:
 
 def never_generated_ids(special: SpecialIds, device: torch.device) -> Tensor:
     """Ids that are never generated, as a tensor on the device, so that they are not copied at every step."""
-    return torch.tensor(special.never_said, dtype=torch.long, device=device)
+    return torch.tensor(special.suppress_tokens, dtype=torch.long, device=device)
 
 
 def next_log_probs(logits: Tensor, never_ids: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ function boxesOf(pair, side) {
   return (pair.boxes[side] ?? []).map((box, number) => {
     const element = make("div", "box");
     place(element, box);
-    if (!number) element.append(make("span", "", data.box));
+    if (!number) element.append(make("span", "", data.box_label));
     return element;
   });
 }
@@ -153,7 +153,7 @@ function fill() {
   option($("order"), "sure 1", "least sure first");
   option($("order"), "sure -1", "surest first");
   $("boxes-label").hidden = !pairs.some((pair) => pair.boxes.some((side) => side.length));
-  if (pairs.length === data.most) $("most").textContent = `This page holds the first ${data.most} pairs; order, filters and CSV are of these.`;
+  if (pairs.length === data.max_pairs) $("most").textContent = `This page holds the first ${data.max_pairs} pairs; order, filters and CSV are of these.`;
 }
 
 function found() {

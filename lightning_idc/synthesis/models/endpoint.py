@@ -78,8 +78,8 @@ class Endpoint:
                 "key itself in that variable"
             )
         http.check_url("url", self.url)
-        if http.shown(self.url) != self.url:
-            raise ConfigError(f"url {http.shown(self.url)!r} goes on with ? or #; expected an address up to /v1")
+        if http.redact_url(self.url) != self.url:
+            raise ConfigError(f"url {http.redact_url(self.url)!r} goes on with ? or #; expected an address up to /v1")
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine answers, without the location of the model."""
@@ -220,7 +220,7 @@ class Endpoint:
             start = self.shown(data)
             raise OSError(f"it answered {start!r}, which is not JSON") from error
 
-    def _post(self, url: str, body: Mapping[str, Any] | None) -> http.Answer:
+    def _post(self, url: str, body: Mapping[str, Any] | None) -> http.Response:
         """Send one request; raises the errors of :meth:`_send`."""
         secret = http.Secret.of_environment(self.key) if http.same_origin(url, self.url) else None
         data = None if body is None else json.dumps(body).encode()
@@ -232,8 +232,8 @@ class Endpoint:
             wait = answer.headers.get("retry-after", "")  # in seconds; a date is ignored
             raise _Busy(problem, int(wait[:6]) if wait.isdecimal() else 0)
         if answer.status in _CONFIG_STATUSES:
-            raise ConfigError(f"{http.shown(url)} answers with {problem}; check url and {self.key}")
-        raise DataError(f"{http.shown(url)} refused a request with {problem}")
+            raise ConfigError(f"{http.redact_url(url)} answers with {problem}; check url and {self.key}")
+        raise DataError(f"{http.redact_url(url)} refused a request with {problem}")
 
 
 def _read_cached_answer(file: Path) -> str | None:

@@ -130,7 +130,7 @@ def test_a_write_that_fails_leaves_nothing(root: Path) -> None:
     assert not [path for path in (root.parent / "once").iterdir() if path.suffix != ".lock"]
 
 
-def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
+def test_features_that_cannot_be_cached_raise_an_error(root: Path, tmp_path: Path) -> None:
     with pytest.raises(IDCError, match="set image_size"):
         FolderPairs(root, cache_images=tmp_path)
     with pytest.raises(IDCError, match="BoardPairs does not"):

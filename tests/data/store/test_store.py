@@ -249,7 +249,7 @@ def test_a_manifest_names_files_of_its_folder_only(tmp_path: Path, name: str) ->
 
 
 def plan(folder: Path, size: int = 1) -> Plan:
-    return Plan(folder, {"made by": "a"}, "rows", size, "name another folder")
+    return Plan(folder, {"made by": "a"}, "rows", size, "choose another folder")
 
 
 def test_an_unusable_folder_is_built_anew_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
@@ -271,5 +271,5 @@ def test_an_unusable_folder_is_built_anew_and_a_failure_leaves_nothing(tmp_path:
         damage.unlink()
         build(plan(folder), fill)
         assert len(plan(folder).open().table("rows")) == 15
-    with pytest.raises(StoreError, match=r"needs .* MB are free; make room, or name another folder"):
+    with pytest.raises(StoreError, match=r"needs .* MB are free; make room, or choose another folder"):
         build(replace(plan(tmp_path / "t"), size=1 << 60), fill)

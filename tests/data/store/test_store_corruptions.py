@@ -446,7 +446,7 @@ def test_verify_names_what_is_damaged(
     told = capsys.readouterr().out
     assert f"first/{target.name} is damaged: its bytes are not those" in told and "3 stores, 1 damaged" in told
     assert main(["data", "verify", str(tmp_path / "nowhere")]) == 1
-    assert "there is no store at or below" in capsys.readouterr().err
+    assert "no manifest.json in" in capsys.readouterr().err
     assert main(["data", "mend", str(tmp_path)]) == 2
 
 

@@ -48,7 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
 
 @pytest.mark.parametrize(("sign", "expected"), [(1.0, 100.0), (-1.0, 0.0)])
 def test_forced_choice_accuracy_of_a_known_preference(data: SyntheticPairs, sign: float, expected: float) -> None:
-    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    trainer = Trainer(callbacks=[ForcedChoice(num_counterfactuals=3)], **QUIET)
     assert trainer.test(FixedPreference(sign), data, verbose=False)[0]["test/forced_choice"] == expected
 
 
@@ -72,7 +72,7 @@ def test_repeated_pairs_count_once(tmp_path: Path) -> None:
     data = RepeatedPair(
         train_pairs=2, val_pairs=2, test_pairs=4, render_size=16, cache_dir=tmp_path, progress=False, batch_size=1
     )
-    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    trainer = Trainer(callbacks=[ForcedChoice(num_counterfactuals=3)], **QUIET)
     assert trainer.test(PrefersFirstPair(), data, verbose=False)[0]["test/forced_choice"] == 25.0
 
 
@@ -90,7 +90,7 @@ def test_forced_choice_needs_rendered_pairs() -> None:
     trainer.test(FixedPreference(), TinyPairs(), verbose=False)
     assert "test/forced_choice" not in trainer.callback_metrics
     with pytest.raises(IDCError, match="at least 1"):
-        ForcedChoice(rivals=0)
+        ForcedChoice(num_counterfactuals=0)
 
 
 def test_compare_results_writes_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,10 +130,14 @@ def test_table_has_baselines_and_paired_intervals(tmp_path: Path, capsys: pytest
         assert same[id] == trained.describe(source.load(index).before, source.load(index).before).text
     table = json.loads((tmp_path / "dpo" / "comparison.json").read_text())
     row = table["DPO"]["compared"]
-    assert row["before"] == "SFT" and row["floors"].keys() == {"constant", "dealt", "after := before"}
-    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["reading"]
-    low, high = (row["over_before"]["CIDEr-D"][end] for end in ("low", "high"))
-    assert low <= row["over_before"]["CIDEr-D"]["difference"] <= high
+    assert row["previous"] == "SFT" and row["baselines"].keys() == {
+        "constant caption",
+        "shuffled captions",
+        "identical images",
+    }
+    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["verdict"]
+    low, high = (row["over_previous"]["CIDEr-D"][end] for end in ("low", "high"))
+    assert low <= row["over_previous"]["CIDEr-D"]["difference"] <= high
     written = (tmp_path / "dpo" / "comparison.md").read_text()
     assert (
         f"[{low:.1f}, {high:.1f}]" in written
@@ -153,11 +157,13 @@ def test_table_without_a_training_split(tmp_path: Path) -> None:
     callbacks = [ShowResults(examples=0, report_pairs=0), CompareResults("SFT", {})]
     with pytest.warns(UserWarning, match="no baseline of a constant caption: there is no training split"):
         Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET).test(captioner, TestOnly(), verbose=False)
-    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["floors"].keys() == {"dealt"}
+    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["baselines"].keys() == {
+        "shuffled captions"
+    }
 
 
 def test_unchanged_control_requires_a_captioner() -> None:
-    with pytest.raises(IDCError, match="UnchangedControl asks a PairCaptioner"):
+    with pytest.raises(IDCError, match="UnchangedControl needs a PairCaptioner"):
         UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
 
 

@@ -128,7 +128,7 @@ def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], 
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 2), io["batch.8"].flatten(), ignore_index=0)
     assert loss.item() == pytest.approx(io["caption_loss"].item(), abs=1e-4)
     begin = int(io["batch.6"][0, 0, 0])
-    forever = SpecialIds(pad=0, bos=begin, eos=-1, never_said=())
+    forever = SpecialIds(pad=0, bos=begin, eos=-1, suppress_tokens=())
     for search in (greedy, greedy_uncached):
         assert search(net, PairFeatures(tokens), 32, forever).ids == io["greedy_ids"].tolist()
 

@@ -292,7 +292,7 @@ def test_cached_features_encode_each_image_once(
     assert sum(counts) == 2 * 10
     for name, value in cached.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
-    with pytest.raises(ConfigError, match=r"without a call of 'net.tokenizer'.*name the part.*net.tokenizer.encoder"):
+    with pytest.raises(ConfigError, match=r"without a call of 'net.tokenizer'.*set `module` to.*net.tokenizer.encoder"):
         fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))
 
 

@@ -66,7 +66,7 @@ def test_rejects_incomplete_weights_in_one_line(
     torch.save(weight, source)
     assert main(["convert", method, str(source), "--out", str(tmp_path / "out.ckpt"), *options]) == 1
     said = capsys.readouterr().err
-    assert f"{str(source)!r} is damaged, or was made by another program or version" in said
+    assert f"{str(source)!r} is damaged, or was written by another program or version" in said
 
 
 @pytest.mark.parametrize("name", ["model.chkpt", "model_exact.chkpt"])

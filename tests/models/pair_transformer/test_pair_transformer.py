@@ -110,7 +110,7 @@ def test_a_backbone_that_learns_moves_its_statistics() -> None:
     assert not any(torch.equal(value, before[key]) for key, value in net.backbone.state_dict().items())
 
 
-def test_before_and_after_are_told_apart() -> None:
+def test_before_and_after_are_distinguished() -> None:
     net, images = make_net().eval(), pairs()
     forward, backward = net.encode(images).memory, net.encode(images.flip(1)).memory
     assert not torch.allclose(forward, backward, atol=1e-2)

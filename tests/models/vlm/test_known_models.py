@@ -13,7 +13,7 @@ from lightning_idc.cli.configuration import read_yaml
 from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.models.vlm.known_models import KNOWN_MODELS
 from lightning_idc.models.vlm.lora import LoRA
-from lightning_idc.models.vlm.plan import Images, plan_of
+from lightning_idc.models.vlm.plan import StepShape, plan_of
 from lightning_idc.models.vlm.rates import pairs_per_second
 
 torch.set_num_threads(1)
@@ -54,7 +54,7 @@ def without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_a_known_model_has_its_published_number_of_parameters(name: str) -> None:
     plan = plan_of(name, {})
-    assert plan.frozen + sum(plan.trained.values()) == PARAMETERS[name]
+    assert plan.num_frozen + sum(plan.num_trained.values()) == PARAMETERS[name]
 
 
 def test_the_models_that_recipes_train_are_known() -> None:
@@ -64,15 +64,19 @@ def test_the_models_that_recipes_train_are_known() -> None:
 
 def test_the_speed_of_the_measured_step_is_the_measured_one() -> None:
     lora = LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"])
-    images = Images((448, 448), "What changed from the first image to the second?", 1, 49, 8)
-    plan = plan_of("Qwen/Qwen2.5-VL-3B-Instruct", {"lora": lora.kind(**lora.options)}, "bf16-mixed", images=images)
+    shape = StepShape(
+        (448, 448), "What changed from the first image to the second?", max_caption_tokens=49, batch_size=8
+    )
+    plan = plan_of(
+        "Qwen/Qwen2.5-VL-3B-Instruct", {"lora": lora.adapter_class(**lora.options)}, "bf16-mixed", step_shape=shape
+    )
     rows = json.loads((ROOT / "benchmarks/results/gpu/vlm_training.json").read_text(encoding="utf-8"))["rows"]
     assert plan.states == rows["sft"]["planned"]["states"], "planned there from the files of a model of these shapes"
     assert plan.cost is not None
     for compiled, row in ((False, "sft"), (True, "sft, compiled")):
-        speed = pairs_per_second(plan.cost.step, "H100", compiled)
+        speed = pairs_per_second(plan.cost.step_flops, "H100", compiled)
         assert speed == pytest.approx(rows[row]["pairs_per_s"], rel=2e-3)
-    assert pairs_per_second(plan.cost.step, "A100", False) == pytest.approx(
+    assert pairs_per_second(plan.cost.step_flops, "A100", False) == pytest.approx(
         rows["sft"]["pairs_per_s"] * 312 / 989, rel=2e-3
     )
 
@@ -81,8 +85,8 @@ def test_the_speed_of_the_measured_step_is_the_measured_one() -> None:
 def test_a_recipe_is_planned_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "paper/finetune_vlm", "--matrix.hardware", "gpus_8", "--pairs", "5000"]) == 0
     out = capsys.readouterr().out
-    assert out.count("GiB a device, estimated") == 3 and out.count("h for 5,000 pairs, epochs: 3") == 15
-    assert "8 x H100" in out and "tokens of prompt" in out
+    assert out.count("GiB per device, estimated") == 3 and out.count("h for 5,000 pairs, epochs: 3") == 15
+    assert "8 x H100" in out and "prompt tokens" in out
 
 
 def test_one_message_for_all_stages_with_one_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -220,16 +220,16 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"freeze": ["model.brain"]}, "finds no module 'model.brain'"),
-        ({"targets": "nothing"}, "cannot be put into"),
-        ({"targets": ".*(q_proj"}, r"targets is '\.\*\(q_proj', which is no regular expression"),
+        ({"freeze": ["model.brain"]}, "has no module 'model.brain'"),
+        ({"targets": "nothing"}, "cannot be added to"),
+        ({"targets": ".*(q_proj"}, r"targets is '\.\*\(q_proj', which is not a regular expression"),
         ({"rank": 0}, "rank is 0"),
         ({"alpha": 0}, "alpha is 0"),
         ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"modules_to_save": ["model.nose"]}, "finds no module 'model.nose'"),
+        ({"modules_to_save": ["model.nose"]}, "has no module 'model.nose'"),
     ],
 )
-def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     model = captioner("llava_onevision")
     with pytest.raises(ConfigError, match=message):
         model.add_adapter("lora", LoraAdapter, **options)

@@ -24,16 +24,16 @@ def test_values_and_gradients_are_those_of_all_logits(
     way: Callable[..., Tensor], bias: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(chunked, "SMALL", 0)
+    monkeypatch.setattr(chunked, "MAX_UNCHUNKED_LOGITS", 0)
     head = nn.Linear(16, 500, bias=bias)
     targets, weights = torch.randint(0, 500, (600,)), torch.randn(600)
     states = torch.randn(600, 16, requires_grad=True)
 
-    def outcome(found: Tensor) -> list[Tensor]:
+    def outcome(result: Tensor) -> list[Tensor]:
         states.grad = None
         head.zero_grad()
-        (found * weights).sum().backward()
-        return [found.detach(), states.grad.clone(), *(p.grad.clone() for p in head.parameters())]  # type: ignore[union-attr]
+        (result * weights).sum().backward()
+        return [result.detach(), states.grad.clone(), *(p.grad.clone() for p in head.parameters())]  # type: ignore[union-attr]
 
     expected = outcome(log_probs_of_rows(states, head.weight, head.bias, targets))
     for mine, right in zip(outcome(way(states, head, targets)), expected, strict=True):

@@ -50,10 +50,10 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, expected = one
-    found = outcome(kind, tmp_path)
+    result = outcome(kind, tmp_path)
     # four layers of the tower, two of the language model, the whole and MDP
-    assert (found["sharded"] >= 8) == (kind == "fsdp2")
-    check(kind, tmp_path, folder, found, expected)
+    assert (result["sharded"] >= 8) == (kind == "fsdp2")
+    check(kind, tmp_path, folder, result, expected)
     weights = weights_of(tmp_path / f"{kind}.ckpt")
     # adapters alone, and a folder to share: written whole from sharded weights
     mdp = load_file(tmp_path / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
@@ -114,7 +114,7 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
         {name: float((a[name].float() - b[name].float()).norm()) for name in trained}
         for a, b in ((weights, truth), (right, truth), (truth, exact["start"]))
     )
-    whole_way = {name: norm(found.values()) for name, found in (("two", astray), ("one", astray_alone))}
+    whole_way = {name: norm(result.values()) for name, result in (("two", astray), ("one", astray_alone))}
     assert norm(moved.values()) > 0.5 and whole_way["one"] < 0.3 * norm(moved.values())  # .67 and .13 when seen
     assert whole_way["two"] < 1.5 * whole_way["one"], whole_way  # .097 against .133 when seen
     for name in trained:
@@ -143,9 +143,9 @@ def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Pa
     made.build()
     made.save_model(tmp_path)
     (read, *_), (empty, *_) = load_model(Source(str(tmp_path))), load_empty(Source(str(tmp_path)))
-    expected, found = (dict(model.named_parameters(remove_duplicate=False)) for model in (read, empty))
-    assert found.keys() == expected.keys() and all(p.is_meta for p in found.values())
-    assert all(p.shape == expected[name].shape for name, p in found.items())
+    expected, result = (dict(model.named_parameters(remove_duplicate=False)) for model in (read, empty))
+    assert result.keys() == expected.keys() and all(p.is_meta for p in result.values())
+    assert all(p.shape == expected[name].shape for name, p in result.items())
     for model in (read, empty):
         assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
     buffers = dict(empty.named_buffers())
@@ -184,9 +184,9 @@ def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_pa
 def test_sharded_on_a_gpu_equals_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """On all GPUs; with the CPU alone ``fsdp2-alone`` runs what ``fsdp2-cuda`` does."""
     folder, expected = one
-    found = outcome(kind, tmp_path)
-    assert kind == "fsdp1" or found["sharded"] >= 8
-    check(kind, tmp_path, folder, found, expected)
+    result = outcome(kind, tmp_path)
+    assert kind == "fsdp1" or result["sharded"] >= 8
+    check(kind, tmp_path, folder, result, expected)
 
 
 def check(kind: str, out: Path, reference: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:

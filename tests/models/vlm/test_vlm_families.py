@@ -39,9 +39,8 @@ def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Te
     text = (
         family.image_text * family.images_per_pair + f"\n{PROMPTS.get(sample.meta.get('part', ''), 'what changed?')}\n"
     )
-    inputs = dict(
-        processor(text=[text], images=family.shown(processor, images), return_tensors="pt", **family.image_options)
-    )
+    shown = family.processor_images(processor, images)
+    inputs = dict(processor(text=[text], images=shown, return_tensors="pt", **family.image_options))
     answer = model.tokenize([caption])[0][1:]
     prompt = inputs["input_ids"].shape[1]
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], 1)
@@ -60,12 +59,12 @@ def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
     pairs = samples(2)
     pairs[1].meta["part"] = "long"  # a prompt of another length: padding
     batch = model.collate(pairs)
-    found = model.log_probs(model.encode(batch), batch.tokens)
-    assert (found[..., 0] == 0).all()
+    result = model.log_probs(model.encode(batch), batch.tokens)
+    assert (result[..., 0] == 0).all()
     for b, sample in enumerate(pairs):
         for k, caption in enumerate(sample.captions):
             expected = plain_log_probs(model, sample, caption)
-            torch.testing.assert_close(found[b, k, 1 : len(expected) + 1], expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(result[b, k, 1 : len(expected) + 1], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -216,13 +215,13 @@ def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
+def test_image_tokens_are_never_generated(kind: str) -> None:
     """Some configurations call its id `image_token_index`."""
     model = model_of(kind)
     special = model.built_vocabulary.special
     kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
-    assert kept <= set(special.never_said)
-    with pytest.raises(ConfigError, match="which stands for an image; leave it out"):
+    assert kept <= set(special.suppress_tokens)
+    with pytest.raises(ConfigError, match="leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
     first, second = samples()
     with pytest.raises(DataError, match="a caption of pair 'p1' contains the image placeholder"):
@@ -233,12 +232,12 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
     model = model_of("llava")
     (one,) = samples(1)
     net: Any = model.net
-    ((square,),) = net.family.shown(net.processor, torch.stack([one.before, one.after])[None])
+    ((square,),) = net.family.processor_images(net.processor, torch.stack([one.before, one.after])[None])
     assert square.shape == (3, 116, 116)
     wide = square[:, 34 : 34 + 48]
     assert torch.equal(wide[..., :48], one.before) and torch.equal(wide[..., 68:], one.after)
     assert not wide[..., 48:68].any()
-    with pytest.raises(ConfigError, match="no adapter can tell apart"):
+    with pytest.raises(ConfigError, match="no adapter can separate"):
         model.add_adapter("mdp", MDP)
     assert model.hparams["adapters"] is None and not model.adapters
 

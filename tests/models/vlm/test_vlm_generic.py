@@ -59,12 +59,12 @@ def model_of(folder: Any) -> Any:
 
 def pairs() -> list[PairSample]:
     generator = torch.Generator().manual_seed(3)
-    found = []
+    result = []
     for index, (height, width) in enumerate(SIZES):
         images = torch.randint(0, 256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
         part = {"part": "long"} if index == 2 else {}
-        found.append(PairSample(f"p{index}", images[0], images[1], CAPTIONS[index : index + 2], meta=part))
-    return found
+        result.append(PairSample(f"p{index}", images[0], images[1], CAPTIONS[index : index + 2], meta=part))
+    return result
 
 
 def question(model: VLMCaptioner, sample: PairSample) -> str:
@@ -92,11 +92,11 @@ def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
         assert torch.cat(list(expected.values())).std() > 0.05
         for way in dict.fromkeys(["plain", pick_scoring(net)]):
             net.scoring = way
-            found = model.log_probs(model.encode(batch), batch.tokens)
+            result = model.log_probs(model.encode(batch), batch.tokens)
             for (b, k), right in expected.items():
                 # padding and caches move where the chunks of a gated delta net begin, and with them its rounding
                 atol = 1e-4 if kind.startswith("qwen3_5") else 1e-5
-                torch.testing.assert_close(found[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
+                torch.testing.assert_close(result[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,11 +124,11 @@ def test_batched_greedy_equals_generate(kind: str, model_of: Any) -> None:
                 max_new_tokens=5,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
             said.append(out[0, length:].tolist())
-        found = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
-    assert found == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
+        result = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
+    assert result == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", sorted(BOTH_WAYS | RECURRENT | {"glm4v"}))
@@ -213,10 +213,10 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
 
 def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ConfigError, match="is a bert, which takes no images"):
+    with pytest.raises(ConfigError, match="is a model of type bert, which does not read images"):
         VLMCaptioner(model=str(tmp_path)).build()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of", "auto_map": {"AutoConfig": "x.Y"}}))
-    with pytest.raises(ConfigError, match="code of its own"):
+    with pytest.raises(ConfigError, match="custom code"):
         VLMCaptioner(model=str(tmp_path)).build()
     with pytest.raises(ConfigError, match=r"no config.json"):
         VLMCaptioner(model=str(tmp_path.parent)).build()
@@ -237,16 +237,16 @@ def test_a_type_that_takes_no_features_of_images_is_refused(tmp_path: Path) -> N
         GitConfig(vision_config={**sizes, "image_size": 16, "patch_size": 8}, vocab_size=300, **sizes)
     ).save_pretrained(tmp_path)
     GitProcessor(CLIPImageProcessor(), words).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"models of type 'git' take no features of images .*register_family"):
+    with pytest.raises(ConfigError, match=r"models of type 'git' do not accept image features .*register_family"):
         VLMCaptioner(model=str(tmp_path)).build()
 
 
-def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:
+def test_mdp_requires_a_family(model_of: Any) -> None:
     from lightning_idc.methods.m3diff.mdp import MDP
 
     model: VLMCaptioner = model_of("mistral3")
     assert isinstance(model.net.family, Generic)  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="MDP needs to know"):
+    with pytest.raises(ConfigError, match="which MDP rewrites"):
         model.add_adapter("mdp", MDP)
 
 

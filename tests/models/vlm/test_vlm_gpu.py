@@ -52,16 +52,16 @@ def scores_of(model: VLMCaptioner, device: str) -> dict[str, Tensor]:
     batch = model.collate(pairs).to(device)
     rows = [(b, k, caption) for b, pair in enumerate(pairs) for k, caption in enumerate(pair.captions)]
     lengths = [len(model.tokenize([caption])[0]) for _, _, caption in rows]
-    found: dict[str, list[Tensor]] = {"stock": []}
+    result: dict[str, list[Tensor]] = {"stock": []}
     for b, _, caption in rows:
         pair, asked = torch.stack([pairs[b].before, pairs[b].after]), PROMPTS["long"] if b else "what changed?"
         answer = model.tokenize([caption])[0][1:]
-        found["stock"].append(stock_log_probs(model.built_net, asked, pair, [answer])[0])
+        result["stock"].append(stock_log_probs(model.built_net, asked, pair, [answer])[0])
     for way in SCORING_METHODS:
         model.built_net.scoring = way
         scored = model.log_probs(model.encode(batch), batch.tokens)
-        found[way] = [scored[b, k, 1:length] for (b, k, _), length in zip(rows, lengths, strict=True)]
-    return {name: torch.cat(parts).float().cpu() for name, parts in found.items()}
+        result[way] = [scored[b, k, 1:length] for (b, k, _), length in zip(rows, lengths, strict=True)]
+    return {name: torch.cat(parts).float().cpu() for name, parts in result.items()}
 
 
 @pytest.mark.parametrize("device", BOTH)
@@ -101,7 +101,7 @@ def test_batched_greedy_equals_generate(kind: str, device: str) -> None:
                 max_new_tokens=6,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
             expected.append(model.built_vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist()))
         said = model.generate(model.encode(model.collate(pairs).to(device)), max_length=6)
@@ -182,21 +182,21 @@ def test_log_probs_by_chunks_take_less_memory(way: str, monkeypatch: pytest.Monk
     def outcome(by: str) -> tuple[list[Tensor], int]:
         states = start.clone().requires_grad_()
         head.zero_grad()
-        monkeypatch.setattr(chunked, "SMALL", 1 << 40 if by == "once" else 0)
+        monkeypatch.setattr(chunked, "MAX_UNCHUNKED_LOGITS", 1 << 40 if by == "once" else 0)
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
         if by == "loop":
-            found = log_probs_by_chunks(states, head.weight, None, targets)
+            result = log_probs_by_chunks(states, head.weight, None, targets)
         else:
-            found = chunked_log_probs(states, head, targets)
-        found.sum().backward()
+            result = chunked_log_probs(states, head, targets)
+        result.sum().backward()
         peak = torch.cuda.max_memory_allocated() - held
         assert states.grad is not None and head.weight.grad is not None
-        return [found.detach(), states.grad, head.weight.grad.clone()], peak
+        return [result.detach(), states.grad, head.weight.grad.clone()], peak
 
     outcome("once")  # memory that cuBLAS takes once
-    (expected, once), (found, little) = outcome("once"), outcome(way)
-    for mine, right in zip(found, expected, strict=True):
+    (expected, once), (result, little) = outcome("once"), outcome(way)
+    for mine, right in zip(result, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
     assert little < 0.6 * once, (little, once)
 

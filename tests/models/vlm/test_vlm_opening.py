@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.models.loading import load_captioner
-from lightning_idc.models.vlm.asking import QuestionAnswerer
 from lightning_idc.models.vlm.lora import LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.opening import open_captioner
 from lightning_idc.models.vlm.publishing import CardFacts, push_to_hub, write_repository
+from lightning_idc.models.vlm.question_answering import QuestionAnswerer
 from lightning_idc.utils.errors import ConfigError
 
 QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
@@ -66,15 +66,15 @@ def test_a_published_model_describes_without_training(stock: Path, images: tuple
 def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]) -> None:
     model = open_captioner(str(stock))
     assert isinstance(model, VLMCaptioner)
-    looks = []
-    model.net.model.model.visual.register_forward_hook(lambda *unused: looks.append(1))  # type: ignore[union-attr]
+    calls = []
+    model.net.model.model.visual.register_forward_hook(lambda *unused: calls.append(1))  # type: ignore[union-attr]
     ask = QuestionAnswerer(model, 6)
     together = ask(images, QUESTIONS)
-    assert len(looks) == 1
+    assert len(calls) == 1
     assert together == [ask(images, [question])[0] for question in QUESTIONS]
 
 
-def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
+def test_questions_about_one_image_work_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
     model = captioner("qwen2_5_vl")
     model.add_adapter("language", LoraAdapter, rank=4, alpha=8)
     assert len(QuestionAnswerer(model, 3)(images[:1], ["what is it?"])) == 1
@@ -88,11 +88,11 @@ def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[P
     [
         ({}, "either a model"),
         ({"model": "x", "checkpoint": "y"}, "either a model"),
-        ({"model": "x", "device": "tpu:9"}, "there is no device 'tpu:9'"),
-        ({"checkpoint": "y", "quantize": "4bit"}, "quantize belong"),
+        ({"model": "x", "device": "tpu:9"}, "the device 'tpu:9' is not available"),
+        ({"checkpoint": "y", "quantize": "4bit"}, "quantize apply only to a published model"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_captioner(**options)
 
@@ -116,7 +116,7 @@ def test_a_prompt_is_an_argument_of_the_call(images: tuple[Path, Path], monkeypa
 def test_answers_longer_than_the_context_are_refused(stock: Path) -> None:
     model = open_captioner(str(stock))
     model.hparams["max_length"] = 500
-    with pytest.raises(ConfigError, match=r"more than the 512 of the model. Set `max_pixels`"):
+    with pytest.raises(ConfigError, match=r"exceeds the context length of the model, 512; set `max_pixels`"):
         model.collate(samples(1, 96))
 
 
@@ -144,8 +144,8 @@ def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, ca
     ("file", "left", "message"),
     [
         ("processor_config.json", None, "cannot be loaded: Can't load image processor"),
-        ("tokenizer.json", 1, "cannot be loaded .* a file of it is damaged"),
-        ("model.safetensors", 100, "cannot be loaded .* a file of it is damaged"),
+        ("tokenizer.json", 1, "cannot be loaded .* one of its files is damaged"),
+        ("model.safetensors", 100, "cannot be loaded .* one of its files is damaged"),
     ],
 )
 def test_a_folder_that_was_copied_in_part_is_refused(
@@ -173,14 +173,14 @@ def test_a_template_that_cannot_be_filled_in_is_refused(
 ) -> None:
     shutil.copytree(stock, tmp_path / "broken")
     (tmp_path / "broken" / "chat_template.jinja").write_text(template)
-    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; give the model"):
+    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; set a template"):
         open_captioner(str(tmp_path / "broken"), device="cpu")
 
 
 def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images: tuple[Path, Path]) -> None:
     ask = QuestionAnswerer(open_captioner(str(stock), device="cpu"), 3)  # type: ignore[arg-type]
     for shown in (images, images[:1]):
-        with pytest.raises(ConfigError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
+        with pytest.raises(ConfigError, match=r"pad\|> what\?' contains the image placeholder .*; leave it out"):
             ask(shown, ["<|image_pad|> what?"])
 
 
@@ -226,10 +226,10 @@ def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "the captioner stays as it is"
 
 
-def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
+def test_unsupported_exports_of_mdp_raise_an_error(stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.add_adapter("mdp", MDP)
-    with pytest.raises(ConfigError, match="MDP stays a part of this library"):
+    with pytest.raises(ConfigError, match="MDP runs only in this library"):
         model.save_model(tmp_path, merge=True)
 
 
@@ -303,15 +303,15 @@ def test_what_is_pushed_is_whole_and_has_a_card(
     torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
+def test_what_cannot_be_pushed_raises_an_error_before_the_upload(stock: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.build()
     with pytest.raises(ConfigError, match="expected one of captioner, model, adapters"):
         write_repository(model, "unused", "me/x", "weights")
-    with pytest.raises(ConfigError, match="there are no adapters"):
+    with pytest.raises(ConfigError, match="has no adapters"):
         write_repository(model, "unused", "me/x", "adapters")
     model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
-    with pytest.raises(ConfigError, match=r"weights train beside the adapters \(model.model.visual"):
+    with pytest.raises(ConfigError, match=r"trained weights that are not part of an adapter \(model.model.visual"):
         write_repository(model, "unused", "me/x", "adapters")
     assert not Path("unused").exists()
 

@@ -65,8 +65,8 @@ def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Pa
     assert plan.parts["frozen weights"] == weights[False] and plan.parts["trained weights"] == weights[True]
     assert plan.parts["optimizer"] == moments and plan.parts["gradients"] == weights[True]
     groups = {group["name"]: sum(p.numel() for p in group["params"]) for group in trainer.optimizers[0].param_groups}
-    assert plan.trained["vision"] == groups["vision"] and plan.trained["mdp"] == groups["adapters.mdp"]
-    assert plan.trained["lora"] + plan.trained["language"] == groups["language"]
+    assert plan.num_trained["vision"] == groups["vision"] and plan.num_trained["mdp"] == groups["adapters.mdp"]
+    assert plan.num_trained["lora"] + plan.num_trained["language"] == groups["language"]
 
 
 class Scale(Adapter):
@@ -93,10 +93,10 @@ def test_an_adapter_of_a_users_own_is_planned(stock: Path) -> None:
     without = plan_of_stage(config)
     config["trainer"] = {"callbacks": [{"class_path": f"{__name__}.ScaleCallback"}]}
     plan = plan_of_stage(config)
-    assert plan.trained == {**without.trained, "scale": 32}
+    assert plan.num_trained == {**without.num_trained, "scale": 32}
     assert plan.cost is not None and without.cost is not None
-    assert plan.cost.flops == {**without.cost.flops, "adapters": 1e6}
-    assert plan.cost.activations == without.cost.activations + 4000
+    assert plan.cost.forward_flops == {**without.cost.forward_flops, "adapters": 1e6}
+    assert plan.cost.activation_bytes == without.cost.activation_bytes + 4000
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["plan", str(tmp_path / "r.yaml")]) == 0
     out = capsys.readouterr().out
     assert "frozen weights" in out and "lora" in out and "without activations" in out
-    assert "TFLOP a step" in out and "activations" in out
+    assert "TFLOP per step" in out and "activations" in out
     assert "one/tune" in out and "two/tune" in out
     assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "100000", "--matrix.gpus", "one"]) == 0
     assert "two/tune" not in capsys.readouterr().out
@@ -128,7 +128,7 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_recipe_is_named_as_run_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "own_pairs"]) == 1
-    assert "train: plan reads stages that train a VLMCaptioner" in capsys.readouterr().out
+    assert "train: plan needs a stage that trains a VLMCaptioner" in capsys.readouterr().out
     assert main(["plan", "own_pair"]) == 1
     assert "did you mean 'own_pairs'" in capsys.readouterr().err
 

@@ -100,11 +100,11 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cpu"}, "int4 on GPUs alone, not on 'cpu'; use 4bit or int8"),
-        ({"device": "cuda", "compute": torch.float32}, "int4 in bfloat16 alone"),
+        ({"device": "cpu"}, "int4 only on GPUs, not on 'cpu'; use 4bit or int8"),
+        ({"device": "cuda", "compute": torch.float32}, "int4 only in bfloat16"),
     ],
 )
-def test_where_int4_cannot_be_used_is_said(options: dict[str, Any], message: str) -> None:
+def test_unsupported_int4_raises_an_error(options: dict[str, Any], message: str) -> None:
     pytest.importorskip("torchao")
     with pytest.raises(ConfigError, match=message):
         quantization("int4", **{"compute": None, **options})
@@ -112,5 +112,5 @@ def test_where_int4_cannot_be_used_is_said(options: dict[str, Any], message: str
 
 def test_training_on_int4_is_refused(stock: Path) -> None:
     trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
-    with pytest.raises(ConfigError, match=r"no gradient.*Train with 4bit, 8bit or int8"):
+    with pytest.raises(ConfigError, match=r"no gradient.*train with 4bit, 8bit or int8"):
         trainer.fit(VLMCaptioner(model=str(stock), quantize="int4"), ColorPairs(batch_size=2))

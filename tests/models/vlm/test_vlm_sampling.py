@@ -17,7 +17,7 @@ COUNT, LENGTH = 3000, 2
 
 
 def processors(model: Any, temperature: float, top_p: float) -> LogitsProcessorList:
-    never = SuppressTokensLogitsProcessor(list(model.vocabulary.special.never_said), "cpu")
+    never = SuppressTokensLogitsProcessor(list(model.vocabulary.special.suppress_tokens), "cpu")
     return LogitsProcessorList([never, TemperatureLogitsWarper(temperature), TopPLogitsWarper(top_p)])
 
 
@@ -60,15 +60,19 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
             else:
                 expected |= {(first, second): chance * other for second, other in following([first]).items()}
         assert len(expected) > 5 and abs(sum(expected.values()) - 1) < 1e-4
-        looks = Counter[str]()
+        calls = Counter[str]()
         for name in ("encode", "prefill"):
             original = getattr(net, name)
             monkeypatch.setattr(
-                net, name, lambda *given, name=name, original=original: looks.update([name]) or original(*given)
+                net,
+                name,
+                lambda *args, name=name, original=original, **options: (
+                    calls.update([name]) or original(*args, **options)
+                ),
             )
         features = model.encode(model.collate([samples(2, size=32)[0], pair]))
-        found = model.decoder.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
-        assert looks == {"encode": 1, "prefill": 1}
+        result = model.decoder.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
+        assert calls == {"encode": 1, "prefill": 1}
         torch.manual_seed(3)
         out: Tensor = net.model.generate(
             **inputs,
@@ -80,32 +84,32 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
             max_new_tokens=LENGTH,
             eos_token_id=list(special.ends),
             pad_token_id=special.pad,
-            suppress_tokens=list(special.never_said),
+            suppress_tokens=list(special.suppress_tokens),
         )
     stock = [tuple(row) for row in out[:, length:].tolist()]
     stock = [row[:1] if row[0] in special.ends else row for row in stock]
-    for drawn in ([tuple(ids) for ids in found.ids[COUNT:]], stock):
+    for drawn in ([tuple(ids) for ids in result.ids[COUNT:]], stock):
         said = Counter(drawn)
         assert set(said) <= set(expected)
         for caption, chance in expected.items():
             # 5 standard deviations of a binomial
             assert abs(said[caption] / COUNT - chance) <= 5 * (chance * (1 - chance) / COUNT) ** 0.5 + 1e-3, caption
     # log-probabilities are the model's own, teacher-forced
-    ids = found.ids[COUNT]
+    ids = result.ids[COUNT]
     tokens = torch.tensor([[[special.bos, *ids]]] * 2)
     with torch.no_grad():
         own = model.log_probs(features, tokens)[1, 0, 1:]
-    assert found.mean_log_probs[COUNT] == pytest.approx(float(own.mean()), abs=1e-4)
+    assert result.mean_log_probs[COUNT] == pytest.approx(float(own.mean()), abs=1e-4)
 
 
 def test_every_end_token_ends_a_sample() -> None:
     model: Any = captioner("llava", max_length=6)
     special = model.vocabulary.special
-    other = next(i for i in range(50, 300) if i not in (*special.never_said, *special.ends))
+    other = next(i for i in range(50, 300) if i not in (*special.suppress_tokens, *special.ends))
     stops = special._replace(stops=(*special.ends, other))
     model.vocabulary.special = stops
     features = model.encode(model.collate(samples(1, size=32)))
     with torch.no_grad():
-        found = model.decoder.sample(features, 400, 3.0, generator=torch.Generator().manual_seed(0))
-    ended = [ids for ids in found.ids if other in ids]
+        result = model.decoder.sample(features, 400, 3.0, generator=torch.Generator().manual_seed(0))
+    ended = [ids for ids in result.ids if other in ids]
     assert ended and all(ids.index(other) == len(ids) - 1 for ids in ended)

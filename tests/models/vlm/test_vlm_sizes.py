@@ -65,11 +65,11 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision", "internvl"])
 def test_batches_of_ten_sizes_equal_pairs_one_by_one(kind: str, folder: Path, tmp_path: Path) -> None:
     model = stirred(kind)
-    found: list[dict[str, dict[str, Any]]] = []
+    result: list[dict[str, dict[str, Any]]] = []
     for size in (4, 1):
         trainer(tmp_path).test(model, data(folder, batch_size=size), verbose=False)
-        found.append({record["id"]: record for record in model.predictions})
-    together, alone = found
+        result.append({record["id"]: record for record in model.predictions})
+    together, alone = result
     assert len(together) == len(SIZES) and together.keys() == alone.keys()
     for name, record in alone.items():
         assert record["caption"] == together[name]["caption"]

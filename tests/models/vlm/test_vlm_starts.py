@@ -115,7 +115,7 @@ def with_reader(reader: Path, kind: str = "llava_onevision") -> VLMCaptioner:
 
 
 @pytest.mark.parametrize("kind", ["llava_onevision", "idefics3"])
-def test_the_model_says_what_the_language_model_says(reader: Path, kind: str) -> None:
+def test_outputs_equal_those_of_the_language_model(reader: Path, kind: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = with_reader(reader, kind)
@@ -124,10 +124,10 @@ def test_the_model_says_what_the_language_model_says(reader: Path, kind: str) ->
     assert model.tokenize([CAPTIONS[0]])[0][1:] == [*ids[0].tolist(), words.eos_token_id]
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(reader)(input_ids=ids).logits
-        found = model.net.model(input_ids=ids).logits  # type: ignore[union-attr]
+        result = model.net.model(input_ids=ids).logits  # type: ignore[union-attr]
     # the tokens of the images came on top
-    assert found.shape[-1] > expected.shape[-1]
-    torch.testing.assert_close(found[..., : expected.shape[-1]], expected, rtol=1e-5, atol=1e-5)
+    assert result.shape[-1] > expected.shape[-1]
+    torch.testing.assert_close(result[..., : expected.shape[-1]], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_checkpoint_needs_the_language_model_no_more(reader: Path, tmp_path: Path) -> None:
@@ -164,11 +164,11 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "x", "language_model": "y"}, "go into a random `architecture`"),
-        ({"model": "x", "tower_weights": "y"}, "go into a random `architecture`"),
+        ({"model": "x", "language_model": "y"}, "initialize a random `architecture`"),
+        ({"model": "x", "tower_weights": "y"}, "initialize a random `architecture`"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 

@@ -215,7 +215,7 @@ def test_weights_that_a_sharded_checkpoint_must_bring_are_missed(tmp_path: Path)
     model._device_mesh = object()  # type: ignore[assignment]
     assert not model.strict_loading
     model.on_load_checkpoint({"weights": kept})
-    with pytest.raises(CheckpointError, match="lacks 1 weights that train here"):
+    with pytest.raises(CheckpointError, match="lacks 1 weights that this model trains"):
         model.on_load_checkpoint({"weights": kept[1:]})
 
 
@@ -234,13 +234,13 @@ def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give either"),
-        ({"model": "x", "architecture": {}}, "give either"),
+        ({}, "set either"),
+        ({"model": "x", "architecture": {}}, "set either"),
         ({"model": "x", "scoring": "quick"}, "packed, cached, plain"),
         ({"model": "x", "scoring": "cached", "activation_checkpointing": True}, "use `packed`"),
     ],
 )
-def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_raise_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 

@@ -105,8 +105,8 @@ def main(kind: str, precision: Any, out: Path) -> None:
     trainer.test(model, data, verbose=False)
     reads = all_gather_object(len(READ))
     if trainer.is_global_zero:
-        found = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
-        torch.save(found, out / f"{kind}.pt")
+        result = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
+        torch.save(result, out / f"{kind}.pt")
     if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
         model.save_adapters(out / f"{kind}-adapters")
         model.save_pretrained(out / f"{kind}-pretrained")

@@ -277,7 +277,7 @@ def test_decoding_stops_when_all_captions_are_finished() -> None:
 
 def test_special_ids_are_arbitrary() -> None:
     net, features = TextNet(30, end=2.0), make_features(20)
-    special = SpecialIds(pad=29, bos=28, eos=27, never_said=(29, 28, 26))
+    special = SpecialIds(pad=29, bos=28, eos=27, suppress_tokens=(29, 28, 26))
     order = torch.arange(30)
     order[[29, 28, 27, 26, 0, 1, 2, 3]] = torch.tensor([0, 1, 2, 3, 29, 28, 27, 26])
     permuted = TextNet(30, end=2.0)

@@ -1,7 +1,7 @@
-"""The part of a vision-language model that depends on its family.
+"""Family: the code that depends on the type of a vision-language model.
 
 Every model is the stock transformers class, composed and never subclassed: ``from_pretrained`` of a subclass skips
-the renaming of weights and leaves parts of the model random, with no more than a line in the log.
+the renaming of weights and leaves parts of the model random, which only a line in the log reports.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ComputesRopeIndex(Protocol):
 
 
 class Family:
-    """How a model of this family takes a pair; the defaults fit any model with the argument ``mm_encoder_outputs``.
+    """Inputs and structure of models of one type; the defaults fit any model with the argument ``mm_encoder_outputs``.
 
     Images are a sequence of B pairs, uint8 ``(2, 3, H, W)`` each, of one size or of several.
     """
@@ -51,14 +51,14 @@ class Family:
     special_tokens: ClassVar[dict[str, str]] = {}
     """Special tokens of the tokenizer of a random model, by their names in the processor."""
     images_per_pair: int = 2
-    rows_of_places: bool = True
+    is_row_major: bool = True
     """Whether the tower returns the patches of an image row by row, possibly after a class token."""
     image_options: ClassVar[dict[str, Any]] = {}
     """Options of the image processor that prevent tiling, so that each image is one grid."""
     only_embeds: bool = False
     """Whether image features only replace embeddings at the first layer of the language model; the library then inserts
     them without the device sync of the model."""
-    listed: bool | None = None
+    returns_list: bool | None = None
     """Whether the model returns its image features as a list; None before the first call."""
 
     # ---- structure, for MDP and training ----------------------------------------------------------------
@@ -80,7 +80,7 @@ class Family:
         return None
 
     def vision_parts(self, model: Any) -> tuple[str, ...]:
-        """Paths of :attr:`vision` without mergers inside of towers, which are projectors."""
+        """Paths of :attr:`vision` without the mergers that are part of some towers, which are projectors."""
         paths: list[str] = []
         for path in self.vision:
             tower: nn.Module = model.get_submodule(path)
@@ -99,8 +99,8 @@ class Family:
             ConfigError: the family does not support random models.
         """
         raise ConfigError(
-            f"a random {config.model_type} cannot be made by `architecture`; save one with transformers, processor "
-            "included, and name its folder as `model`"
+            f"a random {config.model_type} cannot be built from `architecture`; save one with transformers, processor "
+            "included, and set `model` to its folder"
         )
 
     def prompt(self, processor: Any, question: str, images: int | None = None) -> str:
@@ -110,7 +110,7 @@ class Family:
             return self.image_text * count + f"\n{question}\n"
         return render(processor, question, count)
 
-    def shown(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
+    def processor_images(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
         """Images of each pair in the form that the processor expects, ``(3, H, W)`` each."""
         return [[self.uncropped(processor, image) for image in pair] for pair in images]
 
@@ -125,7 +125,7 @@ class Family:
         # the processor inserts the placeholders: their number and framing differ between families
         batch = processor(
             text=texts,
-            images=self.shown(processor, images),
+            images=self.processor_images(processor, images),
             padding=True,
             padding_side="left",
             return_tensors="pt",
@@ -164,7 +164,7 @@ class Family:
             rows: number of features of each pair, equal to the number of placeholders in its prompt.
         """
         output = model.model.get_image_features(**pixels, return_dict=True)
-        self.listed = not isinstance(output.pooler_output, Tensor)
+        self.returns_list = not isinstance(output.pooler_output, Tensor)
         memory, mask = by_pair(output.pooler_output, rows)
         extras = {}
         if "image_grid_thw" in pixels:
@@ -193,11 +193,11 @@ class Family:
         return {"mm_encoder_outputs": {"image": output}}
 
     def _image_outputs(self, memory: Tensor, mask: Tensor | None, repeats: int) -> Any:
-        if self.listed is None:
-            raise ConfigError("features of images that this model has not encoded itself; call encode first")
+        if self.returns_list is None:
+            raise ConfigError("the image features come from another model; call encode of this one first")
         pairs = list(memory) if mask is None else [rows[is_valid] for rows, is_valid in zip(memory, mask, strict=True)]
         pieces = [rows for rows in pairs for _ in range(repeats)]
-        return pieces if self.listed else torch.cat(pieces)[None]
+        return pieces if self.returns_list else torch.cat(pieces)[None]
 
     # ---- positions --------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ def by_pair(features: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     flat = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
     if len(flat) != sum(rows):
         raise ConfigError(
-            f"the model gives {len(flat)} features of images for {sum(rows)} placeholders in the prompts; it does not "
+            f"the model returns {len(flat)} image features for {sum(rows)} placeholders in the prompts; it does not "
             "take two images in one prompt, or its processor and configuration disagree"
         )
     if len(set(rows)) == 1:

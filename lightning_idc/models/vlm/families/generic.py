@@ -26,8 +26,8 @@ class Generic(Family):
         self.name = model.config.model_type
         if "mm_encoder_outputs" not in signature(model.forward).parameters:
             raise ConfigError(
-                f"models of type {self.name!r} take no features of images (`mm_encoder_outputs`), by which a pair is "
-                "encoded once; choose a model that does, or register a family with register_family"
+                f"models of type {self.name!r} do not accept image features (`mm_encoder_outputs`), so a pair could "
+                "not be encoded once; choose a model that does, or register a family with register_family"
             )
         self.vision = (path_of(model, model.get_encoder(modality="image")),)
         self.language = (path_of(model, model.get_decoder()), path_of(model, model.get_output_embeddings()))
@@ -38,8 +38,8 @@ class Generic(Family):
 
     def width(self, model: Any) -> int:
         raise ConfigError(
-            f"MDP needs to know where features of {self.name!r} leave the tower, which the generic family does not "
-            "say; use a model of a type that models/vlm/README.md lists for MDP"
+            f"the generic family does not know which module of {self.name!r} returns the tower features, which MDP "
+            "rewrites; use a model of a type that models/vlm/README.md lists for MDP"
         )
 
 

@@ -42,7 +42,8 @@ class Idefics3(Family):
         return kind(size=side, max_image_size=side, do_image_splitting=False)
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(processor.image_processor(self.shown(processor, images), return_tensors="pt", **self.image_options))
+        joined = self.processor_images(processor, images)
+        return dict(processor.image_processor(joined, return_tensors="pt", **self.image_options))
 
 
 class SmolVLM(Idefics3):

@@ -1,4 +1,4 @@
-"""LLaVA-1.5: trained on single images, so both images are joined side by side in one."""
+"""LLaVA-1.5: trained on single images, so both images of a pair are joined side by side into one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Llava(LlavaOnevision):
 
     def width(self, model: Any) -> int:
         raise ConfigError(
-            "LLaVA-1.5 sees the pair as one image, whose halves no adapter can tell apart; use LLaVA-OneVision"
+            "LLaVA-1.5 reads the pair as one image, whose halves no adapter can separate; use LLaVA-OneVision"
         )
 
-    def shown(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
+    def processor_images(self, processor: Any, images: Sequence[Tensor]) -> list[list[Tensor]]:
         joined = [torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1) for pair in images]
         return [[self.uncropped(processor, image)] for image in joined]
 
@@ -47,4 +47,5 @@ class Llava(LlavaOnevision):
         )
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
-        return dict(processor.image_processor([one for (one,) in self.shown(processor, images)], return_tensors="pt"))
+        joined = [image for (image,) in self.processor_images(processor, images)]
+        return dict(processor.image_processor(joined, return_tensors="pt"))

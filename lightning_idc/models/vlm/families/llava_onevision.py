@@ -17,13 +17,13 @@ class LlavaOnevision(Family):
     special_tokens: ClassVar = {"image_token": "<image>", "video_token": "<video>"}
 
     def depth(self, model: Any) -> int:
-        layers, chosen = super().depth(model), model.config.vision_feature_layer
-        return chosen if chosen >= 0 else layers + 1 + chosen
+        num_layers, feature_layer = super().depth(model), model.config.vision_feature_layer
+        return feature_layer if feature_layer >= 0 else num_layers + 1 + feature_layer
 
     def unused(self, model: Any) -> list[str]:
         # features are taken before the last norm, or from an earlier layer
-        beyond = range(self.depth(model), len(model.get_submodule(self.blocks)))
-        return ["model.vision_tower.post_layernorm", *(f"{self.blocks}.{index}" for index in beyond)]
+        unused_layers = range(self.depth(model), len(model.get_submodule(self.blocks)))
+        return ["model.vision_tower.post_layernorm", *(f"{self.blocks}.{index}" for index in unused_layers)]
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
@@ -43,4 +43,4 @@ class LlavaOnevision(Family):
 
     def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         # two images per prompt, passed as batch_num_images, turn tiling off
-        return dict(processor.image_processor(self.shown(processor, images), return_tensors="pt"))
+        return dict(processor.image_processor(self.processor_images(processor, images), return_tensors="pt"))

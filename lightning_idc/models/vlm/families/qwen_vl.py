@@ -11,12 +11,12 @@ from lightning_idc.models.vlm.families.base import Family
 
 
 class QwenVL(Family):
-    """Qwen2-VL; the tower takes the patches of all images as one sequence; both images of a pair have equal grids."""
+    """Qwen2-VL; the tower reads the patches of all images as one sequence; both images of a pair have equal grids."""
 
     vision = ("model.visual",)
     blocks = "model.visual.blocks"
     gate = "model.visual.merger"
-    rows_of_places = False
+    is_row_major = False
     only_embeds = True
     image_text = "<|vision_start|><|image_pad|><|vision_end|>"
     special_tokens: ClassVar = {
@@ -34,10 +34,10 @@ class QwenVL(Family):
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
-        self._name_tokens(config, tokenizer)
+        self._set_token_ids(config, tokenizer)
         return Qwen2_5_VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen2VLVideoProcessor())
 
-    def _name_tokens(self, config: Any, tokenizer: Any) -> None:
+    def _set_token_ids(self, config: Any, tokenizer: Any) -> None:
         config.image_token_id, config.video_token_id = tokenizer.image_token_id, tokenizer.video_token_id
         config.vision_start_token_id = tokenizer.vision_bos_token_id
         config.vision_end_token_id = tokenizer.vision_eos_token_id
@@ -100,7 +100,7 @@ class Qwen3VL(QwenVL):
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
-        self._name_tokens(config, tokenizer)
+        self._set_token_ids(config, tokenizer)
         return Qwen3VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen3VLVideoProcessor())
 
 

@@ -1,4 +1,6 @@
-"""Locate a change: a cell matters if the caption becomes less likely once both images agree in that cell.
+"""locate: where the change is that a caption describes.
+
+A cell of the image matters if the caption becomes less likely when both images agree in that cell:
 
 1. :func:`locate` copies the cell of one image into the other, so that the cell no longer differs, and scores the
    caption again with :meth:`~lightning_idc.models.captioner.PairCaptioner.score`; cells that are equal already are
@@ -23,6 +25,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.peaks import peaks
 
 CELLS = 8
+"""Number of cells per side."""
 BOX_THRESHOLD = 0.5
 """Minimum value, relative to the maximum, of a cell that belongs to a box."""
 _MAP_SIZE = 32
@@ -32,7 +35,7 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class ChangeLocation:
     """Location of the change that a caption describes.
 
     Args:
@@ -46,7 +49,7 @@ class Where:
     boxes: list[Box]
     peak: tuple[float, float] | None
 
-    def in_full_image(self, window: Box) -> Where:
+    def in_full_image(self, window: Box) -> ChangeLocation:
         """The same location in larger images, of which the pair is a crop.
 
         Args:
@@ -63,7 +66,7 @@ class Where:
         sides = [columns * left, columns * (1 - right), rows * top, rows * (1 - bottom)]
         padded = F.pad(self.map, [round(side) for side in sides])
         size = [min(side, _MAP_SIZE) for side in padded.shape]
-        return Where(
+        return ChangeLocation(
             F.adaptive_max_pool2d(padded[None], size)[0],
             [(*to_full_image(x1, y1), *to_full_image(x2, y2)) for x1, y1, x2, y2 in self.boxes],
             None if self.peak is None else to_full_image(*self.peak),
@@ -73,7 +76,7 @@ class Where:
 @torch.no_grad()
 def locate(
     captioner: PairCaptioner, sample: PairSample, caption: str, cells: int = CELLS, batch_size: int = 32
-) -> Where:
+) -> ChangeLocation:
     """Find the cells that a caption of a pair depends on.
 
     The score of a cell is the decrease of the log-probability of the caption when the cell of the second image is
@@ -85,7 +88,7 @@ def locate(
         sample: the pair, as the captioner's ``input_spec`` prepares it.
         caption: its caption.
         cells: number of cells per side.
-        batch_size: pairs that are scored at once.
+        batch_size: number of pairs that are scored together.
     """
     was_training = captioner.training
     captioner.eval()
@@ -102,8 +105,8 @@ def locate(
             edited += [replace(edited[0], before=before), replace(edited[0], after=after)]
         scores = torch.cat(
             [
-                _caption_scores(captioner, edited[at : at + batch_size], caption)
-                for at in range(0, len(edited), batch_size)
+                _caption_scores(captioner, edited[start : start + batch_size], caption)
+                for start in range(0, len(edited), batch_size)
             ]
         )
     finally:
@@ -115,7 +118,7 @@ def locate(
     return refine(grid, sample)
 
 
-def locate_counts(cells: Tensor) -> Where:
+def locate_counts(cells: Tensor) -> ChangeLocation:
     """Location of the changes that a captioner counts: a box of 4 x 4 cells around each.
 
     Args:
@@ -130,10 +133,10 @@ def locate_counts(cells: Tensor) -> Where:
     ]
     peak = (peak_cells[0][1] / columns, peak_cells[0][0] / rows) if peak_cells else None
     small_map = F.adaptive_max_pool2d(cells[None], (min(rows, _MAP_SIZE), min(columns, _MAP_SIZE)))[0]
-    return Where(small_map / small_map.max().clamp(min=1e-9) if boxes else torch.zeros(1, 1), boxes, peak)
+    return ChangeLocation(small_map / small_map.max().clamp(min=1e-9) if boxes else torch.zeros(1, 1), boxes, peak)
 
 
-def refine(grid: Tensor, sample: PairSample) -> Where:
+def refine(grid: Tensor, sample: PairSample) -> ChangeLocation:
     """Location in pixels: the square root of the interpolated cell scores times the local pixel difference.
 
     Args:
@@ -148,11 +151,11 @@ def refine(grid: Tensor, sample: PairSample) -> Where:
         F.interpolate(grid[None, None], (height, width), mode="bilinear", align_corners=False).sqrt() * local_mean
     )
     if not bool(importance.any()):
-        return Where(torch.zeros(1, 1), [], None)
+        return ChangeLocation(torch.zeros(1, 1), [], None)
     importance /= importance.max()
     row, column = divmod(int(importance.argmax()), width)
     small_map = F.adaptive_max_pool2d(importance, (min(height, _MAP_SIZE), min(width, _MAP_SIZE)))[0, 0]
-    return Where(small_map, boxes_of(importance[0, 0]), ((column + 0.5) / width, (row + 0.5) / height))
+    return ChangeLocation(small_map, boxes_of(importance[0, 0]), ((column + 0.5) / width, (row + 0.5) / height))
 
 
 def _cell_slices(edges: list[list[int]]) -> Iterator[tuple[slice, slice, slice]]:
@@ -173,7 +176,7 @@ def _caption_scores(captioner: PairCaptioner, samples: list[PairSample], caption
 
 
 def boxes_of(grid: Tensor, threshold: float = BOX_THRESHOLD) -> list[Box]:
-    """Boxes around connected cells of at least ``threshold``, as fractions of width and height, by their maximum.
+    """Boxes around connected cells of at least ``threshold``, as fractions of width and height, sorted by maximum.
 
     Example:
         >>> boxes_of(torch.tensor([[1.0, 0.0], [0.0, 0.2]]))

@@ -1,4 +1,4 @@
-"""Questions about a pair of images or a single image, answered by a vision-language captioner."""
+"""QuestionAnswerer: a vision-language captioner that answers questions about a pair or about a single image."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class QuestionAnswerer:
         """
         if len(images) == 1:
             image = read_image(images[0], name="the image")
-            return [self._about(image, question) for question in questions]
+            return [self._answer_single(image, question) for question in questions]
         captioner = self.captioner.eval()
         before, after = images
-        sample = captioner.fit(captioner.input_spec.read(before, after))
+        sample = captioner.resize_to_budget(captioner.input_spec.read(before, after))
         # the prompt is irrelevant, since only the image features are used
         sample.meta["question"] = ""
         features = captioner.encode(captioner.collate([sample]).to(captioner.device))
@@ -60,15 +60,18 @@ class QuestionAnswerer:
         for question in questions:
             inputs = captioner.prompt_inputs([question], [(sample.before.shape[1], sample.before.shape[2])])
             prompt = {name: value.to(captioner.device) for name, value in inputs.items()}
-            types = {name: prompt[name] for name in TOKEN_TYPES if name in prompt}
-            prompted = net.with_prompt(
-                features, prompt["prompt_ids"], prompt["prompt_mask"], types, prompt["positions"]
+            prompted_features = net.with_prompt(
+                features,
+                prompt_ids=prompt["prompt_ids"],
+                prompt_mask=prompt["prompt_mask"],
+                token_types={name: prompt[name] for name in TOKEN_TYPES if name in prompt},
+                positions=prompt["positions"],
             )
-            answers.append(captioner.generate(prompted, max_length=self.max_tokens)[0].text)
+            answers.append(captioner.generate(prompted_features, max_length=self.max_tokens)[0].text)
         return answers
 
-    def _about(self, image: Tensor, question: str) -> str:
-        """Answer about one image, by ``generate`` of the stock model."""
+    def _answer_single(self, image: Tensor, question: str) -> str:
+        """Answer a question about one image, by ``generate`` of the stock model."""
         captioner = self.captioner.eval()
         installed = captioner.adapters.installed()
         others = [name for name, adapter in installed.items() if not isinstance(adapter, LoraAdapter)]
@@ -95,6 +98,6 @@ class QuestionAnswerer:
                 max_new_tokens=self.max_tokens,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
-                suppress_tokens=list(special.never_said),
+                suppress_tokens=list(special.suppress_tokens),
             )
         return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())
