@@ -85,8 +85,8 @@ class Run:
         for stage in self.recipe.stages:
             if os.path.lexists(self.folder / stage.name):
                 raise ConfigError(
-                    f"{self._relative_folder()} has {stage.name!r}, which is not of a run; expected a folder without it "
-                    f"for the stage {stage.name}: choose another --out"
+                    f"{self._relative_folder()} has {stage.name!r}, which is not of a run; expected a folder without "
+                    f"it for the stage {stage.name}: choose another --out"
                 )
 
     def _run_stages(self) -> int:
