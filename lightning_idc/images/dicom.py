@@ -8,15 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of
+from lightning_idc.images.raw import (
+    File,
+    Pages,
+    RawImage,
+    channels_first,
+    check_size,
+    decoder_errors,
+    import_codec,
+    stream_of,
+)
 from lightning_idc.utils.errors import DataError
 
 
 @contextmanager
 def open_dicom(file: File, name: str) -> Iterator[Pages]:
     """Open a DICOM file and yield its number of frames with a function that decodes one."""
-    pydicom = need("pydicom", name, "a DICOM file")
-    with reading(name):
+    pydicom = import_codec("pydicom", name, "a DICOM file")
+    with decoder_errors(name):
         data = pydicom.dcmread(stream_of(file))
         if "PixelData" not in data:
             raise DataError(f"{name} is a DICOM file without an image ({data.get('Modality', 'no modality')})")
@@ -25,7 +34,7 @@ def open_dicom(file: File, name: str) -> Iterator[Pages]:
 
 
 def _read(data: Any, frame: int, name: str) -> RawImage:
-    pixels = need("pydicom.pixels", name, "a DICOM file")
+    pixels = import_codec("pydicom.pixels", name, "a DICOM file")
     values = stored = pixels.pixel_array(data, index=frame)
     photometric = str(data.PhotometricInterpretation)
     if photometric == "PALETTE COLOR":

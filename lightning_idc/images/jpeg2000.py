@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lightning_idc.images.pillow import open_image, raw_of
+from lightning_idc.images.pillow import from_pillow, open_image
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -18,9 +18,9 @@ from lightning_idc.images.raw import (
     check_bytes,
     check_size,
     contents_of,
-    need,
-    reading,
-    widen,
+    decoder_errors,
+    import_codec,
+    scale_to_8_bits,
 )
 
 SIGNATURES = (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n")
@@ -47,7 +47,7 @@ class Header:
 @contextmanager
 def open_jpeg2000(file: File, name: str, start: bytes) -> Iterator[Pages]:
     """Open a JPEG 2000 file or codestream; yields its number of images, 1, with the function that decodes it."""
-    with reading(name):
+    with decoder_errors(name):
         data = contents_of(file)
         header = read_header(data)
         check_size(header.size, name)
@@ -58,12 +58,12 @@ def _read(data: bytes, header: Header, name: str, start: bytes) -> RawImage:
     if set(header.bits) == {8} and not header.signed:
         with open_image(data, name, start) as image:
             if image.mode in ("L", "P", "RGB", "CMYK") or header.alpha:
-                return raw_of(image, name)
+                return from_pillow(image, name)
     depth = max(header.bits)
     check_bytes(header.size[0] * header.size[1] * len(header.bits) * (1 + (depth > 8)), name)
-    codecs = need("imagecodecs", name, f"a JPEG 2000 image of {len(header.bits)} channels and {depth} bits")
+    codecs = import_codec("imagecodecs", name, f"a JPEG 2000 image of {len(header.bits)} channels and {depth} bits")
     values = codecs.jpeg2k_decode(data)
-    values = widen(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), depth)
+    values = scale_to_8_bits(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), depth)
     alpha = values[-1] if header.alpha and len(values) > 1 else None
     if alpha is not None and 8 < depth < 16:
         alpha = (alpha.astype(float) * (65535 / ((1 << depth) - 1))).round().astype(values.dtype)

@@ -26,7 +26,7 @@ def change_accuracy(caption: str, ground_truth: Mapping[str, Any]) -> dict[str, 
 
     Args:
         caption: any string.
-        ground_truth: ground truth of the pair, from `SyntheticSource.truth` or ``PairSample.meta``.
+        ground_truth: ground truth of the pair, from `SyntheticSource.ground_truth` or ``PairSample.meta``.
     """
     parsed = parse(caption)
     if not ground_truth["changes"]:

@@ -248,7 +248,7 @@ def ground_truth_lookup(data: PairDataModule, user: str) -> Any:
             f"{user} needs the ground truth of SyntheticPairs; the training split is a {type(source).__name__}"
         )
     index_of = {id: index for index, id in enumerate(source.ids)}
-    return lambda id: source.truth(index_of[id])
+    return lambda id: source.ground_truth(index_of[id])
 
 
 class FromData(NegativeSource):

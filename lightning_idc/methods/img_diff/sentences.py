@@ -66,7 +66,7 @@ class RegionCaptions(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            self.refuse(record, self.captioner)
+            self.drop_unsupported(record, self.captioner)
         live = [record for record in records if record.dropped is None]
         todo = [(record, area) for record in live for area in filter_described(record.facts["areas"], self.filters)]
         if todo:

@@ -7,7 +7,7 @@ import torch
 
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
-    Refusal,
+    Rejection,
     component_spans,
     components,
     compose,
@@ -36,7 +36,7 @@ def test_the_components_of_the_papers_own_example() -> None:
         "a person jumping , with each frame capturing the person in mid-air",
         "a bald eagle standing on the edge of a body of water , looking downwards",
     )
-    assert not isinstance(object_descriptions(FIGURE_8), Refusal)
+    assert not isinstance(object_descriptions(FIGURE_8), Rejection)
 
 
 def test_every_verb_is_found_again() -> None:
@@ -60,15 +60,15 @@ def test_spans_point_at_the_words() -> None:
         (f"{HEAD} shows a dog.", "not in the template"),
         (f"{HEAD} shows a dog, while the second image does not.", "not in the template"),
         (f"{HEAD} gnaws a dog, while the second image shows a cat.", "not in the template"),
-        (f"{HEAD} shows a dog, while the second image is not.", "nothing about the second"),
-        (f"{HEAD} shows a dog, while the second image shows.", "nothing about the second"),
-        (f"{HEAD} has it, while the second image shows a dog.", "nothing about the first"),
-        (compose("", "a dog"), "nothing about the first"),
+        (f"{HEAD} shows a dog, while the second image is not.", "no object in the second"),
+        (f"{HEAD} shows a dog, while the second image shows.", "no object in the second"),
+        (f"{HEAD} has it, while the second image shows a dog.", "no object in the first"),
+        (compose("", "a dog"), "no object in the first"),
     ],
 )
 def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: str) -> None:
     found = object_descriptions(text)
-    assert isinstance(found, Refusal) and reason in found.reason
+    assert isinstance(found, Rejection) and reason in found.reason
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: st
 )
 def test_masking_swapping_and_the_filter_of_answers_know_one_template(text: str) -> None:
     found = object_descriptions(text)
-    assert isinstance(found, Refusal) and found.reason == "not in the template"
+    assert isinstance(found, Rejection) and found.reason == "not in the template"
     assert component_spans(words_of(text)) is None and components(text) is None
     with pytest.raises(DataError, match="does not follow the template"):
         swap_descriptions(text)
@@ -125,7 +125,7 @@ def _phrases(text: str) -> list[Attributes]:
 def test_without_noise_every_word_is_true(noisy: SyntheticDescriptions) -> None:
     source = noisy.source("test")
     for index in range(len(source)):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         assert not any(described.wrong)
         found = components(described.text)
         assert found is not None
@@ -140,7 +140,7 @@ def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: Syn
     source = noisy.source("train")
     replaced = wrong = right = 0
     for index in range(len(source)):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         words = words_of(described.text)
         assert len(words) == len(described.wrong) == len(described.attribute)
         spans = component_spans(words)
@@ -179,7 +179,7 @@ def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDesc
 def test_impossible_noise_is_refused() -> None:
     with pytest.raises(ConfigError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
-    with pytest.raises(ConfigError, match="give the positions of objects"):
+    with pytest.raises(ConfigError, match="contain the positions of objects"):
         SyntheticDescriptions(relations="needed")
     with pytest.raises(ConfigError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")
@@ -227,7 +227,7 @@ def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same
     beside: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     said = 0
     for place in range(40):
-        described, truth = source.described[place], source.source.truth(place)
+        described, truth = source.described[place], source.source.ground_truth(place)
         words = words_of(described.text)
         spans = component_spans(words)
         assert spans is not None

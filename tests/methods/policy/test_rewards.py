@@ -304,7 +304,7 @@ def test_a_judge_that_fails_is_asked_again_and_then_told(judge: Judge, two: Pair
     assert JudgeReward(judge.endpoint())(two, [["x 3"], ["x 3"]]).tolist() == [[1.0], [1.0]]
     assert len(judge.requests) == 4
     judge.fail = [503] * 3
-    with pytest.raises(ConfigError, match="did not answer 3 requests in a row"):
+    with pytest.raises(ConfigError, match="did not respond to 3 requests in a row"):
         JudgeReward(judge.endpoint())(two, [["x 3"], ["x 3"]])
     judge.fail, judge.delay = [], 0.3
     with pytest.raises(ConfigError, match=r"did not answer 2 requests in a row.*timed out"):
