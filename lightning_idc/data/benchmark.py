@@ -43,7 +43,7 @@ class Counts:
     records: int | None = None
 
     def __str__(self) -> str:
-        words = {"empty": "empty sentences", "silent": "pairs without a sentence"}
+        words = {"empty": "empty sentences", "uncaptioned": "pairs without a sentence"}
         counts = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
         return ", ".join(f"{number:,} {name}" for name, number in counts if number is not None)
 
