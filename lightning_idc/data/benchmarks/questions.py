@@ -92,7 +92,9 @@ def read_questions(
             if not all(values):
                 raise DataError(f"{row.where}: a column is empty; expected values for {', '.join(required)}")
             if is_mmvp:
-                questions.append(_mmvp_question(number, row, values, files, single, published_keys))
+                questions.append(
+                    _mmvp_question(number, row, values, files=files, single=single, published_keys=published_keys)
+                )
             else:
                 pair, text, answer, *names = values
                 questions.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
@@ -105,7 +107,7 @@ def read_questions(
 
 
 def _mmvp_question(
-    number: int, row: AnnotationRow, values: list[str], files: Root, single: bool, published_keys: bool
+    number: int, row: AnnotationRow, values: list[str], *, files: Root, single: bool, published_keys: bool
 ) -> Question:
     question, options, answer = values
     if not published_keys:

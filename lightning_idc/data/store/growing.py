@@ -20,7 +20,7 @@ class GrowingStore:
 
     Args:
         folder: folder of the store, which need not exist.
-        what: name of the content, for messages.
+        content: name of the content, for messages.
         remedy: advice for an unusable store, for messages.
         identity: settings that determine the rows; None for those of the manifest, if there is one.
 
@@ -31,15 +31,15 @@ class GrowingStore:
     def __init__(
         self,
         folder: str | Path,
-        what: str = "rows",
+        content: str = "rows",
         remedy: str = "remove it and run again",
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self.folder, self.what, self.remedy = Path(folder), what, remedy
+        self.folder, self.remedy = Path(folder), remedy
         self.manifest = Manifest(identity or {})
         shards = shards_in(self.folder, self.manifest, remedy)
         if (self.folder / MANIFEST).is_file() or (shards and identity is None):
-            self.manifest = read_manifest(self.folder, what, remedy, identity)
+            self.manifest = read_manifest(self.folder, content, remedy, identity)
             shards = shards_in(self.folder, self.manifest, remedy)
         self.shards = shards
 
@@ -75,7 +75,7 @@ class KeyedStore(GrowingStore):
 
     Args:
         folder: folder of the store, which need not exist.
-        what: name of the content, for messages.
+        content: name of the content, for messages.
         remedy: advice for an unusable store, for messages.
         identity: settings that determine the rows; None for those of the manifest, if there is one.
 
@@ -86,11 +86,11 @@ class KeyedStore(GrowingStore):
     def __init__(
         self,
         folder: str | Path,
-        what: str = "rows",
+        content: str = "rows",
         remedy: str = "remove it and run again",
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, what, remedy, identity)
+        super().__init__(folder, content, remedy, identity)
         self._rows: dict[str, tuple[Shard, int]] = {}
         rows = {shard.name.part: shard for shard in self.shards if shard.name.table == "rows"}
         for shard in self.shards:
