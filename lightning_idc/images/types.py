@@ -97,8 +97,9 @@ class NoiseMask:
 
     def map(self, move: Callable[[Tensor], Tensor]) -> NoiseMask:
         """Copy with ``move`` applied to every tensor."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
-        return NoiseMask(**{name: None if tensor is None else move(tensor) for name, tensor in tensors.items()})
+        optional = {name: getattr(self, name) for name in ("descriptions", "description_mask", "unpainted")}
+        moved = {name: None if tensor is None else move(tensor) for name, tensor in optional.items()}
+        return NoiseMask(move(self.patches), **moved)
 
 
 @dataclass(slots=True, repr=False)
