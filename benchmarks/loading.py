@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks.harness import report
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.store.decoded import DecodedSource, decode
+from lightning_idc.data.store.decoded import DecodedSource, decode_to_store
 from lightning_idc.data.synthetic import SyntheticPairs
 
 HEIGHT, WIDTH = 320, 480
@@ -71,7 +71,7 @@ def main() -> None:
                 source = files.pairs_of("train")
                 results[f"{ending} files, {interpolation} to {args.size}"] = rate(source)
         began = time.perf_counter()
-        shard = DecodedSource(source, decode(source, base / "shards", size, "bicubic"))
+        shard = DecodedSource(source, decode_to_store(source, base / "shards", size, "bicubic"))
         seconds = time.perf_counter() - began
         results[f"shard of {args.size}"] = rate(shard)
         once = FolderPairs(base / "jpg", image_size=size, cache_images=base / "shards", batch_size=32)

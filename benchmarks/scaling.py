@@ -114,7 +114,7 @@ def of_pairs(pairs: int, longest: float) -> dict[str, float]:
         costs["first batch"] = seconds(lambda: next(iter(loader)))
         costs["start of a further epoch"] = seconds(lambda: next(iter(loader)))
         if pairs <= 10_000 * longest:
-            costs["data check"] = seconds(lambda: check_pairs(data, ("train", "val"), say=lambda line: None))
+            costs["data check"] = seconds(lambda: check_pairs(data, ("train", "val"), log=lambda line: None))
         captions, references = said(pairs, seed=1), said(pairs)
         ids = [f"p{n}" for n in range(pairs)]
         scored: list[Any] = []

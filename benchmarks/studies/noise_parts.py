@@ -131,7 +131,7 @@ def ceiling(source: DescribedSource) -> dict[str, float]:
     """
     judged: list[tuple[float, bool, bool]] = []
     for index in range(len(source)):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         words = words_of(described.text)
         spans = component_spans(words)
         assert spans is not None

@@ -50,7 +50,7 @@ class RewardRun(Run):
         source = self.pairs().source("test")
         asked = {}
         for place, id in enumerate(source.ids):
-            changes = source.truth(place)["changes"]
+            changes = source.ground_truth(place)["changes"]
             asked[id] = bool(changes) and changes[0]["relation"] is not None
         return {
             id: {name: verdict if name != "relation" or asked[id] else None for name, verdict in known.items()}

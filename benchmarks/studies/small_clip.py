@@ -46,7 +46,7 @@ class Scenes(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         side = self.draw.randrange(2)
-        things = self.pairs.truth(index)[("before", "after")[side]]["things"]
+        things = self.pairs.ground_truth(index)[("before", "after")[side]]["things"]
         named = [[WORDS.index(thing[kind]) for kind in ATTRIBUTE_WORDS] for thing in things]
         self.draw.shuffle(named)
         text = [*[word for thing in named for word in (WORDS.index("and"), *thing)][1:], len(WORDS) - 1]

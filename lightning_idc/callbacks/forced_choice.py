@@ -60,7 +60,7 @@ class ForcedChoice(Callback):
         rows = []
         for id in batch.ids:
             index = int(id.rpartition("-")[2])
-            change, generator = source.truth(index), torch.Generator().manual_seed(index)
+            change, generator = source.ground_truth(index), torch.Generator().manual_seed(index)
             template = int(torch.randint(NUM_TEMPLATES, (), generator=generator))
             negatives = counterfactuals(change, self.num_counterfactuals, generator, template)
             rows.append(pl_module.tokenize([true_sentence(change, template), *negatives]))

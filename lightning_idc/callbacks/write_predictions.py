@@ -73,7 +73,7 @@ class WritePredictions(Callback):
         self._key, done = trainer.strategy.broadcast(self._read_parts(trainer) if trainer.is_global_zero else unread)
         if done:
             # one pair remains, since without any Lightning would skip on_predict_end
-            data.leave_out("predict", done - {self._ids[-1]})
+            data.exclude("predict", done - {self._ids[-1]})
             _say(trainer, f"{len(done)} of {len(self._ids)} pairs are captioned already; resuming with the others")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -121,7 +121,7 @@ def count(name: str, *, split: Literal["train", "val", "test"] | None = None, **
     data = _build(name, "count", keys)
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
-    for part in (split,) if split else data.labelled:
+    for part in (split,) if split else data.available_splits:
         if isinstance(data, Benchmark):  # captions come from annotation files; images may be missing
             texts = [[text for text in record.captions if text] for record in data.records(part)]
             captions[part] = [captions_of_pair for captions_of_pair in texts if captions_of_pair]
@@ -221,7 +221,7 @@ def export(
 
     data = _build(name, "export", keys)
     data.prepare_data()
-    splits = [split] if split else list(data.labelled)
+    splits = [split] if split else list(data.available_splits)
     rejected = None
     if negatives is not None:
         from lightning_idc.cli.configuration import parse_value

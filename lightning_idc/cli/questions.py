@@ -59,7 +59,7 @@ def answer_questions(
         out: output file.
         overwrite: replace a file that this command did not write.
     """
-    from lightning_idc.data.benchmarks.questions import Picture, read_questions
+    from lightning_idc.data.benchmarks.questions import ImageFile, read_questions
 
     if len(files) != 1:
         raise ConfigError(f"--questions reads one file of questions; found {len(files)}")
@@ -67,7 +67,7 @@ def answer_questions(
         raise ConfigError("--questions needs a vision-language model; name one with --model")
     (file,) = files
     check_file("--out", out, [file], overwrite)
-    by_images: dict[tuple[Picture, ...], list[Question]] = {}
+    by_images: dict[tuple[ImageFile, ...], list[Question]] = {}
     questions = read_questions(file, options.root, options.single, options.published_keys)
     if options.tasks:
         questions = [question for question in questions if question.pair.partition(".")[0] in options.tasks]

@@ -369,4 +369,4 @@ def _missing_shards(cli: PairCLI) -> str:
     if not isinstance(cli.datamodule, Records) or cli.datamodule.job.completed:
         return ""
     job = cli.datamodule.job
-    return f"{job.shards - len(job.pending())} of {job.shards} shards are in {job.target}"
+    return f"{job.num_shards - len(job.pending())} of {job.num_shards} shards are in {job.target}"

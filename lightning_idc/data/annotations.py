@@ -1,4 +1,4 @@
-"""Rows of annotation files, and the texts in them."""
+"""AnnotationRow: one record of an annotation file, with checked access to its texts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lightning_idc.utils.jsonfiles import check_text, short
 
 
 @dataclass(slots=True)
-class Row:
-    """One object of a file, or one row of a table.
+class AnnotationRow:
+    """One JSON object of an annotation file, or one row of a table.
 
     Args:
         where: file and line, for error messages.
@@ -38,13 +38,13 @@ class Row:
         return check_text(str(value), f"{self.where}: {column}").strip() or None
 
 
-def find(root: Path, *names: str) -> Path | None:
-    """Path of the first file that exists, under its name or with ``.gz`` appended; None if there is no such file."""
+def find_file(root: Path, *names: str) -> Path | None:
+    """Find the first file that exists, under its name or with ``.gz`` appended; None if none of them exists."""
     paths = (root / f"{name}{ending}" for name in names for ending in ("", ".gz"))
     return next((path for path in paths if path.is_file()), None)
 
 
-def needed(row: Row, column: str) -> str:
+def required_text(row: AnnotationRow, column: str) -> str:
     """Text of a required column.
 
     Raises:

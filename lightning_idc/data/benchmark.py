@@ -9,15 +9,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lightning_idc.data.annotations import find
+from lightning_idc.data.annotations import find_file
 from lightning_idc.data.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.tables.files import FileSource, Record, Root
+from lightning_idc.data.tables.files import FileSource, PairRecord, Root
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
-_SHOWN = 5
+_MAX_LISTED = 5
 
 
 class LayoutError(DataError):
@@ -26,24 +26,24 @@ class LayoutError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Number of pairs and sentences of a split; None for a quantity that is not counted.
+    """Numbers of pairs and sentences of a split; None for a quantity that is not counted.
 
     Args:
         pairs: number of pairs in the annotation file.
         sentences: number of sentences, empty ones included.
         empty: number of sentences without a word.
-        silent: number of pairs whose sentences are all empty; these pairs are left out.
+        uncaptioned: number of pairs whose sentences are all empty; these pairs are left out.
         records: number of entries of the annotation file, where several entries may describe one pair.
     """
 
     pairs: int | None = None
     sentences: int | None = None
     empty: int | None = None
-    silent: int | None = None
+    uncaptioned: int | None = None
     records: int | None = None
 
     def __str__(self) -> str:
-        words = {"empty": "empty sentences", "silent": "pairs without a sentence"}
+        words = {"empty": "empty sentences", "uncaptioned": "pairs without a sentence"}
         counts = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
         return ", ".join(f"{number:,} {name}" for name, number in counts if number is not None)
 
@@ -59,7 +59,7 @@ class Remote:
 
     Args:
         path: destination, relative to the root.
-        url: address of the file, or of a web page if ``page`` is True.
+        url: URL of the file, or of a web page if ``page`` is True.
         size: size in bytes; None if unknown.
         sha256: SHA-256 digest; None if unknown.
         page: whether ``url`` is a web page with a login, a form or a licence instead of a direct download.
@@ -117,7 +117,7 @@ class Benchmark(PairDataModule):
         self.files = Root(Path("data") / self.folder if root is None else root, follow_links)
         self.root, self.official, self.on_missing = self.files.path, official, on_missing
         self.domain = self.title
-        self._read: dict[str, list[Record]] = {}
+        self._read: dict[str, list[PairRecord]] = {}
 
     # ---- implemented by each benchmark -------------------------------------------------------------------
 
@@ -126,21 +126,21 @@ class Benchmark(PairDataModule):
         """Annotation files of a split, each as a sequence of alternative names relative to the root."""
 
     @abstractmethod
-    def read(self, split: Split) -> list[Record]:
-        """All pairs of a split from the annotation files, with empty sentences as ""."""
+    def read(self, split: Split) -> list[PairRecord]:
+        """Read all pairs of a split from the annotation files; an empty sentence is ""."""
 
     def expected(self, split: Split) -> Counts:
-        """Counts of the official annotation files, for these arguments."""
+        """Return the official counts, for the arguments of this data module."""
         return Counts()
 
-    def found(self, split: Split) -> Counts:
-        """Counts of the annotation files on disk."""
+    def counts(self, split: Split) -> Counts:
+        """Count the pairs and sentences of the annotation files on disk."""
         return count(self.records(split))
 
     # ---- pairs ------------------------------------------------------------------------------------------
 
-    def records(self, split: Split) -> list[Record]:
-        """All pairs of a split; the annotation files are read once.
+    def records(self, split: Split) -> list[PairRecord]:
+        """Return all pairs of a split; the annotation files are read once.
 
         Raises:
             ConfigError: the benchmark has no such split.
@@ -148,18 +148,18 @@ class Benchmark(PairDataModule):
             DataError: an annotation file is malformed.
         """
         name: Split = "test" if split == "predict" else split
-        if name not in self.labelled:
-            raise ConfigError(f"{self.title} has no split {name!r}; it has {', '.join(self.labelled)}")
+        if name not in self.available_splits:
+            raise ConfigError(f"{self.title} has no split {name!r}; it has {', '.join(self.available_splits)}")
         if name not in self._read:
-            missing = [names[0] for names in self.annotations(name) if find(self.root, *names) is None]
+            missing = [names[0] for names in self.annotations(name) if find_file(self.root, *names) is None]
             if missing:
                 raise self.layout_error(missing)
             self._read[name] = self.read(name)
         return self._read[name]
 
     def file(self, *names: str) -> Path:
-        """Path of the first annotation file that exists, under one of these names or with ``.gz`` appended."""
-        path = find(self.root, *names)
+        """Return the path of the first annotation file that exists, under its name or with ``.gz`` appended."""
+        path = find_file(self.root, *names)
         if path is None:
             raise self.layout_error([names[0]])
         return path
@@ -167,11 +167,13 @@ class Benchmark(PairDataModule):
     def source(self, split: Split) -> PairSource:
         records = self.records(split)
         self.check_counts(split)
-        captioned = records if self.keeps(split) else [record for record in records if any(record.captions)]
-        return self.source_of(self.present(split, captioned))
+        captioned = records if self.keeps_uncaptioned(split) else [record for record in records if any(record.captions)]
+        return self.source_of(self.with_existing_files(split, captioned))
 
-    def present(self, split: Split, records: list[Record], sidecar: str | None = None) -> list[Record]:
-        """Records whose files exist; skipped records are reported in a warning.
+    def with_existing_files(
+        self, split: Split, records: list[PairRecord], sidecar: str | None = None
+    ) -> list[PairRecord]:
+        """Select the records whose files exist; a warning reports the others.
 
         Args:
             split: name of the split, for messages.
@@ -181,22 +183,24 @@ class Benchmark(PairDataModule):
         Raises:
             LayoutError: all files are missing, or some are and ``on_missing`` is ``raise``.
         """
-        more = [] if sidecar is None else [sidecar]
-        needed = [(it.before, it.after, *(it.before.parent / name for name in more)) for it in records]
+        sidecars = [] if sidecar is None else [sidecar]
+        needed = [
+            (record.before, record.after, *(record.before.parent / name for name in sidecars)) for record in records
+        ]
         absent = set(self.files.absent(path for paths in needed for path in paths))
         if not absent:
             return records
         present = [record for record, paths in zip(records, needed, strict=True) if absent.isdisjoint(paths)]
         if self.on_missing == "raise" or not present:
             raise self.images_error(split, absent)
-        left, what = len(records) - len(present), "files" if more else "images"
+        num_skipped, kind = len(records) - len(present), "files" if sidecars else "images"
         warnings.warn(
-            f"{self.title} {split}: left out {left} of {len(records)} pairs whose {what} are missing", stacklevel=3
+            f"{self.title} {split}: skipped {num_skipped} of {len(records)} pairs with missing {kind}", stacklevel=3
         )
         return present
 
-    def source_of(self, records: Sequence[Record]) -> PairSource:
-        """Source of the records, without empty sentences."""
+    def source_of(self, records: Sequence[PairRecord]) -> PairSource:
+        """Build the source of records, without empty sentences."""
         captioned = [
             replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
@@ -205,13 +209,15 @@ class Benchmark(PairDataModule):
 
     def prepare_data(self) -> None:
         """Report missing annotation files before the model is built."""
-        missing = [names[0] for names in self.annotations(self.labelled[0]) if find(self.root, *names) is None]
+        missing = [
+            names[0] for names in self.annotations(self.available_splits[0]) if find_file(self.root, *names) is None
+        ]
         if missing:
             raise self.layout_error(missing)
 
     @classmethod
     def split(cls, root: str | Path, split: Split, **options: Any) -> PairDataset:
-        """One split as a torch dataset: ``CLEVRChange.split(root, "test")[0]`` is a :class:`PairSample`.
+        """Return a split as a torch dataset: ``CLEVRChange.split(root, "test")[0]`` is a :class:`PairSample`.
 
         Args:
             root: folder of the benchmark.
@@ -223,9 +229,9 @@ class Benchmark(PairDataModule):
     # ---- checks and messages ----------------------------------------------------------------------------
 
     def miscount(self, split: Split) -> str | None:
-        """Message about counts that differ from the official ones; None if they agree."""
+        """Describe the difference from the official counts; None if they agree."""
         name: Split = "test" if split == "predict" else split
-        expected, counts = self.expected(name), self.found(name)
+        expected, counts = self.expected(name), self.counts(name)
         if not expected.differs(counts):
             return None
         return f"{self.heading()} {name}: expected {expected}; found {counts}"
@@ -238,43 +244,45 @@ class Benchmark(PairDataModule):
         """
         problem = self.miscount(split) if self.official else None
         if problem:
-            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
+            raise DataError(f"{problem}. Download the annotation files again, or set official: false for custom files")
 
     def heading(self) -> str:
-        """Name of the benchmark and of the selected variant."""
+        """Return the name of the benchmark and of the selected variant."""
         return self.title
 
     def remarks(self) -> list[str]:
-        """Further remarks on the counts, printed by ``data check``."""
+        """Return further remarks on the counts, printed by ``data check``."""
         return []
 
-    def keeps(self, split: Split) -> bool:
+    def keeps_uncaptioned(self, split: Split) -> bool:
         """Whether a split keeps pairs that have no sentence; their caption is then empty."""
         return False
 
-    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
-        return self.keeps(split)
+    def may_be_uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        return self.keeps_uncaptioned(split)
 
     def layout_error(self, missing: Sequence[str]) -> LayoutError:
-        """Error that lists the missing annotation files, the expected layout and the instructions."""
-        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
-        return LayoutError(f"{str(self.root)!r} does not hold {self.title}; missing: {shown}.{self.layout()}")
+        """Build an error that lists the missing annotation files, the expected layout and the instructions."""
+        examples = ", ".join(missing[:_MAX_LISTED]) + (", ..." if len(missing) > _MAX_LISTED else "")
+        return LayoutError(f"{str(self.root)!r} does not contain {self.title}; missing: {examples}.{self.layout()}")
 
     def images_error(self, split: Split, absent: set[Path]) -> LayoutError:
-        """Error for missing images."""
+        """Build an error that lists missing images."""
         return LayoutError(
-            f"{self.missing_images(split, absent)}. With on_missing: skip their pairs are left out.{self.layout()}"
+            f"{self.missing_images(split, absent)}. Set on_missing: skip to leave out their pairs.{self.layout()}"
         )
 
     def missing_images(self, split: Split, absent: set[Path]) -> str:
-        """Message with the number of missing images and the first few names."""
+        """Describe missing images: their number and the first names."""
         base = self.root.resolve()
         names = sorted(str(path.relative_to(base)) for path in absent)
-        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        return f"{len(names):,} images of the {split} split of {self.title} are missing in {str(self.root)!r}: {shown}"
+        examples = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+        return (
+            f"{len(names):,} images of the {split} split of {self.title} are missing in {str(self.root)!r}: {examples}"
+        )
 
     def layout(self) -> str:
-        """Official layout and instructions, for error messages."""
+        """Format the official layout and the instructions, for error messages."""
         lines = "\n".join(f"    {line}" for line in self.tree.strip("\n").splitlines())
         return f" Expected:\n\n  {self.root}/\n{lines}\n\nWhat to do: {self.steps}"
 
@@ -289,7 +297,7 @@ def check_split(name: str | None, where: str) -> None:
         raise DataError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
 
 
-def count(records: Sequence[Record], entries: int | None = None) -> Counts:
+def count(records: Sequence[PairRecord], entries: int | None = None) -> Counts:
     """Count pairs and sentences.
 
     Args:
@@ -297,5 +305,11 @@ def count(records: Sequence[Record], entries: int | None = None) -> Counts:
         entries: number of entries of the annotation file.
     """
     texts = [caption for record in records for caption in record.captions]
-    silent = sum(not any(record.captions) for record in records)
-    return Counts(len(records), len(texts), sum(not text for text in texts), silent, entries)
+    uncaptioned = sum(not any(record.captions) for record in records)
+    return Counts(
+        pairs=len(records),
+        sentences=len(texts),
+        empty=sum(not text for text in texts),
+        uncaptioned=uncaptioned,
+        records=entries,
+    )

@@ -15,36 +15,36 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import IDCError
 from lightning_idc.utils.files import digest
 
-Say = Callable[[str], object]
-_log = logging.getLogger(__name__)
-_SHOWN = 5
+Log = Callable[[str], object]
+_logger = logging.getLogger(__name__)
+_MAX_LISTED = 5
 
 
-def check(data: PairDataModule, say: Say = _log.info) -> list[str]:
+def check(data: PairDataModule, log: Log = _logger.info) -> list[str]:
     """Read every pair of every split once and return a message for each problem.
 
     For a benchmark, counts are first compared with the official ones, and missing images are listed.
 
     Args:
         data: data module to check.
-        say: callback for each line of the summary.
+        log: callback for each line of the summary.
     """
-    return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, data.labelled, say)
+    return check_benchmark(data, log) if isinstance(data, Benchmark) else check_pairs(data, data.available_splits, log)
 
 
-def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
+def check_benchmark(data: Benchmark, log: Log = _logger.info) -> list[str]:
     """Compare counts with the official ones, list missing images, then read all pairs that have images."""
     problems: dict[str, None] = {}
     readable: list[Split] = []
     incomplete = False
-    say("\n".join([data.heading(), *data.remarks()]))
-    for split in data.labelled:
+    log("\n".join([data.heading(), *data.remarks()]))
+    for split in data.available_splits:
         try:
             records, expected = data.records(split), data.expected(split)
         except IDCError as error:
             problems[str(error)] = None
             continue
-        say(f"{split}: expected {expected}; found {data.found(split)}")
+        log(f"{split}: expected {expected}; found {data.counts(split)}")
         if problem := data.miscount(split):
             problems[problem] = None
         images = {path for record in records for path in (record.before, record.after)}
@@ -55,19 +55,19 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
         if not absent or absent < images:
             readable.append(split)
     if incomplete:
-        say(data.layout().lstrip())
-    rest = copy(data)
-    rest.official, rest.on_missing = False, "skip"
+        log(data.layout().lstrip())
+    lenient = copy(data)
+    lenient.official, lenient.on_missing = False, "skip"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # skipped pairs are in the list of problems already
-        problems |= dict.fromkeys(check_pairs(rest, readable, say))
+        problems |= dict.fromkeys(check_pairs(lenient, readable, log))
     return list(problems)
 
 
 def check_pairs(
     data: PairDataModule,
     splits: Sequence[Split],
-    say: Say = _log.info,
+    log: Log = _logger.info,
 ) -> list[str]:
     """Read every pair of the splits once and return a message for each problem.
 
@@ -77,13 +77,13 @@ def check_pairs(
     Args:
         data: data module to check.
         splits: splits to read.
-        say: callback for the summary line of each split.
+        log: callback for the summary line of each split.
     """
     from tqdm.auto import tqdm
 
     problems: dict[str, None] = {}  # a dictionary, since one bad table gives every split the same message
     split_of_id: dict[str, str] = {}
-    has_unique_ids = data.ids_are_names()
+    has_unique_ids = data.has_unique_ids()
     digests: dict[str, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
     unreadable: dict[str, list[tuple[str, str, str]]] = {}
@@ -101,7 +101,7 @@ def check_pairs(
             if has_unique_ids and split_of_id.setdefault(name, split) != split:
                 faults.setdefault(f"ids are also in {split_of_id[name]}", []).append(name)
             is_uncaptioned = not any(map(str.strip, source.captions(index)))
-            if is_uncaptioned and not data.uncaptioned(split, source.change_type(index)):
+            if is_uncaptioned and not data.may_be_uncaptioned(split, source.change_type(index)):
                 faults.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)
@@ -109,17 +109,19 @@ def check_pairs(
                 unreadable.setdefault(_cause(str(error)), []).append((split, name, str(error)))
                 continue
             split_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
-            twin, twin_split = digests.setdefault(_digest(sample), (name, split))
-            if twin_split == split and twin != name:
-                repeats.append(f"{name} = {twin}")
-            if twin_split != split and split_of_id.get(name, split) == split:  # shared ids are reported above
-                faults.setdefault(f"pairs have the same images as one in {twin_split}", []).append(f"{name} = {twin}")
-        for what, names in faults.items():
-            problems[f"{split}: {len(names)} of {len(source)} {what}: {_some(names, ', ')}"] = None
+            duplicate, duplicate_split = digests.setdefault(_digest(sample), (name, split))
+            if duplicate_split == split and duplicate != name:
+                repeats.append(f"{name} = {duplicate}")
+            if duplicate_split != split and split_of_id.get(name, split) == split:  # shared ids are reported above
+                faults.setdefault(f"pairs have the same images as one in {duplicate_split}", []).append(
+                    f"{name} = {duplicate}"
+                )
+        for fault, names in faults.items():
+            problems[f"{split}: {len(names)} of {len(source)} {fault}: {_list_first(names, ', ')}"] = None
         captions = sum(len(source.captions(index)) for index in range(len(source)))
-        say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(split_sizes)}")
+        log(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(split_sizes)}")
         if repeats:
-            say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
+            log(f"{split}: {len(repeats):,} pairs repeat the images of another: {_list_first(repeats, ', ')}")
         sizes += split_sizes
     problems |= dict.fromkeys(map(_unreadable, unreadable.values()))
     if len(sizes) > 1 and data.image_size is None and not data.group_by_size:
@@ -141,12 +143,12 @@ def _unreadable(faults: Sequence[tuple[str, str, str]]) -> str:
     counts = Counter(split for split, _, _ in faults)
     head = ", ".join(f"{count} {split}" for split, count in counts.items())
     others = [name for _, name, _ in faults[1:]]
-    more = f"; the same with {_some(others, ', ')}" if others else ""
+    more = f"; the same with {_list_first(others, ', ')}" if others else ""
     return f"{head} pairs cannot be read: {faults[0][2]}{more}"
 
 
 def _digest(sample: PairSample) -> str:
-    """Digest of both images of a pair."""
+    """Compute the digest of both images of a pair."""
     images = (image.contiguous().numpy().data for image in (sample.before, sample.after))
     return digest(repr(tuple(sample.before.shape)), *images)
 
@@ -154,9 +156,9 @@ def _digest(sample: PairSample) -> str:
 def _counted(sizes: Counter[str]) -> str:
     if len(sizes) == 1:
         return next(iter(sizes))
-    shown = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(_SHOWN))
-    return (shown or "unknown size") + (", ..." if len(sizes) > _SHOWN else "")
+    examples = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(_MAX_LISTED))
+    return (examples or "unknown size") + (", ..." if len(sizes) > _MAX_LISTED else "")
 
 
-def _some(names: Sequence[str], between: str) -> str:
-    return between.join(names[:_SHOWN]) + (f"{between}..." if len(names) > _SHOWN else "")
+def _list_first(names: Sequence[str], separator: str) -> str:
+    return separator.join(names[:_MAX_LISTED]) + (f"{separator}..." if len(names) > _MAX_LISTED else "")

@@ -41,7 +41,7 @@ class CsvContent:
 
 
 def separator_of(header: str) -> str:
-    """Most frequent of comma, semicolon and tab; spreadsheets write the separator of their locale."""
+    """Detect the separator: the most frequent of comma, semicolon and tab, as spreadsheets use that of their locale."""
     return max(",;\t", key=header.count)
 
 
@@ -119,8 +119,8 @@ def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> N
             line = body.count(b"\n", 0, position) + first_line
             start = short(body[position : position + 60].decode(errors="replace"))
             raise DataError(
-                f"{path}, line {line}: a field begins with a quotation mark and does not end with one: {start}; is one "
-                "left open? Double those within the text"
+                f"{path}, line {line}: a field begins with a quotation mark and does not end with one: {start}; close "
+                "it, and double quotation marks within the text"
             )
         position = match.end()
 

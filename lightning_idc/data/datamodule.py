@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource, View
-from lightning_idc.data.store.decoded import decoded_once
-from lightning_idc.data.tables.record_table import distinct
+from lightning_idc.data.store.decoded import cache_decoded
+from lightning_idc.data.tables.record_table import num_distinct
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.images.options import PLAIN, Bands, ImageOptions, ValueRange
 from lightning_idc.images.resize import Interpolation
@@ -23,6 +23,7 @@ from lightning_idc.images.types import PairSample, stack_images
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.reprs import arguments_repr
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -59,8 +60,8 @@ class PairDataModule(LightningDataModule):
     """Image domain, stored with a captioner as a description of its training data."""
     protocol = "coco"
     """Scoring protocol of the published tables, see ``lightning_idc.metrics.protocols``."""
-    labelled: tuple[Split, ...] = SPLITS
-    """Available splits."""
+    available_splits: tuple[Split, ...] = SPLITS
+    """Splits that the data set has."""
 
     def __init__(
         self,
@@ -88,33 +89,44 @@ class PairDataModule(LightningDataModule):
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
         if group_by_size and self.image_size is not None:
-            raise ConfigError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
+            raise ConfigError(
+                "group_by_size and image_size exclude each other, as image_size gives all images one size; set only one"
+            )
         if group_by_size and group_by_length:
-            raise ConfigError("group_by_size and group_by_length want two orders of the pairs; leave out either")
+            raise ConfigError("group_by_size and group_by_length exclude each other; set only one")
         self.group_by_size, self.group_by_length = group_by_size, group_by_length
         self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
         self.cache_images = Path(cache_images).expanduser() if cache_images is not None else None
         if self.cache_images is not None and self.image_size is None:
-            raise ConfigError("cache_images keeps images of one size; set image_size, too")
+            raise ConfigError("cache_images needs image_size, as all cached images have one size")
         self._sources: dict[str, PairSource] = {}
-        self._training: PairLoader | None = None
-        self._position: dict[str, int] = {}
+        self._train_loader: PairLoader | None = None
+        self._resume_position: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        # splits are not read for this: the counts are those of the splits that were used already
+        counts = {split: len(source) for split, source in self._sources.items()}
+        options = {name: value for name, value in self.image_options.to_dict().items() if value}
+        return arguments_repr(self, **options, **({"pairs": counts} if counts else {}))
+
+    # LightningDataModule.__str__ builds all loaders
+    __str__ = __repr__
 
     @abstractmethod
     def source(self, split: Split) -> PairSource:
-        """Pairs of a split; called once per split."""
+        """Build the source of a split; called once per split."""
 
-    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
-        """Whether pairs of this split and type of change may have no caption."""
+    def may_be_uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        """Whether pairs of this split and type of change may lack a caption."""
         return False
 
-    def ids_are_names(self) -> bool:
+    def has_unique_ids(self) -> bool:
         """Whether ids are unique across splits; False if ids number the pairs of each split."""
         return True
 
     def pairs_of(self, split: Split) -> PairSource:
-        """Pairs of a split, truncated to ``limit`` and with the cache and corruption applied.
+        """Return the pairs of a split, truncated to ``limit``, with cache and corruption applied.
 
         Raises:
             DataError: the split is empty or has a duplicate id.
@@ -123,22 +135,22 @@ class PairDataModule(LightningDataModule):
             source = self.source(split)
             if not len(source):
                 raise DataError(f"{type(self).__name__}: the split {split!r} has no pairs")
-            if distinct(source.ids) < len(source):
+            if num_distinct(source.ids) < len(source):
                 duplicates = [name for name, count in Counter(source.ids).items() if count > 1]
                 raise DataError(
-                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(duplicates[:5])}"
+                    f"{type(self).__name__}: ids must be unique in {split!r}; duplicates: {', '.join(duplicates[:5])}"
                 )
             if self.limit is not None:
                 source = FirstPairs(source, self.limit)
             if self.cache_images is not None and self.image_size is not None:
-                source = decoded_once(source, self.cache_images, self.image_size, self.interpolation, rank_zero_info)
+                source = cache_decoded(source, self.cache_images, self.image_size, self.interpolation, rank_zero_info)
             if self.corruption is not None and split in self.corruption.splits:
                 source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
             self._sources[split] = source
         return self._sources[split]
 
     def native_size(self) -> tuple[int, int] | None:
-        """Height and width of the first readable pair before resizing; None if no pair can be read."""
+        """Return height and width of the first readable pair before resizing; None if no pair can be read."""
         first = self._first_pair()
         return None if first is None else (int(first.before.shape[1]), int(first.before.shape[2]))
 
@@ -151,7 +163,7 @@ class PairDataModule(LightningDataModule):
         return None
 
     def input_spec(self) -> dict[str, Any]:
-        """Description of the training images in plain values, stored with the captioner.
+        """Describe the training images in plain values, which checkpoints store.
 
         Returns:
             ``image_size`` (height, width; that of the files if ``image_size`` is None), ``interpolation``,
@@ -172,29 +184,29 @@ class PairDataModule(LightningDataModule):
             "domain": self.domain,
         }
 
-    def leave_out(self, split: Split, ids: Collection[str]) -> None:
-        """Remove pairs from a split, such as those for which an interrupted prediction has results already."""
+    def exclude(self, split: Split, ids: Collection[str]) -> None:
+        """Exclude pairs from a split, such as those that an interrupted prediction has already written."""
         source = self.pairs_of(split)
         self._sources[split] = View(source, [index for index, id in enumerate(source.ids) if id not in ids])
 
     def train_captions(self) -> list[str]:
-        """All captions of the training split."""
+        """Return all captions of the training split."""
         source = self.pairs_of("train")
         return [caption for index in range(len(source)) for caption in source.captions(index)]
 
     def no_change_captions(self) -> list[str]:
-        """Distinct captions of unchanged training pairs, at most 64; [] if no pair is labelled as unchanged."""
+        """Return up to 64 distinct captions of unchanged training pairs; [] if no pair is labelled as unchanged."""
         source = self.pairs_of("train")
         unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
         distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
         return list(distinct)[:MAX_NO_CHANGE_CAPTIONS]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Correctness of a generated caption by name of the fact; None for a fact that does not apply."""
+        """Check a generated caption: for each fact, whether it is right; None if the fact does not apply."""
         return {}
 
     def dataset(self, split: Split) -> PairDataset:
-        """A split as a torch dataset, with resizing and augmentation: ``data.dataset("test")[0]`` is a pair.
+        """Return a split as a torch dataset, with resizing and augmentation: ``data.dataset("test")[0]`` is a pair.
 
         The dataset works without a trainer or captioner: ``DataLoader(data.dataset("test"), collate_fn=list)``.
         """
@@ -204,10 +216,10 @@ class PairDataModule(LightningDataModule):
         transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
         if training and self.transform is not None:
             transforms.append(self.transform)
-        return PairDataset(self.pairs_of(split), transforms, self.seed, drawn=training)
+        return PairDataset(self.pairs_of(split), transforms, self.seed, sample_captions=training)
 
     def loader(self, split: Split) -> PairLoader:
-        """Loader of a split; the captioner's ``collate`` makes the batches."""
+        """Build the loader of a split; the captioner's ``collate`` makes the batches."""
         dataset = self.dataset(split)
         sampler = self.sampler(split, dataset.source)
         if self.group_by_size:
@@ -226,7 +238,7 @@ class PairDataModule(LightningDataModule):
         )
 
     def sampler(self, split: Split, source: PairSource) -> PairSampler:
-        """Sampler that determines the order of a split."""
+        """Build the sampler that determines the order of a split."""
         return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
 
     def _collate(self) -> Any:
@@ -237,7 +249,7 @@ class PairDataModule(LightningDataModule):
 
     @property
     def _overfits(self) -> bool:
-        """Whether ``overfit_batches`` is set: Lightning would then rebuild the loaders with a sampler of its own."""
+        """Whether ``overfit_batches`` is set; Lightning would then replace the samplers of the loaders."""
         trainer: Any = self.trainer
         return trainer is not None and trainer.overfit_batches > 0
 
@@ -245,22 +257,22 @@ class PairDataModule(LightningDataModule):
         if self._overfits:
             # set_epoch is never called on this sampler, so every epoch has the same batches
             return Batches(self.loader("train"))
-        self._training = self.loader("train")
-        if self._position:
-            self._training.load_state_dict(self._position)
-            self._position = {}
-        return self._training
+        self._train_loader = self.loader("train")
+        if self._resume_position:
+            self._train_loader.load_state_dict(self._resume_position)
+            self._resume_position = {}
+        return self._train_loader
 
     def state_dict(self) -> dict[str, int]:
-        """Position within the epoch.
+        """Return the position within the epoch.
 
         Lightning also saves the loader's state, but does not restore it if the number of steps was computed first, as
         every learning rate schedule does.
         """
-        return {} if self._training is None else self._training.state_dict()
+        return {} if self._train_loader is None else self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self._position = dict(state_dict)
+        self._resume_position = dict(state_dict)
 
     def val_dataloader(self) -> PairLoader | Batches:
         return Batches(self.loader("val")) if self._overfits else self.loader("val")
@@ -284,21 +296,21 @@ class FirstPairs(View):
 
 
 def caption_lengths(source: PairSource) -> list[int]:
-    """Number of words of the longest caption of each pair."""
+    """Count the words of the longest caption of each pair."""
     return [
         max((caption.count(" ") + 1 for caption in source.captions(index)), default=0) for index in range(len(source))
     ]
 
 
-def check_no_options(options: ImageOptions, why: str) -> None:
-    """Check that no decoding option is set for data that have a fixed format.
+def check_no_options(options: ImageOptions, reason: str) -> None:
+    """Check that no decoding option is set for data of a fixed format.
 
     Raises:
         ConfigError: an option differs from its default.
     """
     names = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
     if names:
-        raise ConfigError(f"{why}; {names[0]} has no meaning there, leave it out")
+        raise ConfigError(f"{reason}; remove {names[0]}, which has no effect")
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Data loader of pairs: samples seeded by epoch and index, and a position that checkpoints save and restore."""
+"""Data loader of pairs: seeds each sample by epoch and index, and saves its position in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.data.sampling import Draw, PairSampler, sample_seed
-from lightning_idc.data.source import PairSource, position
+from lightning_idc.data.sampling import PairSampler, SampleIndex, sample_seed
+from lightning_idc.data.source import PairSource, normalise_index
 from lightning_idc.images.types import PairSample
+from lightning_idc.utils.reprs import arguments_repr
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -21,36 +22,40 @@ Transform = Callable[[PairSample, torch.Generator], PairSample]
 
 
 class PairDataset(Dataset[PairSample]):
-    """Torch dataset of a split after transforms; its items are :class:`PairSample`.
+    """Torch dataset of the transformed pairs of a split; its items are :class:`PairSample`.
 
-    An index is an integer, or a :class:`Draw` that also holds the epoch; an integer means epoch 0.
+    An index is an integer, or a :class:`SampleIndex` that also holds the epoch; an integer means epoch 0.
 
     Args:
         source: source of the pairs.
         transforms: transforms in order; each is called with the sample's generator.
         seed: seed from which the seeds of all samples are derived.
-        drawn: whether captions are sampled by the sample's seed, as in training, instead of taking the first ones.
+        sample_captions: whether captions are sampled by the seed of each sample, as in training; otherwise the first
+            captions are used.
     """
 
-    def __init__(self, source: PairSource, transforms: Sequence[Transform], seed: int, drawn: bool) -> None:
-        self.source, self.transforms, self.seed, self.drawn = source, list(transforms), seed, drawn
+    def __init__(self, source: PairSource, transforms: Sequence[Transform], seed: int, sample_captions: bool) -> None:
+        self.source, self.transforms, self.seed, self.sample_captions = source, list(transforms), seed, sample_captions
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def __repr__(self) -> str:
+        return arguments_repr(self)
 
     @property
     def ids(self) -> Sequence[str]:
         """Ids of the pairs."""
         return self.source.ids
 
-    def __getitem__(self, index: int | Draw) -> PairSample:
-        draw = index if isinstance(index, Draw) else Draw(0, position(index, len(self)))
+    def __getitem__(self, index: int | SampleIndex) -> PairSample:
+        draw = index if isinstance(index, SampleIndex) else SampleIndex(0, normalise_index(index, len(self)))
         sample = self.source.load(draw.index)
         seed = sample_seed(self.seed, draw.epoch, draw.index)
         generator = torch.Generator().manual_seed(seed)
         for transform in self.transforms:
             sample = transform(sample, generator)
-        if self.drawn:
+        if self.sample_captions:
             # a copy, as the source may cache this sample and evaluation must not see the seed
             sample = replace(sample, meta={**sample.meta, "seed": seed})
         return sample
@@ -101,10 +106,10 @@ class PairLoader(DataLoader[Any]):
 
     @property
     def _pairs_per_step(self) -> int:
-        return (self.batch_size or 1) * self.pair_sampler.world
+        return (self.batch_size or 1) * self.pair_sampler.world_size
 
-    def give_back(self) -> None:
-        """Count the last batch as not served, because its training step did not happen."""
+    def undo_last_batch(self) -> None:
+        """Do not count the last batch as served, because its training step was not taken."""
         self._served -= 1
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -116,17 +121,17 @@ class PairLoader(DataLoader[Any]):
             state["epoch"], state["served"], state.get("pairs_per_step", self._pairs_per_step)
         )
 
-    def _warn_of_changed_step_size(self, epoch: int, served: int, before: int) -> None:
+    def _warn_of_changed_step_size(self, epoch: int, served: int, saved: int) -> None:
         """Warn if the number of pairs per step changed within an epoch: Lightning restores steps, not pairs."""
-        now, size = self._pairs_per_step, self.pair_sampler.size
-        if before == now or not 0 < served * before < size:
+        current, size = self._pairs_per_step, self.pair_sampler.size
+        if saved == current or not 0 < served * saved < size:
             return
-        missed = min(self._start * now, size) - served * before
+        missed = min(self._start * current, size) - served * saved
         warnings.warn(
-            f"the checkpoint is in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
-            f"processes), but a step has {now} now: {abs(missed)} pairs of that epoch are "
-            f"{'left out' if missed > 0 else 'seen twice'}; to see each pair once, continue with {before} per step "
-            "or from a checkpoint between two epochs",
+            f"the checkpoint is in epoch {epoch} after {served} steps of {saved} pairs (batch_size times "
+            f"processes), but a step now has {current}: {abs(missed)} pairs of that epoch are "
+            f"{'skipped' if missed > 0 else 'repeated'}; to use each pair once, continue with {saved} pairs per step "
+            "or from a checkpoint at the end of an epoch",
             stacklevel=2,
         )
 

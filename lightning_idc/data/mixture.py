@@ -1,4 +1,4 @@
-"""Mixture: several data modules as one, each with a fraction of every epoch."""
+"""Mixture: combines data modules, each with a fraction of every training epoch."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ class Mixture(PairDataModule):
         super().__init__(**options)
         if not parts:
             raise ConfigError("a mixture needs at least one part")
-        for what, names in (("weights", weights or {}), ("per_caption", per_caption)):
+        for argument, names in (("weights", weights or {}), ("per_caption", per_caption)):
             unknown = [name for name in names if name not in parts]
             if unknown:
-                raise ConfigError(f"{what} names {unknown[0]!r}; the parts are {', '.join(parts)}")
-        without = [name for name in parts if weights and name not in weights]
-        if without:
-            raise ConfigError(f"{without[0]!r} has no weight; give every part one, or none any")
-        bad = [name for name in parts if "/" in name or not name]
-        if bad:
-            raise ConfigError(f"a part is called {bad[0]!r}; names hold no slash and are not empty")
+                raise ConfigError(f"{argument} has the unknown part {unknown[0]!r}; the parts are {', '.join(parts)}")
+        unweighted = [name for name in parts if weights and name not in weights]
+        if unweighted:
+            raise ConfigError(f"{unweighted[0]!r} has no weight; set a weight for every part or for none")
+        invalid = [name for name in parts if "/" in name or not name]
+        if invalid:
+            raise ConfigError(f"the part name {invalid[0]!r} is invalid; expected a non-empty name without a slash")
         self.parts, self.weights = dict(parts), dict(weights or {})
         if not train_splits or len(set(train_splits)) < len(train_splits):
             raise ConfigError(f"train_splits is {list(train_splits)}; expected at least one split, each once")
@@ -87,13 +87,13 @@ class Mixture(PairDataModule):
         for part in self.parts.values():
             part.prepare_data()
 
-    def ids_are_names(self) -> bool:
-        return all(part.ids_are_names() for part in self.parts.values())
+    def has_unique_ids(self) -> bool:
+        return all(part.has_unique_ids() for part in self.parts.values())
 
     def source(self, split: Split) -> Concatenation:
-        return Concatenation({name: self._one_caption(name, split) for name in self.parts})
+        return Concatenation({name: self._part_source(name, split) for name in self.parts})
 
-    def _one_caption(self, name: str, split: Split) -> PairSource:
+    def _part_source(self, name: str, split: Split) -> PairSource:
         """Pairs of a part; one pair per caption if the part is in ``per_caption``."""
         part = self.parts[name]
         if split == "train" and len(self.train_splits) > 1:
@@ -107,7 +107,7 @@ class Mixture(PairDataModule):
     def sampler(self, split: Split, source: PairSource) -> PairSampler:
         if split != "train":
             return super().sampler(split, source)
-        sizes = [len(self._one_caption(name, "train")) for name in self.parts]
+        sizes = [len(self._part_source(name, "train")) for name in self.parts]
         weights = [self.weights[name] for name in self.parts] if self.weights else sizes
         return MixtureSampler(sizes, weights, self.epoch_pairs or sum(sizes), self.seed)
 
@@ -160,7 +160,7 @@ class Concatenation(PairSource):
 
 
 class OneCaption(View):
-    """View of a source with one pair per caption; the ids are ``ID``, ``ID/2``, ``ID/3``, ..."""
+    """View of a source in which every caption is a pair; the ids are ``ID``, ``ID/2``, ``ID/3``, ..."""
 
     def __init__(self, source: PairSource) -> None:
         positions = [(pair, number) for pair in range(len(source)) for number in range(len(source.captions(pair)))]
@@ -203,18 +203,18 @@ class MixtureSampler(PairSampler):
         self.draws_per_part = largest_remainder(weights, draws)
 
     def order(self) -> list[int]:
-        chosen: list[int] = []
+        indices: list[int] = []
         start = 0
         for part, (size, draws) in enumerate(zip(self.sizes, self.draws_per_part, strict=True)):
             # each part is an endless sequence of permutations, and every epoch takes the next piece of it
             begin, end = self.epoch * draws, (self.epoch + 1) * draws
-            for turn in range(begin // size, -(-end // size) if draws else 0):
-                permutation = torch.randperm(size, generator=_generator(self.seed, turn, part + 1)).tolist()
-                piece = permutation[max(0, begin - turn * size) : max(0, end - turn * size)]
-                chosen += [start + index for index in piece]
+            for cycle in range(begin // size, -(-end // size) if draws else 0):
+                permutation = torch.randperm(size, generator=_generator(self.seed, cycle, part + 1)).tolist()
+                piece = permutation[max(0, begin - cycle * size) : max(0, end - cycle * size)]
+                indices += [start + index for index in piece]
             start += size
-        mixed = torch.randperm(len(chosen), generator=_generator(self.seed, self.epoch, 0)).tolist()
-        return [chosen[index] for index in mixed]
+        shuffled = torch.randperm(len(indices), generator=_generator(self.seed, self.epoch, 0)).tolist()
+        return [indices[index] for index in shuffled]
 
 
 def _generator(seed: int, epoch: int, index: int) -> torch.Generator:
@@ -222,7 +222,7 @@ def _generator(seed: int, epoch: int, index: int) -> torch.Generator:
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> list[int]:
-    """Integers in proportion to the weights that sum to ``total`` (largest remainder method)."""
+    """Divide ``total`` into integers in proportion to the weights (largest remainder method)."""
     exact = [weight / sum(weights) * total for weight in weights]
     rounded = [int(value) for value in exact]
     # the remainder goes to the entries with the largest fractional parts; ties go to the first

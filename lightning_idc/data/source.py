@@ -27,9 +27,12 @@ class PairSource(Dataset[PairSample], ABC):
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(pairs={len(self):,})"
+
     def __getitem__(self, index: int) -> PairSample:
-        """Pair at an index; a negative index counts from the end."""
-        return self.load(position(index, len(self)))
+        """Return the pair at an index; a negative index counts from the end."""
+        return self.load(normalise_index(index, len(self)))
 
     def plot(self, index: int) -> Image:
         """Plot a pair with its boxes and captions as one image."""
@@ -47,18 +50,18 @@ class PairSource(Dataset[PairSample], ABC):
 
     @abstractmethod
     def captions(self, index: int) -> list[str]:
-        """All references of a pair, without reading its images."""
+        """Return all reference captions of a pair, without reading its images."""
 
     @abstractmethod
     def change_type(self, index: int) -> str | None:
-        """Label of the change, without reading the images."""
+        """Return the label of the change, without reading the images."""
 
     def meta(self, index: int) -> dict[str, Any]:
-        """Other metadata of a pair, without reading its images."""
+        """Return other metadata of a pair, without reading its images."""
         return {}
 
     def image_size(self, index: int) -> tuple[int, int]:
-        """Height and width of the images of a pair; the default reads the images."""
+        """Return height and width of the images of a pair; by default they are read for this."""
         height, width = self.load(index).before.shape[1:]
         return height, width
 
@@ -72,24 +75,24 @@ class PairSource(Dataset[PairSample], ABC):
         return sample.before, sample.after
 
     def fingerprint(self) -> str | None:
-        """Digest of everything that determines the images of :meth:`load`; None if it cannot be computed."""
+        """Compute a digest of everything that determines the images of :meth:`load`; None if it is unknown."""
         return None
 
 
-def position(index: int, length: int) -> int:
-    """Non-negative position of an index, which may be negative as for lists.
+def normalise_index(index: int, length: int) -> int:
+    """Convert an index, which may be negative as for lists, to a non-negative one.
 
     Raises:
         IndexError: the index is out of range; this also ends a ``for`` loop over a dataset.
     """
     index = operator.index(index)
     if not -length <= index < length:
-        raise IndexError(f"there is no pair {index}; the split has {length:,}")
+        raise IndexError(f"index {index} is out of range for {length:,} pairs")
     return index % length
 
 
 class View(PairSource):
-    """View of all or some pairs of another source; a subclass overrides the methods that it changes.
+    """View of all or some pairs of another source; subclasses override single methods.
 
     Args:
         source: source of the pairs.
@@ -100,6 +103,9 @@ class View(PairSource):
         self.source = source
         self.indices: Sequence[int] = range(len(source)) if indices is None else indices
         self.ids = source.ids if indices is None else [source.ids[index] for index in indices]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(source={self.source!r}, pairs={len(self):,})"
 
     def load(self, index: int) -> PairSample:
         return self.source.load(self.indices[index])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import DataError
 
-LONG = 20  # words; table 1 calls longer captions "long"
+LONG_CAPTION = 20  # words; table 1 calls longer captions "long"
 _SENTENCE_END = re.compile(r"[.!?]+(?=\s|$)")
 
 
@@ -34,7 +34,7 @@ class CaptionStatistics:
     long_captions: int
 
     def rows(self) -> list[tuple[str, str]]:
-        """Rows of the printed table: name and formatted value."""
+        """Format the rows of the printed table: name and value."""
         per_caption = max(1, self.captions)
         return [
             ("pairs", f"{self.pairs:,}"),
@@ -44,12 +44,12 @@ class CaptionStatistics:
             ("sentences", f"{self.sentences:,}"),
             ("sentences per caption", f"{self.sentences / per_caption:.1f}"),
             ("vocabulary", f"{self.vocabulary:,}"),
-            (f"captions of more than {LONG} words", f"{100 * self.long_captions / per_caption:.0f} %"),
+            (f"captions of more than {LONG_CAPTION} words", f"{100 * self.long_captions / per_caption:.0f} %"),
         ]
 
 
 def sentence_count(caption: str) -> int:
-    """Number of sentences; text after the last full stop counts, and a mark inside a number does not end one."""
+    """Count sentences; text after the last full stop counts as one, and a full stop within a number ends none."""
     parts = _SENTENCE_END.split(caption)
     return sum(1 for part in parts if part.strip())
 
@@ -72,11 +72,18 @@ def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
             count += 1
             words += len(tokens)
             sentences += sentence_count(text)
-            long_captions += len(tokens) > LONG
+            long_captions += len(tokens) > LONG_CAPTION
             vocabulary.update(tokens)
     if not pairs:
-        raise DataError("there are no pairs to count")
-    return CaptionStatistics(pairs, count, words, sentences, len(vocabulary), long_captions)
+        raise DataError("expected at least one pair, found none")
+    return CaptionStatistics(
+        pairs=pairs,
+        captions=count,
+        words=words,
+        sentences=sentences,
+        vocabulary=len(vocabulary),
+        long_captions=long_captions,
+    )
 
 
 def split_statistics(captions: dict[str, list[Sequence[str]]]) -> dict[str, CaptionStatistics]:

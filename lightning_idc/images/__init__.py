@@ -1,1 +1,1 @@
-"""Images: decode a file to stored values, map them to uint8, compare files, and what a captioner reads."""
+"""Images: decode files, map stored values to uint8, compare files, and the data types of pairs and batches."""

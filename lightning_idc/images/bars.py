@@ -11,7 +11,7 @@ SAME_ASPECT = 0.02
 """Relative difference up to which two aspect ratios count as equal."""
 
 
-def content(before: Tensor, after: Tensor, size: tuple[int, int]) -> tuple[slice, slice]:
+def content_window(before: Tensor, after: Tensor, size: tuple[int, int]) -> tuple[slice, slice]:
     """Find the rows and columns of both images that remain after bars are cropped to reach a target aspect ratio.
 
     A bar has the same uniform colour in both images, so that no change is lost. Equally coloured bars on opposite sides
@@ -26,7 +26,7 @@ def content(before: Tensor, after: Tensor, size: tuple[int, int]) -> tuple[slice
     Example:
         >>> image = torch.arange(4, dtype=torch.uint8).mul(60).view(1, 2, 2)
         >>> padded = torch.nn.functional.pad(image, (1, 1), value=255)
-        >>> content(padded, padded, (64, 64))
+        >>> content_window(padded, padded, (64, 64))
         (slice(0, 2, None), slice(1, 3, None))
     """
     height, width = before.shape[1:]
@@ -43,9 +43,9 @@ def _crop_columns(pair: Tensor, excess: int) -> slice:
     """Find the columns of ``(2, C, H, W)`` that remain after up to ``excess`` columns of bars are cropped."""
     first, last = _bar_width(pair), _bar_width(pair.flip(-1))
     excess = min(excess, first + last)
-    alike = bool(((pair[0, :, 0, 0] - pair[0, :, 0, -1]).abs() <= TOLERANCE).all())
+    same_colour = bool(((pair[0, :, 0, 0] - pair[0, :, 0, -1]).abs() <= TOLERANCE).all())
     left = min(max(excess // 2, excess - last), first)
-    if not alike and max(first, last) >= excess:  # the other side is background rather than a bar
+    if not same_colour and max(first, last) >= excess:  # the other side is background rather than a bar
         left = excess if first > last else 0
     return slice(left, pair.shape[-1] - (excess - left))
 

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 
 from lightning_idc.images.decode import decode_pages
-from lightning_idc.images.raw import File, RawImage, opaque
+from lightning_idc.images.raw import File, RawImage, max_alpha
 from lightning_idc.images.srgb import to_srgb
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_fields
 
@@ -34,7 +34,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ImageComparison:
     """Result of comparing two images.
 
     Args:
@@ -53,21 +53,21 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no pixel differs."""
+        """Whether no pixel is_different."""
         return not self.pixels
 
     def __str__(self) -> str:
         excluded = f", {self.missing:,} not compared" if self.missing else ""
-        by = f" by up to {self.largest:g}" if self.pixels and self.largest else ""
-        return f"{self.pixels:,} of {self.total:,} pixels differ{by}{excluded} ({self.subject})"
+        amount = f" by up to {self.largest:g}" if self.pixels and self.largest else ""
+        return f"{self.pixels:,} of {self.total:,} pixels differ{amount}{excluded} ({self.subject})"
 
 
 def equal(first: RawImage, second: RawImage) -> bool:
-    """Whether no pixel of two images differs."""
+    """Whether no pixel of two images is_different."""
     return compare(first, second).equal
 
 
-def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0) -> Comparison:
+def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0) -> ImageComparison:
     """Compare the stored values of two images: all bands and the opacity, before any value range is applied.
 
     Pixels that are fully transparent in both images are equal regardless of their colours. Values of different bit
@@ -75,8 +75,8 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     profiles in sRGB.
 
     Args:
-        first: Image.
-        second: Image.
+        first: First image, whose unit the result has.
+        second: Second image.
         ignore: Function from height and width to a mask of pixels to leave out.
         tolerance: Largest difference at which two values count as equal, in the unit of the files.
     """
@@ -87,56 +87,62 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     a, b = first.values, second.values
     same_colour_model = (first.space, first.inverted) == (second.space, second.inverted)
     if first.size != second.size or not same_colour_model or (len(a) != len(b) and {len(a), len(b)} != {1, 3}):
-        other = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
+        mismatch = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
         if first.size != second.size:
-            other = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
-        return Comparison(max(total, second.size[0] * second.size[1]), 0.0, total, 0, other)
-    difference = _difference(first, second)
-    differs = difference > tolerance
+            mismatch = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
+        all_pixels = max(total, second.size[0] * second.size[1])
+        return ImageComparison(pixels=all_pixels, largest=0.0, total=total, missing=0, subject=mismatch)
+    difference = _difference(first, second)  # (H, W)
+    is_different = difference > tolerance
     if first.alpha is not None or second.alpha is not None:
         alphas = [_opacity(image) for image in (first, second)]
-        differs &= (alphas[0] > 0) | (alphas[1] > 0)
+        is_different &= (alphas[0] > 0) | (alphas[1] > 0)
         transparency = np.abs(alphas[0] - alphas[1]) * _max_value(first)
-        differs |= transparency > tolerance
-        difference = np.maximum(np.where(differs, difference, 0), transparency)
+        is_different |= transparency > tolerance
+        difference = np.maximum(np.where(is_different, difference, 0), transparency)
     excluded = _excluded_mask(first, second, ignore)
     if excluded is not None:
-        differs &= ~excluded
-    pixels = int(differs.sum())
-    largest = float(difference[differs].max()) if pixels else 0.0
-    return Comparison(pixels, largest, total, 0 if excluded is None else int(excluded.sum()), subject)
+        is_different &= ~excluded
+    pixels = int(is_different.sum())
+    return ImageComparison(
+        pixels=pixels,
+        largest=float(difference[is_different].max()) if pixels else 0.0,
+        total=total,
+        missing=0 if excluded is None else int(excluded.sum()),
+        subject=subject,
+    )
 
 
 def compare_files(
     before: File, after: File, name: str = "", ignore: Ignore | None = None, tolerance: float = 0.0
-) -> Comparison:
+) -> ImageComparison:
     """Compare all images of two files.
 
     Args:
         before: Path or contents.
         after: Path or contents.
-        name: Owner of the images, for messages.
+        name: Name of the pair, for messages.
         ignore: Function from height and width to a mask of pixels to leave out.
         tolerance: Largest difference at which two values count as equal, in the unit of the files.
 
     Raises:
         DataError: A file cannot be read.
     """
-    results: list[Comparison] = []
-    pages, blank = 0, 0
+    results: list[ImageComparison] = []
+    pages, unmatched = 0, 0
     for first, second in zip_longest(decode_pages(before, name), decode_pages(after, name)):
         pages += 1
         if first is None or second is None:
-            blank += first.values[0].size if first is not None else second.values[0].size
+            unmatched += first.values[0].size if first is not None else second.values[0].size
         else:
             results.append(compare(first, second, ignore, tolerance))
     subject = results[0].subject + (f" in {pages} images" if pages > 1 else "")
-    return Comparison(
-        sum(result.pixels for result in results) + blank,
-        max(result.largest for result in results),
-        sum(result.total for result in results) + blank,
-        sum(result.missing for result in results),
-        subject,
+    return ImageComparison(
+        pixels=sum(result.pixels for result in results) + unmatched,
+        largest=max(result.largest for result in results),
+        total=sum(result.total for result in results) + unmatched,
+        missing=sum(result.missing for result in results),
+        subject=subject,
     )
 
 
@@ -154,7 +160,7 @@ def _in_srgb(image: RawImage) -> RawImage:
 
 def _max_value(image: RawImage) -> float:
     """Return the largest value at the bit depth of an image."""
-    return float(2**image.bits - 1) if image.values.dtype.kind == "u" else float(opaque(image.values.dtype))
+    return float(2**image.bits - 1) if image.values.dtype.kind == "u" else float(max_alpha(image.values.dtype))
 
 
 def _difference(first: RawImage, second: RawImage) -> np.ndarray:
@@ -164,9 +170,9 @@ def _difference(first: RawImage, second: RawImage) -> np.ndarray:
     if unsigned and a.dtype == b.dtype and first.bits == second.bits:
         distance: np.ndarray = np.where(a > b, a - b, b - a).max(0)
         return distance
-    # integer products are exact, whereas fractions would carry a rounding error
+    # products of integers are exact; fractions would be rounded
     scales = (_max_value(first), _max_value(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
-    with np.errstate(invalid="ignore"):  # values that are not finite are missing, so left out
+    with np.errstate(invalid="ignore"):  # NaN and infinity count as missing and are masked later
         scaled = np.abs(a.astype(np.float64) * scales[1] - b.astype(np.float64) * scales[0])
     difference: np.ndarray = (scaled / scales[1]).max(0)
     return difference
@@ -176,12 +182,12 @@ def _opacity(image: RawImage) -> np.ndarray:
     """Return the opacity ``(H, W)`` as a fraction from 0 to 1."""
     if image.alpha is None:
         return np.ones(image.size)
-    return image.alpha.astype(np.float64) / opaque(image.alpha.dtype)
+    return image.alpha.astype(np.float64) / max_alpha(image.alpha.dtype)
 
 
 def _excluded_mask(first: RawImage, second: RawImage, ignore: Ignore | None) -> np.ndarray | None:
     """Build the mask ``(H, W)`` of pixels that are ignored or missing in any band of either image; None if empty."""
-    masks = [mask.any(0) for mask in (first.gaps, second.gaps) if mask is not None]
+    masks = [mask.any(0) for mask in (first.missing_mask, second.missing_mask) if mask is not None]
     ignored = None if ignore is None else ignore(first.size)
     masks += [] if ignored is None else [ignored]
     return np.logical_or.reduce(masks) if masks else None

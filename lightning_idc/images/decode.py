@@ -12,15 +12,15 @@ from PIL.Image import Image
 
 from lightning_idc.images import jpeg2000, tiff
 from lightning_idc.images.dicom import open_dicom
-from lightning_idc.images.pillow import NotAnImageError, open_image, open_pillow, raw_of
-from lightning_idc.images.raw import File, Pages, RawImage, check_size, reading
+from lightning_idc.images.pillow import NotAnImageError, from_pillow, open_image, open_pillow
+from lightning_idc.images.raw import File, Pages, RawImage, check_size, decoder_errors
 from lightning_idc.images.sidecars import with_sidecars
 from lightning_idc.utils.errors import DataError
 
 _NAMES = "apng avif bmp dcm dicom gif j2k jfif jp2 jpeg jpg pbm pgm png pnm ppm qoi tif tiff webp"
 ENDINGS = frozenset(f".{name}" for name in _NAMES.split())
 """Endings of the files that :func:`decode` reads, DICOM with the extra ``scientific``."""
-_START = 4096
+_NUM_START_BYTES = 4096  # enough for the signature and the header of every format
 _ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that swap height and width
 
 
@@ -29,7 +29,7 @@ def decode(file: File, name: str = "", page: int = 0) -> RawImage:
 
     Args:
         file: Path or contents.
-        name: Owner of the image, such as a pair, for messages.
+        name: Name of the pair that the image belongs to, for messages.
         page: Index of the image in a file with several images.
 
     Raises:
@@ -46,7 +46,7 @@ def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
 
     Args:
         file: Path or contents.
-        name: Owner of the image, for messages.
+        name: Name of the pair that the image belongs to, for messages.
 
     Raises:
         DataError: See :func:`decode`.
@@ -59,7 +59,7 @@ def decode_pages(file: File, name: str = "") -> Iterator[RawImage]:
 
 def _decode_page(read: Any, count: int, page: int, label: str) -> RawImage:
     if page >= count:
-        raise DataError(f"{label} holds {count} image{'s' * (count > 1)}; there is no page {page}")
+        raise DataError(f"{label} has {count} image{'s' * (count > 1)}; there is no page {page}")
     raw: RawImage = read(page)
     raw.page, raw.pages = page, count
     return raw
@@ -89,14 +89,14 @@ def decode_pil(image: Image, name: str, page: int = 0) -> RawImage:
         stream.seek(position)
         return decode(contents, name, page)
     count = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
-    with reading(name):
+    with decoder_errors(name):
         if image.format == "TIFF" and hasattr(image, "tag_v2") and not tiff.is_plain(image):
             raise DataError(
-                f"{name} is a TIFF that Pillow does not read without loss; expected the path or the bytes of the file"
+                f"{name} is a TIFF that Pillow cannot read without loss; expected the path or the bytes of the file"
             )
         if count > 1 and page < count:
             image.seek(page)
-        return _decode_page(lambda _: raw_of(image, name), count, page, name)
+        return _decode_page(lambda _: from_pillow(image, name), count, page, name)
 
 
 def size_of_image(file: File, name: str) -> tuple[int, int] | None:
@@ -104,7 +104,7 @@ def size_of_image(file: File, name: str) -> tuple[int, int] | None:
 
     Args:
         file: Path or contents.
-        name: Owner of the image, for messages.
+        name: Name of the pair that the image belongs to, for messages.
 
     Raises:
         DataError: There is no such file, or the image is too large.
@@ -120,7 +120,7 @@ def size_of_image(file: File, name: str) -> tuple[int, int] | None:
 
 
 def label_of(file: Any, name: str) -> str:
-    """Return the name of an image for messages."""
+    """Build the name of an image for messages, from its path and the name of its pair."""
     if isinstance(file, (str, Path)):
         return f"{name}: {str(file)!r}" if name else repr(str(file))
     return name or "the image"
@@ -141,13 +141,13 @@ def _open(file: File, label: str) -> AbstractContextManager[Pages]:
 def _read_start(file: File, label: str) -> bytes:
     """Read the first bytes of a file or of its contents."""
     if isinstance(file, bytes):
-        return file[:_START]
+        return file[:_NUM_START_BYTES]
     if not os.path.isfile(file):
         if "://" in str(file):
-            raise DataError(f"{label} is an address of the network; expected the path of a file: fetch it first")
+            raise DataError(f"{label} is a URL; expected the path of a file: download it first")
         if os.path.exists(file):
             kind = "a folder" if os.path.isdir(file) else "a pipe or a device"
             raise DataError(f"{label} is {kind}; expected the path of an image file")
-        raise DataError(f"{label}: there is no image of this name; check the path and that the download is complete")
+        raise DataError(f"{label}: no such image file; check the path, and that the download is complete")
     with open(file, "rb") as opened:
-        return opened.read(_START)
+        return opened.read(_NUM_START_BYTES)

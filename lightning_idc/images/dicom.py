@@ -8,15 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of, widen
+from lightning_idc.images.raw import (
+    File,
+    Pages,
+    RawImage,
+    channels_first,
+    check_size,
+    decoder_errors,
+    import_codec,
+    scale_to_8_bits,
+    stream_of,
+)
 from lightning_idc.utils.errors import DataError
 
 
 @contextmanager
 def open_dicom(file: File, name: str) -> Iterator[Pages]:
     """Open a DICOM file and yield its number of frames with a function that decodes one."""
-    pydicom = need("pydicom", name, "a DICOM file")
-    with reading(name):
+    pydicom = import_codec("pydicom", name, "a DICOM file")
+    with decoder_errors(name):
         data = pydicom.dcmread(stream_of(file))
         if "PixelData" not in data:
             raise DataError(f"{name} is a DICOM file without an image ({data.get('Modality', 'no modality')})")
@@ -25,7 +35,7 @@ def open_dicom(file: File, name: str) -> Iterator[Pages]:
 
 
 def _read(data: Any, frame: int, name: str) -> RawImage:
-    pixels = need("pydicom.pixels", name, "a DICOM file")
+    pixels = import_codec("pydicom.pixels", name, "a DICOM file")
     values = stored = pixels.pixel_array(data, index=frame)
     photometric = str(data.PhotometricInterpretation)
     if photometric == "PALETTE COLOR":
@@ -35,7 +45,7 @@ def _read(data: Any, frame: int, name: str) -> RawImage:
     missing = _padding(data, stored)
     values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
     if values.dtype == np.uint8:  # such as the one bit of a segmentation
-        values = widen(values, int(data.get("BitsStored", 8)))
+        values = scale_to_8_bits(values, int(data.get("BitsStored", 8)))
     return RawImage(
         values,
         values.dtype.itemsize * 8 if photometric == "PALETTE COLOR" else max(8, int(data.get("BitsStored", 16))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_idc.images.raw import need, reading, stream_of
+from lightning_idc.images.raw import decoder_errors, import_codec, stream_of
 from lightning_idc.utils.errors import DataError
 
 _SCALE, _TIEPOINT, _MATRIX, _KEYS = 33550, 33922, 34264, 34735  # tags of GeoTIFF
@@ -48,8 +48,8 @@ def georeference_of(path: str | Path) -> Georeference:
         DataError: the file is not a TIFF, or has no georeference.
     """
     name = str(path)
-    with reading(name):
-        tifffile = need("tifffile", name, "the georeference of a TIFF")
+    with decoder_errors(name):
+        tifffile = import_codec("tifffile", name, "the georeference of a TIFF")
         try:
             with tifffile.TiffFile(stream_of(Path(path))) as tiff:
                 tags = {tag.code: tag.value for tag in tiff.pages[0].tags}

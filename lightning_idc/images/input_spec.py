@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.images.bars import content
+from lightning_idc.images.bars import content_window
 from lightning_idc.images.options import PLAIN, ImageOptions
-from lightning_idc.images.read import Source, read_pair, warn_of_sizes
+from lightning_idc.images.read import Source, read_pair, warn_if_sizes_differ
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample, ProvidesInputSpec
 from lightning_idc.utils.errors import DataError
@@ -36,7 +36,7 @@ class InputSpec:
         domain: domain of the images, such as remote sensing; None if unknown.
 
     Example:
-        >>> InputSpec.of({"input_spec": {"size": [64, 96], "channels": 3}}).size
+        >>> InputSpec.from_hparams({"input_spec": {"size": [64, 96], "channels": 3}}).size
         (64, 96)
     """
 
@@ -47,16 +47,16 @@ class InputSpec:
     domain: str | None = None
 
     @classmethod
-    def of(cls, hparams: Mapping[str, Any]) -> InputSpec:
+    def from_hparams(cls, hparams: Mapping[str, Any]) -> InputSpec:
         """Build the specification from a captioner's hyper-parameters; ``image_size`` overrides the training size."""
         stored = hparams.get("input_spec") or {}
         size = hparams.get("image_size") or stored.get("size")
         return cls(
-            None if size is None else (int(size[0]), int(size[1])),
-            stored.get("interpolation") or "bilinear",
-            ImageOptions(**{name: stored[name] for name in _OPTIONS if stored.get(name) is not None}),
-            stored.get("channels"),
-            stored.get("domain"),
+            size=None if size is None else (int(size[0]), int(size[1])),
+            interpolation=stored.get("interpolation") or "bilinear",
+            options=ImageOptions(**{name: stored[name] for name in _OPTIONS if stored.get(name) is not None}),
+            channels=stored.get("channels"),
+            domain=stored.get("domain"),
         )
 
     def read(
@@ -70,7 +70,7 @@ class InputSpec:
 
         Args:
             before: path, contents of a file, PIL image or uint8 tensor ``(C, H, W)``.
-            after: the same.
+            after: image of the same kinds.
             id: name of the pair.
             options: image options that replace those of the training.
 
@@ -91,25 +91,24 @@ class InputSpec:
                     f"{self.channels}"
                 )
         sizes = [(int(image.shape[1]), int(image.shape[2])) for image in (first, second)]
-        warn_of_sizes(sizes[0], sizes[1], self.size, scaled=True)
+        warn_if_sizes_differ(sizes[0], sizes[1], self.size, scaled=True)
         meta: dict[str, Any] = {"sizes": sizes}
         if options.crop_bars and self.size is not None and sizes[0] == sizes[1]:
-            rows, columns = content(first, second, self.size)
+            rows, columns = content_window(first, second, self.size)
             (height, width), cropped = sizes[0], first[:, rows, columns]
             if cropped.shape != first.shape:
                 first, second = cropped, second[:, rows, columns]
                 window = columns.start / width, rows.start / height, columns.stop / width, rows.stop / height
                 meta["window"] = window
                 warnings.warn(
-                    f"borders of one colour are cut off: of {width}x{height} pixels {cropped.shape[2]}x"
-                    f"{cropped.shape[1]} are described",
+                    f"uniform borders are cropped: {width}x{height} to {cropped.shape[2]}x{cropped.shape[1]} pixels",
                     stacklevel=3,
                 )
         size = (int(first.shape[1]), int(first.shape[2]))
-        self._warn_of_distance(size)
+        self._warn_of_scaling(size)
         return PairSample(id, self._resize(first, size), self._resize(second, size), meta=meta)
 
-    def scaled(self, sample: PairSample) -> PairSample:
+    def resized(self, sample: PairSample) -> PairSample:
         """Resize a pair to the training size."""
         if self.size is None or tuple(sample.before.shape[1:]) == self.size:
             return sample
@@ -119,7 +118,7 @@ class InputSpec:
     def _resize(self, image: Tensor, size: tuple[int, int]) -> Tensor:
         return resize(image, self.size or size, self.interpolation)
 
-    def _warn_of_distance(self, size: tuple[int, int]) -> None:
+    def _warn_of_scaling(self, size: tuple[int, int]) -> None:
         if self.size is None:
             return
         (height, width), (trained_height, trained_width) = size, self.size
@@ -128,8 +127,8 @@ class InputSpec:
         trained_on = f"the captioner was trained on {trained_width}x{trained_height}"
         if max(aspect, 1 / aspect) > 1 + MAX_ASPECT_DIFFERENCE:
             warnings.warn(
-                f"the images are {width}x{height} pixels and {trained_on}: they are stretched to another aspect, which "
-                "changes shapes. Crop them to that aspect first",
+                f"the images are {width}x{height} pixels and {trained_on}: they are stretched to another aspect "
+                "ratio, which changes shapes. Crop them to that ratio first",
                 stacklevel=4,
             )
         elif scale > MAX_SCALE or scale < 2 / MAX_SCALE:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lightning_idc.images.pillow import open_image, raw_of
+from lightning_idc.images.pillow import from_pillow, open_image
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -18,9 +18,9 @@ from lightning_idc.images.raw import (
     check_bytes,
     check_size,
     contents_of,
-    need,
-    reading,
-    widen,
+    decoder_errors,
+    import_codec,
+    scale_to_8_bits,
 )
 from lightning_idc.utils.errors import DataError
 
@@ -57,7 +57,7 @@ class Header:
 @contextmanager
 def open_jpeg2000(file: File, name: str, start: bytes) -> Iterator[Pages]:
     """Open a JPEG 2000 file or codestream; yields its number of images, 1, with the function that decodes it."""
-    with reading(name):
+    with decoder_errors(name):
         data = contents_of(file)
         header = read_header(data)
         check_size(header.size, name)
@@ -72,17 +72,17 @@ def _read(data: bytes, header: Header, name: str, start: bytes) -> RawImage:
         with open_image(data, name, start) as image:
             bands = header.space == _GREY and len(header.bits) > 2  # of GDAL, which Pillow cannot decode
             if not bands and (image.mode in ("L", "P", "RGB", "CMYK") or header.alpha):
-                raw = raw_of(image, name)
+                raw = from_pillow(image, name)
                 raw.profile = raw.profile or header.profile
                 return raw
     depth = max(header.bits)
     if header.space == _YCC:
         raise DataError(f"{name} stores YCC colours of {depth} bits, which are not read; convert it to RGB")
     check_bytes(header.size[0] * header.size[1] * len(header.bits) * (1 + (depth > 8)), name)
-    codecs = need("imagecodecs", name, f"a JPEG 2000 image of {len(header.bits)} channels and {depth} bits")
+    codecs = import_codec("imagecodecs", name, f"a JPEG 2000 image of {len(header.bits)} channels and {depth} bits")
     # imagecodecs would apply the profile, and return 8 bits; it does not see it in the codestream alone
     values = codecs.jpeg2k_decode(data if header.profile is None else data[header.codestream :])
-    values = widen(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), depth)
+    values = scale_to_8_bits(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), depth)
     alpha = values[-1] if header.alpha and len(values) > 1 else None
     if alpha is not None and 8 < depth < 16:
         alpha = (alpha.astype(float) * (65535 / ((1 << depth) - 1))).round().astype(values.dtype)

@@ -12,7 +12,8 @@ from lightning_idc.utils.errors import ConfigError
 ValueRange = tuple[float, float] | Literal["auto"] | Mapping[str, Any]
 """``[low, high]``, ``auto``, ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``."""
 Bands = Sequence[int] | Literal["all"]
-RANGES = "[LOW, HIGH], auto, {percentile: [2, 98]} or {center: 40, width: 400}"
+VALUE_RANGE_FORMS = "[LOW, HIGH], auto, {percentile: [2, 98]} or {center: 40, width: 400}"
+"""Accepted forms of a value range, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ImageOptions:
             images and rejects other numbers of channels.
         page: Index from 0 of the image in a file with several images; None rejects such files.
         fill_nan: Value, in the unit of the file, that replaces NaN, infinity and missing data. None rejects images with
-            any, unless the file defines an 8-bit colour for it.
+            missing data, unless the file defines an 8-bit colour for it.
         crop_bars: Whether to crop uniform borders that pad a pair to an aspect ratio other than that of the training
             images.
 
@@ -74,15 +75,21 @@ def _plain_range(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         if set(value) == {"percentile"}:
-            ends = value["percentile"]
-            ends = (ends, 100 - ends) if _is_number(ends) else tuple(ends) if isinstance(ends, (list, tuple)) else ()
-            if len(ends) == 2 and all(map(_is_number, ends)) and 0 <= ends[0] < ends[1] <= 100:
-                return {"percentile": [float(ends[0]), float(ends[1])]}
+            limits = value["percentile"]
+            limits = (
+                (limits, 100 - limits)
+                if _is_number(limits)
+                else tuple(limits)
+                if isinstance(limits, (list, tuple))
+                else ()
+            )
+            if len(limits) == 2 and all(map(_is_number, limits)) and 0 <= limits[0] < limits[1] <= 100:
+                return {"percentile": [float(limits[0]), float(limits[1])]}
         elif set(value) == {"center", "width"} and all(map(_is_number, value.values())) and value["width"] > 0:
             return {name: float(number) for name, number in value.items()}
     elif isinstance(value, (list, tuple)) and len(value) == 2 and all(map(_is_number, value)) and value[0] < value[1]:
         return (float(value[0]), float(value[1]))
-    raise ConfigError(f"value_range is {value!r}; expected {RANGES}")
+    raise ConfigError(f"value_range is {value!r}; expected {VALUE_RANGE_FORMS}")
 
 
 PLAIN = ImageOptions()

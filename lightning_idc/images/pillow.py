@@ -16,16 +16,16 @@ from lightning_idc.images.raw import (
     File,
     Pages,
     RawImage,
+    apply_orientation,
     channels_first,
     check_bytes,
     check_size,
     contents_of,
-    need,
+    decoder_errors,
+    import_codec,
+    max_alpha,
     not_finite,
-    opaque,
-    reading,
     stream_of,
-    turn,
 )
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import describe_start
@@ -60,13 +60,12 @@ class NotAnImageError(DataError):
 @contextmanager
 def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
     """Open an image with Pillow and check its number of pixels."""
-    with reading(name):
+    with decoder_errors(name):
         try:
             image = Image.open(stream_of(file), formats=formats())
         except UnidentifiedImageError:
             raise NotAnImageError(
-                f"{name} is not an image that can be read; {describe_start(start)}. Expected one of "
-                f"{', '.join(formats())}"
+                f"{name} is not a supported image; {describe_start(start)}. Expected one of {', '.join(formats())}"
             ) from None
         with image:
             check_size(image.size, name)
@@ -86,31 +85,31 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
                 check_size(image.size, name)
             _check_colours(image.format, file, name)
             deep = _deep_values(image, file, start, name, page)
-            return raw_of(image, name) if deep is None else deep
+            return from_pillow(image, name) if deep is None else deep
 
         yield pages, read
 
 
-def raw_of(image: Image.Image, name: str) -> RawImage:
-    """Convert a Pillow image to its stored values, rotated according to EXIF."""
-    kind, profile = image.format or "pixels", image.info.get("icc_profile")
+def from_pillow(image: Image.Image, name: str) -> RawImage:
+    """Convert a Pillow image to a :class:`RawImage`, rotated according to EXIF."""
+    format_name, profile = image.format or "pixels", image.info.get("icc_profile")
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # exif_transpose always copies
         image = ImageOps.exif_transpose(image) or image
     key = image.info.get("transparency")
     if image.mode.startswith(("I", "F")):
         values = channels_first(np.array(image), "YX", name)
-        alpha = None if key is None else np.where(values[0] == key, 0, opaque(values.dtype)).astype(values.dtype)
-        return RawImage(values, values.dtype.itemsize * 8, kind, not_finite(values), alpha=alpha)
+        alpha = None if key is None else np.where(values[0] == key, 0, max_alpha(values.dtype)).astype(values.dtype)
+        return RawImage(values, values.dtype.itemsize * 8, format_name, not_finite(values), alpha=alpha)
     if image.mode in _CONVERTED:
-        return RawImage(_planes(image), 8, kind, profile=profile, space=image.mode)
+        return RawImage(_planes(image), 8, format_name, profile=profile, space=image.mode)
     if image.mode in _WITH_ALPHA or key is not None:
         grey = image.mode in ("LA", "La", "L", "1")
         mode = "LA" if grey else "RGBA"
         planes = _planes(image if image.mode == mode and key is None else image.convert(mode))
-        return RawImage(planes[:-1], 8, kind, alpha=planes[-1], profile=profile)
+        return RawImage(planes[:-1], 8, format_name, alpha=planes[-1], profile=profile)
     if image.mode not in ("L", "RGB"):
         image = image.convert("L" if image.mode == "1" else "RGB")
-    return RawImage(_planes(image), 8, kind, profile=profile)
+    return RawImage(_planes(image), 8, format_name, profile=profile)
 
 
 def _planes(image: Image.Image) -> np.ndarray:
@@ -119,12 +118,12 @@ def _planes(image: Image.Image) -> np.ndarray:
 
 
 def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> RawImage | None:
-    """Decode an image of which Pillow would return only the upper 8 bits, or scaled values; None for all others."""
+    """Decode an image that Pillow would reduce to 8 bits or rescale; None for all other images."""
     if image.format == "PNG" and start[24] == 16 and start[25] in (2, 4, 6):
-        codecs = need("imagecodecs", name, "a PNG with 16 bits per channel")
+        codecs = import_codec("imagecodecs", name, "a PNG with 16 bits per channel")
         values, bits = codecs.png_decode(contents_of(file)), 16
     elif image.format == "AVIF" and (bits := _avif_bits(contents_of(file))) > 8:
-        codecs = need("imagecodecs", name, f"an AVIF with {bits} bits per channel")
+        codecs = import_codec("imagecodecs", name, f"an AVIF with {bits} bits per channel")
         values = codecs.avif_decode(contents_of(file), index=page)
     elif image.format == "PPM" and (header := _PPM_HEADER.match(start)) and int(header[4]) > 255:
         values, bits = _pnm_values(contents_of(file), header), int(header[4]).bit_length()
@@ -133,7 +132,7 @@ def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> 
     if page and image.format == "PNG":
         raise DataError(f"{name} is an animated PNG with 16 bits per channel; only its first image is read")
     orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    planes = turn(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), orientation)
+    planes = apply_orientation(channels_first(values, "YXS" if values.ndim == 3 else "YX", name), orientation)
     alpha = planes[-1] if len(planes) in (2, 4) else None
     if alpha is not None and bits < 16:  # opacity always spans the full range of its type
         alpha = np.rint(alpha * (65535 / ((1 << bits) - 1))).astype(np.uint16)

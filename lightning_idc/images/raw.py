@@ -33,11 +33,11 @@ class RawImage:
         values: Stored values ``(C, H, W)`` without opacity; bit depths below 8 are scaled to 8.
         bits: Significant bits of a value.
         format: Name of the file format.
-        missing: Bool ``(C or 1, H, W)``, True where data is missing; None if nothing is.
+        missing: Bool ``(C or 1, H, W)``, True where data is missing; None if no pixel is missing.
         nodata: Value that marks missing data; None if the file defines none.
         alpha: Opacity ``(H, W)`` in the type of the values; None for an image without opacity.
         profile: ICC profile of the colours.
-        space: Pillow's mode of values that are neither grey nor RGB nor bands, such as ``CMYK``; otherwise empty.
+        space: Colour space as a mode of Pillow, such as ``CMYK``; empty for grey, RGB and bands.
         inverted: Whether the largest value is black, as in some X-rays.
         page: Index of the image in its file.
         pages: Number of images in the file.
@@ -61,13 +61,13 @@ class RawImage:
         return int(self.values.shape[1]), int(self.values.shape[2])
 
     @property
-    def fill(self) -> float | None:
+    def fill_value(self) -> float | None:
         """Value used for missing pixels: the colour of 8-bit images, or the padding of DICOM; None for other images."""
         return self.nodata if self.values.dtype == np.uint8 or self.format == "DICOM" else None
 
     @property
-    def gaps(self) -> np.ndarray | None:
-        """Mask of missing pixels, including those masked by an opacity band of the kind that GDAL writes."""
+    def missing_mask(self) -> np.ndarray | None:
+        """Mask of missing pixels; in a TIFF, pixels that an opacity band masks count as missing, as in GDAL."""
         if self.format != "TIFF" or self.alpha is None or not self.alpha_is_mask:
             return self.missing
         hidden: np.ndarray = self.alpha[None] == 0
@@ -77,20 +77,20 @@ class RawImage:
     def alpha_is_mask(self) -> bool:
         """Whether every pixel is either opaque or fully transparent."""
         assert self.alpha is not None
-        return bool(((self.alpha == 0) | (self.alpha == opaque(self.alpha.dtype))).all())
+        return bool(((self.alpha == 0) | (self.alpha == max_alpha(self.alpha.dtype))).all())
 
 
 Pages = tuple[int, Callable[[int], RawImage]]
 """Number of images in an opened file, and a function that decodes the image with a given index."""
 
 
-def opaque(dtype: np.dtype) -> int:
-    """Return the value of full opacity in a data type."""
+def max_alpha(dtype: np.dtype) -> int:
+    """Return the alpha value of an opaque pixel in a data type."""
     return int(np.iinfo(dtype).max) if dtype.kind in "iu" else 1
 
 
 def check_size(size: tuple[int, int], name: str) -> None:
-    """Check that an image is neither empty nor larger than the memory of a worker."""
+    """Check that an image has at least one pixel and at most :data:`MAX_PIXELS`."""
     width, height = size
     if width * height > MAX_PIXELS:
         raise DataError(_too_large(f"{name} claims {width} x {height} pixels"))
@@ -99,17 +99,17 @@ def check_size(size: tuple[int, int], name: str) -> None:
 
 
 def check_bytes(count: int, name: str) -> None:
-    """Check that the stored values of an image fit in the memory of a worker."""
+    """Check that the stored values of an image have at most :data:`MAX_BYTES`."""
     if count > MAX_BYTES:
-        raise DataError(f"{name} holds {count:,} bytes of values; at most {MAX_BYTES:,} are read")
+        raise DataError(f"{name} has {count:,} bytes of values; expected at most {MAX_BYTES:,}")
 
 
 def _too_large(claim: str) -> str:
-    return f"{claim}; at most {MAX_PIXELS:,} are read. Scale it down or cut it into tiles first"
+    return f"{claim}; expected at most {MAX_PIXELS:,}. Downscale or tile it first"
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def decoder_errors(name: str) -> Iterator[None]:
     """Re-raise any error of a decoder as a one-line DataError that names the file.
 
     Pillow, tifffile, pydicom and their codecs raise many types of errors on damaged files.
@@ -129,11 +129,20 @@ def reading(name: str) -> Iterator[None]:
         raise DataError(_too_large(f"{name} claims {pixels:,} pixels")) from None
     except Exception as error:
         cause = " ".join(str(error).split())
-        raise DataError(f"{name} is damaged or cannot be decoded ({cause}); fetch it again or convert it") from error
+        raise DataError(f"{name} is damaged or cannot be decoded ({cause}); download it again or convert it") from error
 
 
-def need(package: str, name: str, kind: str) -> Any:
-    """Import a package of the extra ``scientific``."""
+def import_codec(package: str, name: str, kind: str) -> Any:
+    """Import a decoder package of the extra ``scientific``.
+
+    Args:
+        package: Module to import.
+        name: Name of the image, for the message.
+        kind: Kind of image that needs the package.
+
+    Raises:
+        DataError: The package is not installed.
+    """
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -141,7 +150,7 @@ def need(package: str, name: str, kind: str) -> Any:
 
 
 def stream_of(file: File) -> Any:
-    """Convert a file to a path or a stream, which decoders accept."""
+    """Return a path as it is, and contents as a stream: decoders accept both."""
     return io.BytesIO(file) if isinstance(file, bytes) else file
 
 
@@ -163,7 +172,7 @@ def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
     """
     if "".join(sorted(axes)) not in ("XY", "SXY") or values.ndim != len(axes):
         raise DataError(
-            f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"
+            f"{name} has the axes {axes} and the shape {values.shape}; expected rows, columns and optionally bands"
         )
     if not values.size:
         raise DataError(f"{name} is damaged: its image has the shape {values.shape}; expected at least one pixel")
@@ -176,7 +185,7 @@ def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
     return values.astype(values.dtype.newbyteorder("="), copy=False)
 
 
-def widen(values: np.ndarray, bits: int) -> np.ndarray:
+def scale_to_8_bits(values: np.ndarray, bits: int) -> np.ndarray:
     """Scale values of less than 8 bits so that the largest becomes 255, as PNG readers do."""
     if bits >= 8 or values.dtype.kind != "u":
         return values
@@ -184,7 +193,7 @@ def widen(values: np.ndarray, bits: int) -> np.ndarray:
     return scaled.clip(0, 255).astype(np.uint8)
 
 
-def turn(values: np.ndarray, orientation: int) -> np.ndarray:
+def apply_orientation(values: np.ndarray, orientation: int) -> np.ndarray:
     """Rotate and mirror an array ``(..., H, W)`` according to an EXIF orientation."""
     if orientation in (5, 6, 7, 8):
         values = values.swapaxes(-1, -2)

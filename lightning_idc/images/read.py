@@ -1,4 +1,4 @@
-"""Read images from files, Pillow and tensors as uint8 ``(C, H, W)``: one image, or a pair with one value range."""
+"""Read one image, or a pair with a common value range, from files, Pillow images or tensors to uint8 ``(C, H, W)``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_idc.utils.errors import DataError
 
 Source = str | Path | bytes | Image | Tensor
 """Path of an image file, its contents, a Pillow image, or a uint8 tensor ``(C, H, W)``."""
-_ASPECT = 0.02  # images whose aspect ratios differ by more cannot be overlaid
+_MAX_ASPECT_DIFFERENCE = 0.02  # images whose aspect ratios differ by more cannot be overlaid
 
 
 def read_image(image: Source, options: ImageOptions = PLAIN, name: str = "") -> Tensor:
@@ -27,7 +27,7 @@ def read_image(image: Source, options: ImageOptions = PLAIN, name: str = "") -> 
     Args:
         image: Path, contents of a file, Pillow image or uint8 tensor.
         options: Value range, bands and page.
-        name: Owner of the image, such as a pair, for messages.
+        name: Name of the pair that the image belongs to, for messages.
 
     Raises:
         DataError: The image is missing, damaged or too large, or needs an option to be mapped to 8 bits.
@@ -41,7 +41,7 @@ def read_pair(before: Source, after: Source, options: ImageOptions = PLAIN, name
 
     Args:
         before: Path, contents of a file, Pillow image or uint8 tensor.
-        after: The same.
+        after: Image of the same kinds.
         options: Value range, bands and page, the same for both.
         name: Name of the pair, for messages.
 
@@ -57,8 +57,8 @@ def read_pair(before: Source, after: Source, options: ImageOptions = PLAIN, name
     tensors = iter(_tensors(raws, options, label) if raws else [])
     first, second = (side if isinstance(side, Tensor) else next(tensors) for side in sides)
     if len(first) != len(second):
-        of = f" of {name}" if name else ""
-        raise DataError(f"before has {len(first)} channels and after has {len(second)}{of}; expected equally many")
+        pair = f"{name}: " if name else ""
+        raise DataError(f"{pair}before has {len(first)} channels and after has {len(second)}; expected equally many")
     return first, second
 
 
@@ -77,15 +77,15 @@ def _load(image: Source, options: ImageOptions, name: str) -> RawImage | Tensor:
     if not isinstance(image, (str, Path, bytes)):
         raise DataError(
             f"{label} is of type {type(image).__name__}; expected a path, the bytes of a file, a PIL image or a uint8 "
-            "tensor (C, H, W), as torch.from_numpy(array).permute(2, 0, 1) gives"
+            "tensor (C, H, W), such as torch.from_numpy(array).permute(2, 0, 1)"
         )
     return decode(image, name, options.page or 0)
 
 
-def warn_of_sizes(
+def warn_if_sizes_differ(
     first: tuple[int, int], second: tuple[int, int], size: tuple[int, int] | None, scaled: bool = False
 ) -> None:
-    """Warn if two images of a pair differ in size, so that they are stretched.
+    """Warn if the two images of a pair differ in size, because they will be stretched.
 
     Args:
         first: Height and width.
@@ -98,12 +98,12 @@ def warn_of_sizes(
     (height, width), (other_height, other_width) = first, second
     ratio = (width / height) / (other_width / other_height)
     target = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
-    treatment = f"stretched to {target}, so unchanged objects may seem to move. Crop or register the two first"
-    if size is not None and abs(ratio - 1) <= _ASPECT:
+    consequence = f"stretched to {target}, so unchanged objects may seem to move. Crop or register the two first"
+    if size is not None and abs(ratio - 1) <= _MAX_ASPECT_DIFFERENCE:
         if not scaled:
             return
-        treatment = f"scaled to {target}"
+        consequence = f"scaled to {target}"
     warnings.warn(
-        f"before is {width}x{height} and after is {other_width}x{other_height} pixels; both are {treatment}",
+        f"before is {width}x{height} and after is {other_width}x{other_height} pixels; both are {consequence}",
         stacklevel=4,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_idc.images.raw import File, RawImage, check_bytes, check_size, need, reading
+from lightning_idc.images.raw import File, RawImage, check_bytes, check_size, decoder_errors, import_codec
 from lightning_idc.images.tiff import nodata_mask, parse_nodata, union
 from lightning_idc.utils.errors import DataError
 
@@ -46,8 +46,8 @@ def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
 
 def _read_mask(path: str, raw: RawImage) -> np.ndarray:
     """Read the mask ``(1 or C, H, W)`` of an image, True for missing pixels."""
-    tifffile = need("tifffile", repr(path), "the mask of an image")
-    with reading(repr(path)), tifffile.TiffFile(path) as opened:
+    tifffile = import_codec("tifffile", repr(path), "the mask of an image")
+    with decoder_errors(repr(path)), tifffile.TiffFile(path) as opened:
         page = opened.pages.first
         check_size((page.imagewidth, page.imagelength), repr(path))
         check_bytes(page.nbytes, repr(path))

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from lightning_idc.images.pillow import formats, raw_of
+from lightning_idc.images.pillow import formats, from_pillow
 from lightning_idc.images.raw import (
     File,
     Pages,
     RawImage,
+    apply_orientation,
     channels_first,
     check_bytes,
     check_size,
-    need,
+    decoder_errors,
+    import_codec,
     not_finite,
-    reading,
+    scale_to_8_bits,
     stream_of,
-    turn,
-    widen,
 )
 from lightning_idc.utils.errors import DataError
 
@@ -39,23 +39,23 @@ _PILLOW_COMPRESSIONS = (1, 2, 3, 4, 5, 6, 7, 8, 32773, 32946)
 _BYTE_COUNTS = (279, 325)  # of strips and tiles; 0 where GDAL has left out an empty one
 _ULP = 4 * np.finfo(np.float32).eps  # GDAL's tolerance, since writers print nodata with too few digits
 
-# keeps its warnings about tags, which are parsed again below, from stderr
+# silence tifffile's warnings about tags, which this module parses itself
 logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 
 @contextmanager
 def open_tiff(file: File, name: str) -> Iterator[Pages]:
     """Open a TIFF and yield its number of images, without overviews and masks, and a function that decodes one."""
-    with reading(name):
+    with decoder_errors(name):
         plain = _open_with_pillow(file)
         if plain is not None:
             with plain:
                 check_size(plain.size, name)
                 # check the first page only: seeking fails if a later page is a mask
                 if not plain.is_animated and is_plain(plain):
-                    yield 1, lambda page: raw_of(plain, name)
+                    yield 1, lambda page: from_pillow(plain, name)
                     return
-        tifffile = need("tifffile", name, "a TIFF that Pillow does not read without loss")
+        tifffile = import_codec("tifffile", name, "a TIFF that Pillow does not read without loss")
         with tifffile.TiffFile(stream_of(file)) as tiff:
             pages = _pair_with_masks(tiff.pages, name)
             yield len(pages), lambda index: _read(*pages[index], file, name)
@@ -97,7 +97,7 @@ def _pair_with_masks(pages: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
     images: list[tuple[Any, Any]] = []
     for page in pages:
         if page.offset in offsets:  # tifffile would loop forever
-            raise DataError(f"{name} is damaged (its list of pages is a circle); fetch it again")
+            raise DataError(f"{name} is damaged (its list of pages is circular); download it again")
         offsets.add(page.offset)
         kind = int(page.subfiletype)
         if not kind & (_REDUCED | _MASK):
@@ -105,7 +105,7 @@ def _pair_with_masks(pages: Iterable[Any], name: str) -> list[tuple[Any, Any]]:
         elif kind & _MASK and not kind & _REDUCED and images and images[-1][1] is None:
             images[-1] = images[-1][0], page
     if not images:
-        raise DataError(f"{name} holds no image but masks and copies in lower resolution")
+        raise DataError(f"{name} has no full-resolution image, only masks and overviews")
     return images
 
 
@@ -117,11 +117,11 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
     stored = channels_first(page.asarray(), page.axes, name)
     missing = union(not_finite(stored), nodata_mask(stored, nodata), _hidden_mask(mask, stored.shape, name))
     orientation = int(page.tags[274].value) if 274 in page.tags else 1
-    missing = None if missing is None else turn(missing, orientation)
+    missing = None if missing is None else apply_orientation(missing, orientation)
     if int(page.photometric) in _PILLOW_PHOTOMETRICS:
         return replace(_read_with_pillow(page, file, name), missing=missing)
     bits = int(np.max(page.bitspersample))
-    values = turn(widen(stored, bits), orientation)
+    values = apply_orientation(scale_to_8_bits(stored, bits), orientation)
     extra = [int(kind) for kind in page.extrasamples]
     alpha = values[-1] if extra and extra[-1] in (1, 2) and len(values) > 1 else None
     if alpha is not None and missing is not None and len(missing) > 1:
@@ -142,17 +142,20 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
 def _read_with_pillow(page: Any, file: File, name: str) -> RawImage:
     image = _open_with_pillow(file)
     if image is None:
-        raise DataError(f"{name} is a TIFF of the kind {page.photometric.name}, which is not read; convert it to RGB")
+        raise DataError(
+            f"{name} is a TIFF of the kind {page.photometric.name}, which is not supported; convert it to RGB"
+        )
     with image:
         image.seek(page.index)
         check_size(image.size, name)
-        return raw_of(image, name)
+        return from_pillow(image, name)
 
 
 def _nodata(page: Any, name: str) -> int | float | None:
     """Parse the nodata value in the data type of the page; None if it is absent or not representable in that type.
 
-    The value is parsed here because tifffile returns 0 for a tag that it cannot parse, which would mark true zeros.
+    The value is parsed here because tifffile returns 0 for a tag that it cannot parse, and valid zeros would then count
+    as missing.
     """
     if _NODATA not in page.tags:
         return None

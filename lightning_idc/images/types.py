@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.reprs import fields_repr
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class PairSample:
     """Pair of images with its annotations.
 
@@ -46,6 +47,8 @@ class PairSample:
     meta: dict[str, Any] = field(default_factory=dict)
     prompt: str | None = None
 
+    __repr__ = fields_repr
+
     def __post_init__(self) -> None:
         if isinstance(self.captions, str):  # a string is also a sequence, and its letters would become captions
             raise DataError(
@@ -65,16 +68,16 @@ class PairSample:
         if len(self.before) != len(self.after):
             raise DataError(
                 f"pair {self.id!r}: before has {len(self.before)} channels and after has {len(self.after)}; choose the "
-                "same ones of both with `bands`"
+                "same channels of both with `bands`"
             )
         if self.before.shape != self.after.shape:
             raise DataError(
                 f"pair {self.id!r}: before is {tuple(self.before.shape)} and after is "
-                f"{tuple(self.after.shape)}; give both one size (for example with `image_size`)"
+                f"{tuple(self.after.shape)}; expected one size (set `image_size`, for example)"
             )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class NoiseMask:
     """Noise that an add-on detected in the images and captions of a batch.
 
@@ -90,17 +93,16 @@ class NoiseMask:
     description_mask: Tensor | None = None
     unpainted: Tensor | None = None
 
+    __repr__ = fields_repr
+
     def map(self, move: Callable[[Tensor], Tensor]) -> NoiseMask:
         """Copy with ``move`` applied to every tensor."""
-
-        def moved(part: Tensor | None) -> Tensor | None:
-            return None if part is None else move(part)
-
-        rest = (self.descriptions, self.description_mask, self.unpainted)
-        return NoiseMask(move(self.patches), *map(moved, rest))
+        optional = {name: getattr(self, name) for name in ("descriptions", "description_mask", "unpainted")}
+        moved = {name: None if tensor is None else move(tensor) for name, tensor in optional.items()}
+        return NoiseMask(move(self.patches), **moved)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class PairBatch:
     """Batch of pairs that a captioner's ``collate`` builds.
 
@@ -120,7 +122,7 @@ class PairBatch:
         pixels_of: images from which ``pixels`` were computed.
         sizes: values known without a device synchronisation, such as numbers of tokens; never moved to a
             device.
-        noise: masks of a noise-detecting add-on; None without one.
+        noise: masks of an add-on that detects noise; None without such an add-on.
         prompts: ``prompt`` of each sample.
         boxes: ``boxes`` of each sample, on the CPU.
     """
@@ -140,6 +142,8 @@ class PairBatch:
     noise: NoiseMask | None = None
     prompts: list[str | None] = field(default_factory=list)
     boxes: list[Tensor | None] = field(default_factory=list)
+
+    __repr__ = fields_repr
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -179,7 +183,7 @@ class PairBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class PairFeatures:
     """Encoding of a batch of pairs.
 
@@ -194,6 +198,8 @@ class PairFeatures:
     mask: Tensor | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
     sizes: dict[str, Any] = field(default_factory=dict)
+
+    __repr__ = fields_repr
 
     def __len__(self) -> int:
         return self.memory.shape[0]

@@ -301,14 +301,14 @@ class PairCaptioner(PairModule):
     @property
     def input_spec(self) -> InputSpec:
         """Properties of the training images, which decide how other images are prepared."""
-        return InputSpec.of(self.hparams)
+        return InputSpec.from_hparams(self.hparams)
 
     def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
         """Pairs of a test or prediction, resized to the training size unless the data module sets a size."""
         if self._trainer is None or self.is_fitting or getattr(self.data, "image_size", None) is not None:
             return samples
         spec = self.input_spec
-        return [spec.scaled(sample) for sample in samples]
+        return [spec.resized(sample) for sample in samples]
 
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         captions = self.generate(self.encode(batch), change_scores=True)

@@ -1,11 +1,11 @@
-"""Changes between two images, by rules and without a network: a sentence, boxes and JSON.
+"""Rule-based description of the changes between two images, without a network: a sentence, boxes and JSON.
 
 from lightning_idc.rules import describe_changes
 
-answer = describe_changes("before.png", "after.png")
-answer.sentence     # "A red object was added in the upper right."
-answer.regions      # each with box, kind, score, shift and colours
-answer.to_dict()    # the same as JSON holds it
+description = describe_changes("before.png", "after.png")
+description.sentence     # "A red object was added in the upper right."
+description.regions      # box, kind, score, shift and colours of each changed region
+description.to_dict()    # plain values for JSON
 """
 
 from lightning_idc.rules.baseline import rules_captions as rules_captions

@@ -1,4 +1,4 @@
-"""Alignment: global differences between two images, by camera motion and lighting.
+"""Alignment: removes the camera motion and the difference in lighting between two images.
 
 1. :func:`estimate_motion` finds the shift by phase correlation and refines it to an affine motion by least squares.
 2. :func:`warp` warps the before image to the view of the after image.
@@ -14,21 +14,21 @@ from scipy import fft, ndimage
 
 from lightning_idc.rules.windows import gradients, pooled
 
-ACTIVE = 6.0
-"""Minimum gradient of pixels used for registration, in grey levels per pixel."""
-SAME = 2.0
-"""Grey levels below which two pixels are equal."""
+MIN_GRADIENT = 6.0
+"""Minimum gradient of the pixels used for alignment, in grey levels per pixel."""
+MAX_EQUAL_DIFFERENCE = 2.0
+"""Maximum difference of two equal pixels, in grey levels."""
 MIN_GAIN = 0.25
 """Fraction of the difference that a motion must explain to be accepted."""
 MAX_SHIFT = 0.25
 """Maximum shift as a fraction of a side."""
-STILL = 0.05
-"""Size in pixels of a least-squares step that ends the iteration."""
-EDGE = 2
+MIN_STEP = 0.05
+"""The iteration ends at a step below this size, in pixels."""
+BORDER = 2
 """Pixels along the borders of a warped image that are not compared."""
-SAMPLES = 8_000
+NUM_SAMPLES = 8_000
 """Number of pixels in the least-squares fit."""
-CUT = 30.0
+MAX_DIFFERENCE = 30.0
 """Grey levels at which differences are clipped, since larger ones are changes and not motion."""
 
 
@@ -46,7 +46,7 @@ class Motion:
 
     @property
     def shift(self) -> tuple[float, float]:
-        """How far the content moved from before to after, in pixels to the right and down."""
+        """Movement of the content from before to after, in pixels to the right and down."""
         return -float(self.matrix[0, 2]), -float(self.matrix[1, 2])
 
     @property
@@ -57,33 +57,33 @@ class Motion:
         return bool((corners + np.abs(fraction) < 0.12).all())
 
     def offsets(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Offset of pixels of the after image."""
+        """Offsets in x and y from pixels of the after image to the same content in the before image."""
         u, v = x - self.centre[0], y - self.centre[1]
         rows = [row[0] * u + row[1] * v + row[2] for row in self.matrix]
         return rows[0], rows[1]
 
 
 def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
-    """Motion of the camera between two grey images ``(H, W)``, float32; None if they are aligned.
+    """Estimate the camera motion between two grey images; None if they are aligned.
 
     Args:
-        before: Grey image.
-        after: Grey image of the same size.
+        before: Float32 ``(H, W)``.
+        after: Image of the same size.
     """
     height, width = after.shape
     if min(height, width) < 16:
         return None
     x_slope, y_slope = gradients(after)
-    active = np.abs(x_slope) + np.abs(y_slope) > ACTIVE
-    if active.sum() < 50 or float((np.abs(after - before)[active] <= SAME).mean()) > 0.5:
+    active = np.abs(x_slope) + np.abs(y_slope) > MIN_GRADIENT
+    if active.sum() < 50 or float((np.abs(after - before)[active] <= MAX_EQUAL_DIFFERENCE).mean()) > 0.5:
         return None
-    points = _points(active)
+    points = _sample_points(active)
     centre = ((width - 1) / 2, (height - 1) / 2)
-    best_motion, zero_residual = None, _unexplained(before, after, points, Motion(np.zeros((2, 3)), centre))
+    best_motion, zero_residual = None, _residual(before, after, points, Motion(np.zeros((2, 3)), centre))
     min_residual = zero_residual
     for dx, dy in _candidates(before, after):
         motion = Motion(np.array([[0, 0, -dx], [0, 0, -dy]], float), centre)
-        residual = _unexplained(before, after, points, motion)
+        residual = _residual(before, after, points, motion)
         if residual < min_residual:
             best_motion, min_residual = motion, residual
     start = best_motion or Motion(np.zeros((2, 3)), centre)
@@ -94,7 +94,9 @@ def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
 
 
 def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
-    """The before image in the view of the after image, and the mask ``(H, W)`` of its valid pixels.
+    """Warp the before image to the view of the after image.
+
+    Returns the warped image and the mask ``(H, W)`` of its valid pixels.
 
     Args:
         image: Float32 ``(C, H, W)``.
@@ -106,8 +108,8 @@ def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
         dx, dy = (round(value) for value in motion.matrix[:, 2])
         result = np.zeros_like(image)
         x, y = slice(max(0, -dx), min(width, width - dx)), slice(max(0, -dy), min(height, height - dy))
-        from_x, from_y = slice(x.start + dx, x.stop + dx), slice(y.start + dy, y.stop + dy)
-        result[..., y, x] = image[..., from_y, from_x]
+        source_x, source_y = slice(x.start + dx, x.stop + dx), slice(y.start + dy, y.stop + dy)
+        result[..., y, x] = image[..., source_y, source_x]
         valid[y, x] = True
         return result, valid
     (a, b, c), (d, e, f) = motion.matrix
@@ -116,9 +118,9 @@ def warp(image: np.ndarray, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
     offset = (f - d * cx - e * cy, c - a * cx - b * cy)
     warped = [ndimage.affine_transform(band, matrix, offset, order=1, mode="nearest") for band in image]
     y, x = np.mgrid[:height, :width].astype(np.float32)
-    along_x, along_y = motion.offsets(x, y)
-    x, y = x + along_x, y + along_y
-    valid = (x >= EDGE) & (x <= width - 1 - EDGE) & (y >= EDGE) & (y <= height - 1 - EDGE)
+    offset_x, offset_y = motion.offsets(x, y)
+    x, y = x + offset_x, y + offset_y
+    valid = (x >= BORDER) & (x <= width - 1 - BORDER) & (y >= BORDER) & (y <= height - 1 - BORDER)
     return np.stack(warped), valid
 
 
@@ -130,15 +132,15 @@ def match_brightness(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -
 
     Args:
         before: Float32 ``(C, H, W)``.
-        after: The same.
+        after: Image of the same shape.
         valid: Mask ``(H, W)`` of pixels in the view of both images.
 
     Returns:
         The before image with matched brightness, and the ratio of mean brightnesses; 1 for no difference.
     """
-    side = max(1, round(np.sqrt(valid.size / SAMPLES)))
-    sample = np.abs(after[:, ::side, ::side] - before[:, ::side, ::side])
-    if float(np.median(sample)) < 1:
+    side = max(1, round(np.sqrt(valid.size / NUM_SAMPLES)))
+    differences = np.abs(after[:, ::side, ::side] - before[:, ::side, ::side])
+    if float(np.median(differences)) < 1:
         return before, 1.0
     first, second = pooled(before, side), pooled(after, side)
     usable = (pooled(valid.astype(np.float32), side) == 1) & (second.max(0) < 250) & (first.max(0) > 4)
@@ -146,14 +148,14 @@ def match_brightness(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -
         return before, 1.0
     rows, columns = np.nonzero(usable)
     height, width = usable.shape
-    smooth = _smooth(columns / max(width - 1, 1) * 2 - 1, rows / max(height - 1, 1) * 2 - 1)
+    terms = _quadratic_features(columns / max(width - 1, 1) * 2 - 1, rows / max(height - 1, 1) * 2 - 1)
     x = np.linspace(-1, 1, before.shape[2], dtype=np.float32)[None]
     y = np.linspace(-1, 1, before.shape[1], dtype=np.float32)[:, None]
-    gains, fits, residuals = [], [], []
+    gains, coefficients, residuals = [], [], []
     for a, b in zip(first[:, usable], second[:, usable], strict=True):
-        features = np.column_stack([smooth * a[:, None], np.ones_like(a)])
+        features = np.column_stack([terms * a[:, None], np.ones_like(a)])  # (N, 7)
         weights, residual = _trimmed_fit(features, b - a)
-        fits.append(weights)
+        coefficients.append(weights)
         residuals.append(residual)
         gains.append(float(np.mean(a + features @ weights)) / max(float(np.mean(a)), 1.0))
     if not all(residual < 0.7 * zero_residual for residual, zero_residual in residuals) or not all(
@@ -161,47 +163,56 @@ def match_brightness(before: np.ndarray, after: np.ndarray, valid: np.ndarray) -
     ):
         return before, 1.0
     result = np.empty_like(before)
-    for band, (values, weights) in enumerate(zip(before, fits, strict=True)):
-        factor = sum(w * part for w, part in zip(weights[:-1], _parts(x, y), strict=True))
+    for band, (values, weights) in enumerate(zip(before, coefficients, strict=True)):
+        factor = sum(w * part for w, part in zip(weights[:-1], _quadratic_terms(x, y), strict=True))
         result[band] = np.clip(values * (1 + factor) + weights[-1], 0, 255)
     return result, float(np.mean(gains))
 
 
 def _trimmed_fit(features: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
-    """Least-squares weights without outliers, and the median residual with and without them."""
+    """Fit weights by least squares without outliers.
+
+    Args:
+        features: Matrix ``(N, F)``.
+        target: Vector ``(N,)``.
+
+    Returns:
+        The weights ``(F,)``, and the median residual with these weights and with zero weights.
+    """
     zero_residual = float(np.median(np.abs(target)))
     if zero_residual < 1:
         return np.zeros(features.shape[1]), (0.0 if zero_residual == 0 else zero_residual, zero_residual + 1e-9)
     residuals = np.abs(target - np.median(target))
     weights = np.zeros(features.shape[1])
     for _ in range(5):
-        inside = residuals <= max(3 * float(np.median(residuals)), 1.0)
-        matrix = features[inside]
-        strength = np.diag(1e-3 * (matrix**2).sum(0) + 1e-6)
-        strength[0, 0] = strength[-1, -1] = 1e-6
-        weights = np.linalg.solve(matrix.T @ matrix + strength, matrix.T @ target[inside])
+        is_inside = residuals <= max(3 * float(np.median(residuals)), 1.0)
+        matrix = features[is_inside]
+        ridge = np.diag(1e-3 * (matrix**2).sum(0) + 1e-6)
+        ridge[0, 0] = ridge[-1, -1] = 1e-6
+        weights = np.linalg.solve(matrix.T @ matrix + ridge, matrix.T @ target[is_inside])
         residuals = np.abs(target - features @ weights)
     return weights, (float(np.median(residuals)), zero_residual)
 
 
-def _parts(x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+def _quadratic_terms(x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """Return the terms 1, x, y, xy, x² and y² of a polynomial."""
     one = np.ones(np.broadcast_shapes(x.shape, y.shape), np.float32)
     return [one, x * one, y * one, x * y, x * x * one, y * y * one]
 
 
-def _smooth(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    return np.column_stack(_parts(x.astype(np.float32), y.astype(np.float32)))
+def _quadratic_features(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.column_stack(_quadratic_terms(x.astype(np.float32), y.astype(np.float32)))
 
 
-def _points(active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of active pixels, evenly thinned out."""
+def _sample_points(active: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of about :data:`NUM_SAMPLES` active pixels."""
     rows, columns = np.nonzero(active)
-    step = max(1, len(rows) // SAMPLES)
+    step = max(1, len(rows) // NUM_SAMPLES)
     return rows[::step], columns[::step]
 
 
 def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
-    """The shifts of the highest peaks of the phase correlation, in pixels to the right and down."""
+    """Compute the shifts at the highest peaks of the phase correlation, in pixels to the right and down."""
     height, width = after.shape
     window = np.outer(np.hanning(height), np.hanning(width)).astype(np.float32)
     first, second = (fft.rfft2((image - image.mean()) * window) for image in (before, after))
@@ -220,47 +231,48 @@ def _candidates(before: np.ndarray, after: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _sampled(image: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> tuple[np.ndarray, np.ndarray]:
-    """Values of the before image at the positions of pixels of the after image, and the mask of positions inside."""
+    """Sample the before image at pixels of the after image, and mark the samples that are inside the image."""
     rows, columns = points
-    along_x, along_y = motion.offsets(columns, rows)
-    x, y = columns + along_x, rows + along_y
-    inside = (x >= 0) & (x <= image.shape[1] - 1) & (y >= 0) & (y <= image.shape[0] - 1)
-    return ndimage.map_coordinates(image, [y, x], order=1, mode="nearest"), inside
+    offset_x, offset_y = motion.offsets(columns, rows)
+    x, y = columns + offset_x, rows + offset_y
+    is_inside = (x >= 0) & (x <= image.shape[1] - 1) & (y >= 0) & (y <= image.shape[0] - 1)
+    return ndimage.map_coordinates(image, [y, x], order=1, mode="nearest"), is_inside
 
 
-def _unexplained(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> float:
-    """Mean clipped difference that remains after a motion."""
-    values, inside = _sampled(before, points, motion)
-    if inside.sum() < 50:
-        return CUT
-    difference = np.abs(after[points] - values)[inside]
-    return float(np.minimum(difference, CUT).mean())
+def _residual(before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion) -> float:
+    """Compute the mean clipped difference after a motion is compensated."""
+    values, is_inside = _sampled(before, points, motion)
+    if is_inside.sum() < 50:
+        return MAX_DIFFERENCE
+    difference = np.abs(after[points] - values)[is_inside]
+    return float(np.minimum(difference, MAX_DIFFERENCE).mean())
 
 
 def _refine(
     before: np.ndarray, after: np.ndarray, points: tuple[np.ndarray, np.ndarray], motion: Motion, residual: float
 ) -> tuple[Motion, float]:
-    """Gauss-Newton steps of an affine motion, over pixels that differ little (Lucas and Kanade)."""
+    """Refine an affine motion by Gauss-Newton steps over pixels that differ little (Lucas and Kanade)."""
     rows, columns = points
     slopes = gradients(before)
     u, v = columns - motion.centre[0], rows - motion.centre[1]
     best_motion, min_residual = motion, residual
     for _ in range(4):
-        values, inside = _sampled(before, points, motion)
-        along_x, along_y = motion.offsets(columns, rows)
-        positions = (np.rint(rows + along_y).astype(int), np.rint(columns + along_x).astype(int))
+        values, is_inside = _sampled(before, points, motion)
+        offset_x, offset_y = motion.offsets(columns, rows)
+        positions = (np.rint(rows + offset_y).astype(int), np.rint(columns + offset_x).astype(int))
         clipped = tuple(np.clip(index, 0, side - 1) for index, side in zip(positions, before.shape, strict=True))
         x_slope, y_slope = (slope[clipped] for slope in slopes)
         residuals = after[points] - values
-        weight = inside / (1 + (residuals / 12) ** 2)
+        weight = is_inside / (1 + (residuals / 12) ** 2)
+        # Jacobian (N, 6) of the sampled values
         matrix = np.column_stack([x_slope * u, x_slope * v, x_slope, y_slope * u, y_slope * v, y_slope])
         normal = matrix.T @ (matrix * weight[:, None])
-        strength = 1e-4 * np.diag(np.diag(normal)) + 1e-6 * np.eye(6)
-        step = np.linalg.solve(normal + strength, matrix.T @ (residuals * weight))
+        ridge = 1e-4 * np.diag(np.diag(normal)) + 1e-6 * np.eye(6)
+        step = np.linalg.solve(normal + ridge, matrix.T @ (residuals * weight))
         motion = Motion(motion.matrix + step.reshape(2, 3), motion.centre)
-        if float(np.abs(step.reshape(2, 3) @ (*motion.centre, 1.0)).max()) < STILL:
+        if float(np.abs(step.reshape(2, 3) @ (*motion.centre, 1.0)).max()) < MIN_STEP:
             break
-        residual = _unexplained(before, after, points, motion)
+        residual = _residual(before, after, points, motion)
         if residual < min_residual:
             best_motion, min_residual = motion, residual
     return best_motion, min_residual

@@ -1,4 +1,4 @@
-"""The rules as a baseline for captioners: one caption per pair."""
+"""Rule-based baseline for captioners: one caption per pair."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Pair(Protocol):
 
 
 def rules_captions(pairs: Iterable[Pair], options: ImageOptions | None = None) -> dict[str, str]:
-    """Captions of pairs by rules.
+    """Caption pairs by rules.
 
     Args:
         pairs: Pairs of one data set, such as a split.
         options: Value range, bands and page; see :func:`~lightning_idc.rules.describe_changes`.
 
     Returns:
-        Sentences by the id of the pair, as :func:`~lightning_idc.metrics.score_captions` takes them.
+        Sentences by pair id, the format of :func:`~lightning_idc.metrics.score_captions`.
 
     Raises:
         DataError: An image cannot be read, or the two of a pair differ in size.

@@ -1,15 +1,16 @@
-"""describe_changes: description of the changes between two images, by rules and without a network.
+"""describe_changes: rule-based description of the changes between two images, without a network.
 
 1. The before image is warped to the view of the after image and matched in brightness
    (:mod:`~lightning_idc.rules.alignment`).
 2. Regions that differ by more than the noise of the pair are found (:mod:`~lightning_idc.rules.detection`).
-3. Each is measured and classified (:mod:`~lightning_idc.rules.kinds`), and the two regions of a moved object are merged
-   (:mod:`~lightning_idc.rules.movement`).
+3. Each region is measured and classified (:mod:`~lightning_idc.rules.kinds`), and the old and new regions
+   of a moved object are merged (:mod:`~lightning_idc.rules.movement`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy as np
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.rules.alignment import estimate_motion, match_brightness, warp
 from lightning_idc.rules.description import Description, Region
-from lightning_idc.rules.detection import Component, compare_pair, regions_of
-from lightning_idc.rules.kinds import Kind, Traits, kind_of, measure
+from lightning_idc.rules.detection import Component, compare_pair, find_regions
+from lightning_idc.rules.kinds import Kind, Traits, classify, measure
 from lightning_idc.rules.movement import refine_shift, same_content, shift_within
 from lightning_idc.rules.parallax import camera_moved, realign
 from lightning_idc.rules.reading import read_pair
@@ -26,7 +27,7 @@ from lightning_idc.rules.reading import read_pair
 MAX_REGIONS = 12
 """Maximum number of measured regions, the largest first; smaller ones count as changed content."""
 SAME_CONTENT = 0.4
-"""Minimum overlap of two colour histograms for an object that moved from one region to another."""
+"""Minimum overlap of the colour histograms of the old and the new region of a moved object."""
 
 
 def describe_changes(before: Any, after: Any, options: ImageOptions | None = None, resize: bool = False) -> Description:
@@ -34,7 +35,7 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
 
     Args:
         before: Path, contents of a file, Pillow image or uint8 ``(C, H, W)`` array or tensor.
-        after: The same.
+        after: Image of the same kinds.
         options: Value range, bands and page. None maps the common range of both images to 8 bits if a file stores
             more than 8.
         resize: Whether the after image is scaled to the size of the before image.
@@ -53,43 +54,43 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
     size = (first.shape[2], first.shape[1])
     if np.array_equal(first, second):
         return Description((), size)
-    one, two = first.astype(np.float32), second.astype(np.float32)
-    valid = np.ones(one.shape[1:], bool)
-    motion = estimate_motion(one.mean(0), two.mean(0))
+    aligned, target = first.astype(np.float32), second.astype(np.float32)
+    valid = np.ones(aligned.shape[1:], bool)
+    motion = estimate_motion(aligned.mean(0), target.mean(0))
     if motion is not None:
-        one, valid = warp(one, motion)
-    one, brightness = match_brightness(one, two, valid)
-    values, threshold, radius = compare_pair(one, two, valid)
-    components = regions_of(values, threshold, radius)
-    if radius and camera_moved(values, threshold, two):
+        aligned, valid = warp(aligned, motion)
+    aligned, brightness = match_brightness(aligned, target, valid)
+    values, threshold, radius = compare_pair(aligned, target, valid)  # values and threshold are (H, W)
+    components = find_regions(values, threshold, radius)
+    if radius and camera_moved(values, threshold, target):
         measured = []
         for component in components[:MAX_REGIONS]:
-            shifted, rest = realign(one, two, component, threshold, radius)
-            measured += [] if rest is None else [(rest, measure(shifted, two, rest))]
-        regions = _named(one, two, measured, exact=False, overlapping=False)
+            shifted, remaining = realign(aligned, target, component, threshold, radius)
+            measured += [] if remaining is None else [(remaining, measure(shifted, target, remaining))]
+        regions = _classified_regions(aligned, target, measured, exact=False, overlapping=False)
     else:
-        measured = [(component, measure(one, two, component)) for component in components[:MAX_REGIONS]]
-        regions = _named(one, two, measured, exact=not radius, overlapping=True)
+        measured = [(component, measure(aligned, target, component)) for component in components[:MAX_REGIONS]]
+        regions = _classified_regions(aligned, target, measured, exact=not radius, overlapping=True)
         regions += [_region(component, None, "texture", None) for component in components[MAX_REGIONS:]]
     shift = None if motion is None else motion.shift
     regions.sort(key=lambda region: -region.area)
-    return Description(tuple(_moved_back(regions, shift, size)), size, shift, brightness)
+    return Description(tuple(_to_before_pixels(regions, shift, size)), size, shift, brightness)
 
 
-def _named(
+def _classified_regions(
     before: np.ndarray, after: np.ndarray, measured: list[tuple[Component, Traits]], exact: bool, overlapping: bool
 ) -> list[Region]:
-    """Regions with their kinds, without shadows.
+    """Classify regions; shadows are left out.
 
     Args:
         before: Float32 ``(3, H, W)``, aligned.
-        after: The same.
+        after: Image of the same shape.
         measured: Changed regions with their measurements.
-        exact: Whether the pair has no noise.
+        exact: Whether unchanged pixels are equal.
         overlapping: Whether one region may contain the old and the new position of an object.
     """
-    kinds = [kind_of(traits, exact) for _, traits in measured]
-    regions, paired = _moved(before, after, measured, kinds)
+    kinds = [classify(traits, exact) for _, traits in measured]
+    regions, paired = _match_moved(before, after, measured, kinds)
     for index, ((component, traits), kind) in enumerate(zip(measured, kinds, strict=True)):
         if index in paired or kind == "light":
             continue
@@ -98,15 +99,15 @@ def _named(
     return regions
 
 
-def _moved(
+def _match_moved(
     before: np.ndarray, after: np.ndarray, measured: list[tuple[Component, Traits]], kinds: list[Kind]
 ) -> tuple[list[Region], set[int]]:
-    """Objects that moved from one region to another, and the indices of both regions."""
+    """Match removed with added regions of equal content; return moved objects and the indices of their regions."""
     candidates = []
-    for start, (left, traits) in enumerate(measured):
-        for end, (entered, others) in enumerate(measured):
+    for start, (source, traits) in enumerate(measured):
+        for end, (destination, destination_traits) in enumerate(measured):
             if kinds[start] == "removed" and kinds[end] == "added":
-                score = same_content(traits, others, (left.area, entered.area))
+                score = same_content(traits, destination_traits, (source.area, destination.area))
                 if score >= SAME_CONTENT:
                     candidates.append((score, start, end))
     regions: list[Region] = []
@@ -114,17 +115,17 @@ def _moved(
     for _, start, end in sorted(candidates, reverse=True):
         if paired & {start, end}:
             continue
-        (left, traits), (entered, _) = measured[start], measured[end]
-        guess = tuple(round(b - a) for a, b in zip(_centre(left), _centre(entered), strict=True))
-        shift, _ = refine_shift(before, after, left, (guess[0], guess[1]))
-        regions.append(_region(left, traits, "moved", shift))
+        (source, traits), (destination, _) = measured[start], measured[end]
+        guess = tuple(round(b - a) for a, b in zip(_centre(source), _centre(destination), strict=True))
+        shift, _ = refine_shift(before, after, source, (guess[0], guess[1]))
+        regions.append(_region(source, traits, "moved", shift))
         paired |= {start, end}
     return regions, paired
 
 
 def _region(component: Component, traits: Traits | None, kind: Kind, shift: tuple[int, int] | None) -> Region:
     colours = (None, None) if traits is None else traits.colours
-    return Region(_box(component), kind, component.score, shift, colours, component.area)
+    return Region(_box(component), kind, score=component.score, shift=shift, colours=colours, area=component.area)
 
 
 def _box(component: Component) -> tuple[int, int, int, int]:
@@ -136,7 +137,7 @@ def _centre(component: Component) -> tuple[float, float]:
     return (left + right) / 2, (top + bottom) / 2
 
 
-def _moved_back(
+def _to_before_pixels(
     regions: Iterable[Region], shift: tuple[float, float] | None, size: tuple[int, int]
 ) -> Iterable[Region]:
     """Convert regions from the view of the after image to pixels of the before image."""
@@ -144,4 +145,4 @@ def _moved_back(
     for region in regions:
         left, top, right, bottom = region.box
         box = (max(0, left - dx), max(0, top - dy), min(size[0], right - dx), min(size[1], bottom - dy))
-        yield Region(box, region.kind, region.score, region.shift, region.colours, region.area)
+        yield replace(region, box=box)

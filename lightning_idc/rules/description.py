@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_idc.rules.kinds import Kind
 
-NOTHING = "Nothing changed."
+NO_CHANGE_SENTENCE = "Nothing changed."
 MAX_NAMED = 3
 """Maximum number of regions named in a sentence; the others are counted."""
 Box = tuple[int, int, int, int]
@@ -37,13 +37,13 @@ class Region:
 
     @property
     def box_after(self) -> Box:
-        """Box in the after image, without the shift of the view."""
+        """Box in the after image, not counting the movement of the view."""
         dx, dy = self.shift or (0, 0)
         left, top, right, bottom = self.box
         return left + dx, top + dy, right + dx, bottom + dy
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values for JSON."""
         return {
             "kind": self.kind,
             "box": list(self.box),
@@ -57,7 +57,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What changed between two images.
+    """Changes between two images.
 
     Args:
         regions: Changed regions, the largest first.
@@ -79,11 +79,15 @@ class Description:
     @property
     def sentence(self) -> str:
         """The changes in plain English, followed by the global differences."""
-        parts = [_local(self.regions, self.size), _view(self.shift), _light(self.brightness)]
+        parts = [
+            _regions_sentence(self.regions, self.size),
+            _view_sentence(self.shift),
+            _brightness_sentence(self.brightness),
+        ]
         return " ".join(part for part in parts if part)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         return {
             "sentence": self.sentence,
             "changed": self.changed,
@@ -94,13 +98,13 @@ class Description:
         }
 
 
-def _local(regions: Sequence[Region], size: tuple[int, int]) -> str:
+def _regions_sentence(regions: Sequence[Region], size: tuple[int, int]) -> str:
     if not regions:
-        return NOTHING
+        return NO_CHANGE_SENTENCE
     named = [_phrase(region, size) for region in regions[:MAX_NAMED]]
-    more = len(regions) - len(named)
-    if more:
-        named.append("another region changed" if more == 1 else f"{more} other regions changed")
+    num_others = len(regions) - len(named)
+    if num_others:
+        named.append("another region changed" if num_others == 1 else f"{num_others} other regions changed")
     text = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     return f"{text[0].upper()}{text[1:]}."
 
@@ -129,7 +133,7 @@ def _object(colour: str | None) -> str:
 
 
 def _position(box: Box, size: tuple[int, int]) -> str:
-    """Position of a box on a grid of three by three, in words."""
+    """Describe the position of a box on a grid of three by three."""
     left, top, right, bottom = box
     if (right - left) * (bottom - top) > 0.6 * size[0] * size[1]:
         return "over most of the image"
@@ -151,11 +155,11 @@ def _distance(shift: tuple[float, float]) -> str:
     return " and ".join(parts) or "less than a pixel"
 
 
-def _view(shift: tuple[float, float] | None) -> str:
+def _view_sentence(shift: tuple[float, float] | None) -> str:
     return "" if shift is None else f"The view shifted by {_distance(shift)}."
 
 
-def _light(brightness: float) -> str:
+def _brightness_sentence(brightness: float) -> str:
     percent = round(100 * (brightness - 1))
     if abs(percent) < 2:
         return ""

@@ -21,11 +21,11 @@ Kind = Literal["added", "removed", "moved", "recoloured", "text", "texture", "li
 """Kind of a change. Regions of the kind ``light`` are shadows and reflections and are not reported."""
 MARGIN = 10
 """Width in pixels of the surroundings of a region."""
-DECIDED = 0.25
+MIN_PRESENCE = 0.25
 """Minimum difference in presence between both images for an added or removed object."""
 SAME_GRADIENTS = 0.5
 """Minimum correlation of the gradients for an unchanged structure."""
-SOFT = 0.16
+MAX_SHADOW_SLOPE = 0.16
 """Maximum slope of the difference for a shadow, as a fraction of its height per pixel."""
 
 
@@ -34,7 +34,7 @@ class Traits:
     """Measurements of one region.
 
     Args:
-        presence: How much more the region stands out in the after image than in the before image; negative for less.
+        presence: Contrast with the surroundings in the after image minus that in the before image.
         structure: Correlation of the gradients of both images, from -1 to 1.
         tint: Maximum difference of the mean colours without brightness, in grey levels.
         level: Maximum difference of the mean colours, in grey levels.
@@ -57,13 +57,13 @@ class Traits:
 
 
 def window_of(component: Component, size: tuple[int, int], margin: int) -> tuple[slice, slice]:
-    """Rows and columns of a region with a margin, within an image."""
+    """Return the rows and columns of a region with a margin, clipped to the image."""
     rows = slice(max(0, component.rows.start - margin), min(size[0], component.rows.stop + margin))
     return rows, slice(max(0, component.columns.start - margin), min(size[1], component.columns.stop + margin))
 
 
 def mask_within(component: Component, window: tuple[slice, slice]) -> np.ndarray:
-    """Mask of a region within a larger window."""
+    """Return the mask of a region, padded to a larger window."""
     mask = np.zeros([part.stop - part.start for part in window], bool)
     row, column = component.rows.start - window[0].start, component.columns.start - window[1].start
     mask[row : row + component.mask.shape[0], column : column + component.mask.shape[1]] = component.mask
@@ -75,61 +75,66 @@ def measure(before: np.ndarray, after: np.ndarray, component: Component) -> Trai
 
     Args:
         before: Float32 ``(3, H, W)``, aligned.
-        after: The same.
+        after: Image of the same shape.
         component: Changed region.
     """
     window = window_of(component, before.shape[1:], MARGIN)
-    one, two = before[:, window[0], window[1]], after[:, window[0], window[1]]
+    first, second = before[:, window[0], window[1]], after[:, window[0], window[1]]
     mask = mask_within(component, window)
     filled = ndimage.binary_fill_holes(_eroded(_dilated(mask, 2), 2) | mask)
     wide, inner = _dilated(filled, 1), _eroded(filled, 1)
     inner = inner if inner.sum() >= 16 else filled
-    ring = _dilated(wide, 6) & ~_dilated(wide, 1)
-    ring = ring if ring.sum() >= 10 else ~wide
-    ring = ring if ring.any() else np.ones_like(ring)
-    slopes = [gradients(image.mean(0)) for image in (one, two)]
-    steep = [np.hypot(*slope) for slope in slopes]
+    surroundings = _dilated(wide, 6) & ~_dilated(wide, 1)
+    surroundings = surroundings if surroundings.sum() >= 10 else ~wide
+    surroundings = surroundings if surroundings.any() else np.ones_like(surroundings)
+    slopes = [gradients(image.mean(0)) for image in (first, second)]
+    magnitudes = [np.hypot(*slope) for slope in slopes]
     boundary = wide & ~_eroded(filled, 1)
     boundary = boundary if boundary.any() else wide  # a region that fills the image
-    edges = [float(slope[boundary].mean()) for slope in steep]
-    product = sum(float((first[wide] * second[wide]).sum()) for first, second in zip(*slopes, strict=True))
-    energy = [float((slope[wide] ** 2).sum()) for slope in steep]
-    inside, around = ([image[:, part] for image in (one, two)] for part in (inner, ring))
+    edges = [float(slope[boundary].mean()) for slope in magnitudes]
+    correlation = sum(float((a[wide] * b[wide]).sum()) for a, b in zip(*slopes, strict=True))
+    energy = [float((slope[wide] ** 2).sum()) for slope in magnitudes]
+    inside, outside = ([image[:, part] for image in (first, second)] for part in (inner, surroundings))
     histograms = [histogram(pixels) for pixels in inside]
     contrasts = [
         1 - float(np.minimum(colours, histogram(pixels)).sum())
-        for colours, pixels in zip(histograms, around, strict=True)
+        for colours, pixels in zip(histograms, outside, strict=True)
     ]
     means = [pixels.mean(1) for pixels in inside]
-    change = means[1] - means[0]
+    mean_change = means[1] - means[0]
     return Traits(
         presence=float(np.log((edges[1] + 2) / (edges[0] + 2))) + 1.5 * (contrasts[1] - contrasts[0]),
-        structure=product / (np.sqrt(energy[0] * energy[1]) + 1e-6),
-        tint=float(np.abs(change - change.mean()).max()),
-        level=float(np.abs(change).max()),
-        softness=_softness(two - one, wide),
+        structure=correlation / (np.sqrt(energy[0] * energy[1]) + 1e-6),
+        tint=float(np.abs(mean_change - mean_change.mean()).max()),
+        level=float(np.abs(mean_change).max()),
+        softness=_softness(second - first, wide),
         before=histograms[0],
         after=histograms[1],
         colours=(colour_of(inside[0]), colour_of(inside[1])),
-        is_text=_is_text(one, two, wide, ring, steep),
+        is_text=_is_text(first, second, wide, surroundings, magnitudes),
     )
 
 
-def kind_of(traits: Traits, exact: bool) -> Kind:
-    """Kind of a region that did not move, from its measurements.
+def classify(traits: Traits, exact: bool) -> Kind:
+    """Classify a region that did not move, by its measurements.
 
     Args:
         traits: Measurements.
-        exact: Whether the pair has no noise; it then has no shadows.
+        exact: Whether unchanged pixels are equal; such a pair has no shadows.
     """
-    if not exact and traits.softness < SOFT and traits.structure > 0.2 and traits.tint < 0.35 * traits.level:
+    if (
+        not exact
+        and traits.softness < MAX_SHADOW_SLOPE
+        and traits.structure > 0.2
+        and traits.tint < 0.35 * traits.level
+    ):
         return "light"
     if traits.structure >= SAME_GRADIENTS:
         renamed = traits.colours[0] != traits.colours[1]
         return "recoloured" if traits.tint > 10 or (renamed and traits.level > 30) else "texture"
-    if traits.is_text and abs(traits.presence) < 2 * DECIDED:
+    if traits.is_text and abs(traits.presence) < 2 * MIN_PRESENCE:
         return "text"
-    if abs(traits.presence) >= DECIDED:
+    if abs(traits.presence) >= MIN_PRESENCE:
         return "added" if traits.presence > 0 else "removed"
     before, after = traits.colours
     return "recoloured" if before and after and before != after and traits.level > 40 else "texture"

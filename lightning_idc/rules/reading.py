@@ -1,4 +1,4 @@
-"""Both images of a pair as uint8 ``(3, H, W)`` arrays of one size, without torch."""
+"""Read both images of a pair as uint8 ``(3, H, W)`` arrays of one size, without torch."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def read_pair(before: Any, after: Any, options: ImageOptions | None, resize: boo
 
     Args:
         before: Path, contents of a file, Pillow image or uint8 ``(C, H, W)`` array or tensor.
-        after: The same.
-        options: Value range, bands and page. None maps the common range of both images to 8 bits where a file stores
-            more than 8.
+        after: Image of the same kinds.
+        options: Value range, bands and page. None maps the common range of both images to 8 bits if a file stores more
+            than 8.
         resize: Whether the after image is scaled to the size of the before image.
 
     Raises:
@@ -37,8 +37,8 @@ def read_pair(before: Any, after: Any, options: ImageOptions | None, resize: boo
         if not resize:
             sizes = [f"{image.shape[2]}x{image.shape[1]}" for image in (first, second)]
             raise DataError(
-                f"before is {sizes[0]} and after is {sizes[1]} pixels; expected one size: crop them alike, or scale "
-                "the second one with resize=True"
+                f"before is {sizes[0]} and after is {sizes[1]} pixels; expected one size: crop both in the same way, "
+                "or scale the second with resize=True"
             )
         second = _scaled(second, first.shape[1:])
     return first, second

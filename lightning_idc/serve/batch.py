@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc.callbacks.write_predictions import check_part, line_of, records_of, remove_part
-from lightning_idc.images.compare import Comparison, Tolerance, compare_files
+from lightning_idc.images.compare import ImageComparison, Tolerance, compare_files
 from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
@@ -27,7 +27,7 @@ from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.serve.tiles import TileOptions, answer_scene
-from lightning_idc.synthesis.actors import ActorPool, connected
+from lightning_idc.synthesis.actors import ActorPool, connect
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import atomic_write
 
@@ -35,7 +35,7 @@ _RETRIES = 3
 """Number of retries for a batch whose actor died."""
 
 
-class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
+class FilePairs(Dataset[tuple[FilePair, PairSample | ImageComparison | str | None]]):
     """Dataset of pairs: a sample, the comparison if pixels are equal, or an error message if reading failed."""
 
     def __init__(
@@ -46,14 +46,14 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Comparison | str | None]]):
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | Comparison | str | None]:
+    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | ImageComparison | str | None]:
         pair = self.pairs[index]
         try:
             return pair, self._read(pair)
         except IDCError as error:
             return pair, str(error)
 
-    def _read(self, pair: FilePair) -> PairSample | Comparison | None:
+    def _read(self, pair: FilePair) -> PairSample | ImageComparison | None:
         if pair.before is None or pair.after is None:
             return None
         # compare stored values, since conversion may lose differences in opacity, further bands or pages
@@ -181,7 +181,7 @@ def answer_batches_on_ray(
     Raises:
         ConfigError: Ray is not installed.
     """
-    size, ray = options.batch_size, connected(None)
+    size, ray = options.batch_size, connect(None)
     actor_class = ray.remote(num_cpus=1, num_gpus=options.gpus)(_BatchActor)
     batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
     create = partial(actor_class.remote, model, options, tolerance)
@@ -243,7 +243,7 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 def _records(
     describer: Describer,
-    batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]],
+    batch: Sequence[tuple[FilePair, PairSample | ImageComparison | str | None]],
     where: bool,
     prompt: str | None,
 ) -> Iterator[dict[str, Any]]:
@@ -268,7 +268,7 @@ def _records(
 
 
 def _record(
-    pair: FilePair, status: str, answer: Answer | None = None, comparison: Comparison | None = None
+    pair: FilePair, status: str, answer: Answer | None = None, comparison: ImageComparison | None = None
 ) -> dict[str, Any]:
     return {
         "id": pair.id,

@@ -17,7 +17,7 @@ from lightning_idc.data.tables.pair_columns import is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import images_below, side_folders
 from lightning_idc.data.tables.tables import Faults, read_table, table_ending
 from lightning_idc.images.decode import decode
-from lightning_idc.images.raw import opaque
+from lightning_idc.images.raw import max_alpha
 from lightning_idc.images.resize import resize
 from lightning_idc.images.to_uint8 import to_uint8
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
@@ -186,5 +186,5 @@ def _mask(path: Path) -> Tensor:
     image = to_uint8([raw], name=repr(str(path)))[0]
     is_bright = image.mean(0, dtype="f4") > 127
     # images are composited on white, so a mask on a transparent layer would be bright everywhere
-    mask = is_bright if raw.alpha is None else is_bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
+    mask = is_bright if raw.alpha is None else is_bright & (raw.alpha > max_alpha(raw.alpha.dtype) // 2)
     return torch.from_numpy(mask)

@@ -22,8 +22,8 @@ class Worker(Protocol):
         """Process one task."""
 
 
-def connected(address: str | None) -> Any:
-    """Return the module ``ray``, connected to a cluster, or to a local one that ends with this process.
+def connect(address: str | None) -> Any:
+    """Connect to a Ray cluster, or start a local one that ends with this process, and return the module ``ray``.
 
     Args:
         address: address of the cluster; None for the current connection, or a new local cluster.
@@ -59,8 +59,8 @@ class ActorPool:
         create: function that starts an actor that implements `Worker`.
         size: number of actors.
         retries: number of retries for a task whose actor died.
-        what: name of a task, for messages.
-        content: function from the number of a task to the argument sent to an actor; None to send the number.
+        task_name: name of a task, for messages.
+        task_argument: function from the number of a task to the argument sent to an actor; None to send the number.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class ActorPool:
         create: Callable[[], Any],
         size: int,
         retries: int,
-        what: str,
-        content: Callable[[int], Any] | None = None,
+        task_name: str,
+        task_argument: Callable[[int], Any] | None = None,
     ) -> None:
-        self.ray, self.create, self.size, self.retries, self.what = ray, create, size, retries, what
-        self.content = content or int
+        self.ray, self.create, self.size, self.retries, self.task_name = ray, create, size, retries, task_name
+        self.task_argument = task_argument or int
         self._tasks: deque[int] = deque()
         self._deaths: Counter[int | None] = Counter()
         self._idle: list[Any] = []
@@ -105,24 +105,24 @@ class ActorPool:
         """Assign tasks to idle actors, and start actors if more tasks than starting actors remain."""
         while self._tasks and self._idle:
             actor, task = self._idle.pop(), self._tasks.popleft()
-            self._running[actor.work.remote(self.content(task))] = actor, task
+            self._running[actor.work.remote(self.task_argument(task))] = actor, task
         starting = sum(task is None for _, task in self._running.values())
         for _ in range(min(self.size - len(self._running), len(self._tasks) - starting)):
             actor = self.create()
             self._running[actor.prepare.remote()] = actor, None
 
     def _collect(self, reference: Any) -> Iterator[Any]:
-        """Yield the result of a task, unless the reference is that of a start or of a failure."""
+        """Yield the result of a task; nothing if an actor has started or failed."""
         errors = self.ray.exceptions
         actor, task = self._running.pop(reference)
         try:
             result = self.ray.get(reference)
         except (errors.RayActorError, errors.OutOfMemoryError) as error:
             self._deaths[task] += 1
-            where = "its start" if task is None else f"{self.what} {task}"
+            where = "its start" if task is None else f"{self.task_name} {task}"
             if self._deaths[task] > self.retries:
                 raise DataError(f"workers died {self._deaths[task]} times at {where} ({error})") from error
-            print(f"a worker died at {where}; another one takes over", file=sys.stderr, flush=True)
+            print(f"a worker died at {where}; another worker takes over", file=sys.stderr, flush=True)
             if task is not None:
                 self._tasks.appendleft(task)
             return

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
-from lightning_idc.synthesis.progress import rate
+from lightning_idc.synthesis.progress import format_rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -70,7 +70,7 @@ class Audit(PipelineStage):
             write_audit(path, self.title, self._entries(store, counts), counts, areas, subtitle, details)
 
         if save(self.page, write):
-            print(f"what was kept and dropped, and why: {self.page}", flush=True)
+            print(f"audit of kept and dropped records: {self.page}", flush=True)
 
     def _entries(self, store: RecordStore, counts: dict[str, int]) -> Iterator[AuditEntry]:
         quota = _balanced_counts(counts, self.max_pairs)
@@ -88,7 +88,7 @@ class Audit(PipelineStage):
         try:
             return [record.image(name) for name in self._displayed(record)]
         except StoreError:
-            raise  # damage of the store rather than of an image
+            raise  # the store is damaged, not an image
         except DataError:
             return []
 
@@ -125,7 +125,7 @@ def _times(store: RecordStore) -> dict[str, str]:
     times: dict[str, str] = {}
     step: RecordStore | None = store
     while step is not None:
-        times[f"{step.stage} ({step.folder.parent.name})"] = rate(step.folder)
+        times[f"{step.stage} ({step.folder.parent.name})"] = format_rate(step.folder)
         step = step.parent
     return times
 
@@ -152,7 +152,7 @@ def _lines(value: Any) -> list[str]:
 def _details(dropped: dict[str, Any]) -> str:
     value = dropped["value"]
     parts = [] if value in (None, "") else [f"found {value}"]
-    parts += [f"asked {dropped['limit']}"] if dropped["limit"] else []
+    parts += [f"expected {dropped['limit']}"] if dropped["limit"] else []
     return plain(", ".join(parts))
 
 

@@ -91,27 +91,27 @@ class Deduplicate(PipelineStage):
         self.copies: dict[str, tuple[str, str]] = {}  # reason and id of the original, by record id
 
     def settings(self) -> dict[str, Any]:
-        other = None if self.against is None else RecordStore(self.against).fingerprint
-        return {"facts": list(self.names), "against": other, "distance": self.distance}
+        fingerprint = None if self.against is None else RecordStore(self.against).fingerprint
+        return {"facts": list(self.names), "against": fingerprint, "distance": self.distance}
 
     def prepare(self, source: RecordSource) -> None:
         # every process reads all records, so that the number of processes does not change which one is first
-        seen, other_store, self.copies = _HashIndex(self.distance), _HashIndex(self.distance), {}
+        known, other_index, self.copies = _HashIndex(self.distance), _HashIndex(self.distance), {}
         for record in RecordStore(self.against) if self.against is not None else ():
             if record.dropped is None:
-                other_store.find_or_add(*self._key(record), record.id)
+                other_index.find_or_add(*self._key(record), record.id)
         names: set[str] = set()
         for record in (source.record(index) for index in range(len(source))):
             if record.dropped is None:
                 if record.id in names:
-                    raise DataError(f"two records are called {record.id!r}, so that both would be dropped; rename one")
+                    raise DataError(f"two records have the id {record.id!r}; expected unique ids")
                 names.add(record.id)
                 key = self._key(record)
-                first, other = seen.find_or_add(*key, record.id), other_store.find(*key)
-                if other is not None:
-                    self.copies[record.id] = "in another store", other
-                elif first is not None:
-                    self.copies[record.id] = "duplicate", first
+                earlier, leaked = known.find_or_add(*key, record.id), other_index.find(*key)
+                if leaked is not None:
+                    self.copies[record.id] = "in another store", leaked
+                elif earlier is not None:
+                    self.copies[record.id] = "duplicate", earlier
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:

@@ -63,12 +63,12 @@ def export_records(
         raise ConfigError(f"rows is {rows}; expected at least 1")
     files, folder = fsspec.core.url_to_fs(str(target))
     if files.exists(folder) and files.ls(folder):
-        raise ConfigError(f"{target} is not empty; name another target")
+        raise ConfigError(f"{target} is not empty; choose another target")
     files.makedirs(folder, exist_ok=True)
-    chosen = [number for number in range(len(store)) if dropped or store.column("dropped")[number] is None]
-    if not chosen:
-        raise DataError(f"{store.folder} holds no record that was kept; export dropped ones with dropped=True")
-    parts = [chosen[start : start + rows] for start in range(0, len(chosen), rows)]
+    exported = [number for number in range(len(store)) if dropped or store.column("dropped")[number] is None]
+    if not exported:
+        raise DataError(f"{store.folder} has no kept records; set dropped=True to export dropped records")
+    parts = [exported[start : start + rows] for start in range(0, len(exported), rows)]
     schema = _schema(store, parts, images) if layout == "parquet" else None
     suffix, written = {"parquet": "parquet", "webdataset": "tar", "jsonl": "jsonl"}[layout], []
     if layout == "jsonl":
@@ -93,10 +93,10 @@ def _rows(store: RecordStore, part: Sequence[int], images: Sequence[str]) -> Ite
             name: {"bytes": data, "path": f"{number:08d}.{suffix_of(data)}"}
             for name, data in _files(store, number, images)
         }
-        yield {**_plain(store, number), **{name: files.get(name) for name in images}}
+        yield {**_record_values(store, number), **{name: files.get(name) for name in images}}
 
 
-def _plain(store: RecordStore, number: int) -> dict[str, Any]:
+def _record_values(store: RecordStore, number: int) -> dict[str, Any]:
     """Read a record as plain values, without its images."""
     facts, scores, reason = _read_facts(store, number)
     named = {f"score_{name}": value for name, value in scores.items()}
@@ -125,7 +125,7 @@ def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence
     schema = pa.schema([])
     try:
         for part in parts:
-            part_schema = pa.Table.from_pylist([_plain(store, number) for number in part]).schema
+            part_schema = pa.Table.from_pylist([_record_values(store, number) for number in part]).schema
             schema = pa.unify_schemas([schema, part_schema], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
@@ -151,7 +151,7 @@ def _write_tar(stream: Any, store: RecordStore, part: Sequence[int], images: Seq
         for number in part:
             for name, data in _files(store, number, images):
                 _add(archive, f"{number:08d}.{name}.{suffix_of(data)}", data)
-            text = json.dumps(_plain(store, number), ensure_ascii=False)
+            text = json.dumps(_record_values(store, number), ensure_ascii=False)
             _add(archive, f"{number:08d}.json", text.encode())
 
 

@@ -65,8 +65,8 @@ def card_of(store: RecordStore, repo: str) -> str:
     text = [
         f"---\n{DatasetCardData(**metadata).to_yaml()}\n---\n",
         f"# {repo.rpartition('/')[2]}\n",
-        "Pairs of images made by a program, with what it says of their difference. Dropped records are counted here "
-        "and are not in the files.\n",
+        "Synthetic image pairs with generated descriptions of their differences. Dropped records are counted below, "
+        "but not included.\n",
         f'```python\nfrom datasets import load_dataset\n\npairs = load_dataset("{repo}", split="train")\n```\n',
         "| records | |\n|---|---|\n" + "\n".join(f"| {name} | {count} |" for name, count in counts) + "\n",
         "| stage | models |\n|---|---|\n" + "\n".join(_stages(store)) + "\n",

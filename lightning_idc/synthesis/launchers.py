@@ -78,12 +78,12 @@ def array_task() -> tuple[int, int]:
     names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
     values = [os.environ.get(name, "") for name in names]
     if not all(value.isdigit() for value in values):
-        raise ConfigError(f"this is not a task of a SLURM array: {', '.join(names)} are not set; name task and tasks")
+        raise ConfigError(f"this is not a task of a SLURM array: {', '.join(names)} are not set; set task and tasks")
     number, first, count = map(int, values)
     last = os.environ.get("SLURM_ARRAY_TASK_MAX", "")
     if last.isdigit() and int(last) - first + 1 != count:  # a partial resubmission, or a step other than 1
         raise ConfigError(
-            f"the SLURM array has {count} tasks from {first} to {last}, so their numbers do not say which shards are "
-            "theirs; name task and tasks, with the number of tasks that the whole array had"
+            f"the SLURM array has {count} tasks from {first} to {last}, so their shards cannot be derived from their "
+            "numbers; set task, and set tasks to the size of the full array"
         )
     return number - first, count

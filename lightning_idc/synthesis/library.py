@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from lightning_idc.images.decode import decode
-from lightning_idc.images.raw import opaque
+from lightning_idc.images.raw import max_alpha
 from lightning_idc.images.resize import resize
 from lightning_idc.images.to_uint8 import to_uint8
 from lightning_idc.utils.errors import DataError
 
-_SIDE = 112
+_RENDER_SIZE = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Cutout:
     alpha: Tensor
 
     def scaled(self, side: int) -> Cutout:
-        """Copy resized so that the longer side has ``side`` pixels."""
+        """Resize a copy so that the longer side has ``side`` pixels."""
         height, width = self.image.shape[1:]
         scale = side / max(height, width)
         size = (max(1, round(height * scale)), max(1, round(width * scale)))
@@ -77,17 +77,19 @@ def rendered_things() -> tuple[Cutout, ...]:
                 scenes.append(
                     Scene((SceneObject(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS)
                 )
-    images, object_indices = render(scenes, _SIDE, _SIDE)
+    images, object_indices = render(scenes, _RENDER_SIZE, _RENDER_SIZE)
     return tuple(
         _crop_cutout(name, image, index == 0) for name, image, index in zip(names, images, object_indices, strict=True)
     )
 
 
-def _crop_cutout(name: str, image: np.ndarray, inside: np.ndarray) -> Cutout:
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+def _crop_cutout(name: str, image: np.ndarray, object_mask: np.ndarray) -> Cutout:
+    rows, columns = np.flatnonzero(object_mask.any(1)), np.flatnonzero(object_mask.any(0))
     part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
     return Cutout(
-        name, torch.from_numpy(image[(slice(None), *part)].copy()), torch.from_numpy(inside[part].astype(np.float32))
+        name,
+        torch.from_numpy(image[(slice(None), *part)].copy()),
+        torch.from_numpy(object_mask[part].astype(np.float32)),
     )
 
 
@@ -100,11 +102,11 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     loaded = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
         raw = decode(path)
-        inside = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > opaque(raw.alpha.dtype) // 2
-        if inside.all() or not inside.any():
+        object_mask = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > max_alpha(raw.alpha.dtype) // 2
+        if object_mask.all() or not object_mask.any():
             raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
         raw.alpha = None
-        loaded.append(_crop_cutout(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
+        loaded.append(_crop_cutout(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], object_mask))
     if len(loaded) < 2:
-        raise DataError(f"{folder} holds {len(loaded)} cut-outs; expected PNG files with transparency, at least two")
+        raise DataError(f"{folder} has {len(loaded)} cut-outs; expected at least two PNG files with transparency")
     return tuple(loaded)

@@ -31,7 +31,7 @@ def release_memory(error: BaseException) -> None:
         torch.cuda.empty_cache()
 
 
-def halving(work: Callable[[list[int]], Sequence[T]], part: list[int]) -> list[T]:
+def map_with_halving(work: Callable[[list[int]], Sequence[T]], part: list[int]) -> list[T]:
     """Process a batch; if memory runs out, process its halves.
 
     Args:
@@ -45,4 +45,4 @@ def halving(work: Callable[[list[int]], Sequence[T]], part: list[int]) -> list[T
             raise
         release_memory(error)
     half = len(part) // 2
-    return [*halving(work, part[:half]), *halving(work, part[half:])]
+    return [*map_with_halving(work, part[:half]), *map_with_halving(work, part[half:])]

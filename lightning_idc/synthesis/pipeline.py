@@ -43,11 +43,11 @@ class Records(Job, LightningDataModule):
         """See `Job.begin`."""
         stage = self.trainer.lightning_module if self.trainer is not None else None
         if not isinstance(stage, BasePipelineStage):
-            raise ConfigError(f"Records are made by a stage of a pipeline; found {type(stage).__name__}")
+            raise ConfigError(f"expected a pipeline stage as the module of Records; found {type(stage).__name__}")
         self.begin(stage)
 
     def predict_dataloader(self) -> _ShardNumbers:
-        """Return the numbers of missing shards, then -1, a step without work for processes without shards."""
+        """Return the numbers of missing shards, then -1: every process needs at least one step."""
         rank, world = get_rank_world_size()
         return _ShardNumbers([*self.pending()[rank::world], -1])
 

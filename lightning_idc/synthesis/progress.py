@@ -54,11 +54,11 @@ def log_shard(folder: Path, number: int, records: int, seconds: float) -> None:
         file.write(json.dumps(entry) + "\n")
 
 
-def rate(folder: Path) -> str:
+def format_rate(folder: Path) -> str:
     """Format the total processing time of a store and the records per second."""
     records, seconds = 0, 0.0
     with suppress(OSError, ValueError, KeyError, TypeError):  # a power cut may truncate the last line
         for line in (folder / PROGRESS).read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
             records, seconds = records + entry["records"], seconds + entry["seconds"]
-    return f"{seconds:.0f} s of work, {records / max(seconds, 1e-9):.3g} records per second"
+    return f"{seconds:.0f} s of processing, {records / max(seconds, 1e-9):.3g} records per second"

@@ -101,8 +101,8 @@ def record_provenance(target: Path, stage: BasePipelineStage) -> None:
             changed = [key for key in ("commit", "weights") if now.get(key) != then.get(key)]
             if changed:
                 raise StoreError(
-                    f"{target} was begun with another {' and '.join(changed)} of the model in {name!r} "
-                    f"({then}, now {now}); name another target, or restore the old one"
+                    f"{target} was created with another {' and '.join(changed)} of the model in "
+                    f"{name!r} ({then}, now {now}); choose another target, or restore the old model"
                 )
     value = {"models": models, **environment()}
     text = json.dumps(value, indent=1, sort_keys=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.synthesis.actors import ActorPool, connected
+from lightning_idc.synthesis.actors import ActorPool, connect
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.run import Job
 from lightning_idc.synthesis.stages import BasePipelineStage
@@ -35,7 +35,7 @@ class _Worker:
 
     def work(self, number: int) -> None:
         # another launcher may be processing the shard; if it dies, this worker takes over
-        self.job.make_all(self.stage, [number], wait=True)
+        self.job.process_shards(self.stage, [number], wait=True)
 
 
 class RayPool(Launcher):
@@ -67,7 +67,7 @@ class RayPool(Launcher):
 
     def launch(self, stage: BasePipelineStage, job: Job) -> None:
         job.begin(stage)
-        ray: Any = connected(self.address)
+        ray: Any = connect(self.address)
         actor_class = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(_Worker)
         device = "cuda" if self.num_gpus else "cpu"
         pending = job.pending()
@@ -77,7 +77,7 @@ class RayPool(Launcher):
                 lambda: actor_class.remote(stage, job, device),
                 size=self.workers,
                 retries=self.retries,
-                what="shard",
+                task_name="shard",
             )
             list(pool.results(pending))
         job.finish(stage)

@@ -28,33 +28,33 @@ def read_ahead(
         images: names of the images to decode.
         threads: number of decoding threads; 0 to decode in this thread.
     """
-    parts = [list(positions[start : start + batch_size]) for start in range(0, len(positions), batch_size)]
+    batches = [list(positions[start : start + batch_size]) for start in range(0, len(positions), batch_size)]
     if not threads:
-        for part in parts:
-            yield part, [decoded(read(index), images) for index in part]
+        for indices in batches:
+            yield indices, [with_decoded_images(read(index), images) for index in indices]
         return
     with ThreadPoolExecutor(threads) as pool:
-        waiting: deque[tuple[list[int], list[Future[Record]]]] = deque()
-        for part in parts:
-            waiting.append((part, [pool.submit(decoded, read(index), images) for index in part]))
-            if len(waiting) > _AHEAD:
-                yield _result(*waiting.popleft())
-        while waiting:
-            yield _result(*waiting.popleft())
+        queue: deque[tuple[list[int], list[Future[Record]]]] = deque()
+        for indices in batches:
+            queue.append((indices, [pool.submit(with_decoded_images, read(index), images) for index in indices]))
+            if len(queue) > _AHEAD:
+                yield _wait_for(*queue.popleft())
+        while queue:
+            yield _wait_for(*queue.popleft())
 
 
-def _result(part: list[int], records: list[Future[Record]]) -> tuple[list[int], list[Record]]:
-    return part, [record.result() for record in records]
+def _wait_for(indices: list[int], records: list[Future[Record]]) -> tuple[list[int], list[Record]]:
+    return indices, [record.result() for record in records]
 
 
-def decoded(record: Record, images: Sequence[str]) -> Record:
+def with_decoded_images(record: Record, images: Sequence[str]) -> Record:
     """Decode images of a record, which is dropped if one cannot be decoded."""
     if record.dropped is None:
         try:
             for name in images:
                 record.image(name)
         except StoreError:
-            raise  # a damaged store must be repaired rather than its records dropped
+            raise  # a damaged store must be repaired; its records must not be dropped
         except IDCError as error:
             record.drop(UNREADABLE, str(error))
     return record

@@ -148,31 +148,29 @@ class Record:
         """Derive a record ``ID/NAME`` with copies of the facts, history and images."""
         return Record(
             f"{self.id}/{name}",
-            copy.deepcopy(self.facts),
-            copy.deepcopy(self.history),
-            None,
-            dict(self.images),
-            {},
-            self.origin,
-            self.inherit,
-            dict(self.decoded),
-            set(self.unsaved),
+            facts=copy.deepcopy(self.facts),
+            history=copy.deepcopy(self.history),
+            images=dict(self.images),
+            origin=self.origin,
+            inherit=self.inherit,
+            decoded=dict(self.decoded),
+            unsaved=set(self.unsaved),
         )
 
 
-def record_seed(seed: int, id: str) -> np.random.Generator:
+def record_generator(seed: int, id: str) -> np.random.Generator:
     """Create a random generator that depends only on a seed and the id of a record."""
     digest = hashlib.blake2b(f"{seed}:{id}".encode(), digest_size=16).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
-def decode_image(data: bytes, what: str) -> Tensor:
+def decode_image(data: bytes, name: str) -> Tensor:
     """Decode an image to uint8 ``(3, H, W)``.
 
     Raises:
         DataError: the bytes are not an image, damaged or too large.
     """
-    return read_image(data, name=what)
+    return read_image(data, name=name)
 
 
 def encode_image(image: Tensor, image_format: ImageFormat = "png", quality: int = 95) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_idc.data.tables.files import check_shares
 from lightning_idc.synthesis.export import suffix_of
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -87,7 +87,7 @@ class ReleasePairs(PipelineStage):
                     write_content(folder / paths[-1], data)
                 lines.append(json.dumps(self._row(record, *paths), ensure_ascii=False))
         write_content(folder / "pairs.jsonl", "".join(f"{line}\n" for line in lines))
-        print(f"{len(lines)} pairs to train on: {self.folder}", flush=True)
+        print(f"{len(lines)} training pairs: {self.folder}", flush=True)
 
     def _row(self, record: Record, before: str, after: str) -> dict[str, Any]:
         return {
@@ -101,8 +101,8 @@ class ReleasePairs(PipelineStage):
 
     def _split(self, record: Record) -> str:
         group = record.facts.get("file") if self.together == "file" else None
-        point = record_seed(self.seed, group or record.id).random()
-        return "train" if point < self.shares[0] else "val" if point < self.shares[0] + self.shares[1] else "test"
+        fraction = record_generator(self.seed, group or record.id).random()
+        return "train" if fraction < self.shares[0] else "val" if fraction < self.shares[0] + self.shares[1] else "test"
 
 
 def _check_names(store: RecordStore) -> None:
@@ -114,7 +114,9 @@ def _check_names(store: RecordStore) -> None:
             id = ids[index]
             name = file_name(id)
             if name in names:
-                raise DataError(f"two records would have the image files {name!r}, the second being {id!r}; rename one")
+                raise DataError(
+                    f"the image file name {name!r} is not unique: record {id!r} has it, too; rename the record"
+                )
             names.add(name)
 
 

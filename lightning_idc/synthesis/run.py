@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from lightning_idc.data.store.building import complete
+from lightning_idc.data.store.building import write_manifest
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, numbered, read_manifest
 from lightning_idc.data.store.reader import check_sizes, shard_of, shards_in
 from lightning_idc.data.store.shards import Shard
 from lightning_idc.synthesis.isolation import IsolatedStage
-from lightning_idc.synthesis.progress import Progress, log_shard, rate
+from lightning_idc.synthesis.progress import Progress, format_rate, log_shard
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
 from lightning_idc.synthesis.reading import read_ahead
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, format_counts
@@ -93,20 +93,20 @@ class Job:
         return self._source
 
     @property
-    def records(self) -> int:
+    def num_records(self) -> int:
         """Number of source records to process."""
         return len(self.source) if self.limit is None else min(self.limit, len(self.source))
 
     @property
-    def shards(self) -> int:
+    def num_shards(self) -> int:
         """Number of shards that the target will have."""
-        return -(-self.records // self.shard_size)
+        return -(-self.num_records // self.shard_size)
 
     def pending(self) -> list[int]:
         """List the numbers of missing shards."""
         names = filter(None, map(ShardName.parse, os.listdir(self.target)))
         present = {name.part for name in names if name.table == RECORDS}
-        return [number for number in range(self.shards) if numbered(number) not in present]
+        return [number for number in range(self.num_shards) if numbered(number) not in present]
 
     @property
     def completed(self) -> bool:
@@ -127,7 +127,7 @@ class Job:
         missing = [number for number in self.pending() if number % tasks == task]
         if missing:
             self.open(stage, device)
-            self.make_all(stage, missing, wait=tasks == 1)
+            self.process_shards(stage, missing, wait=tasks == 1)
         return self.finish(stage)
 
     def begin(self, stage: BasePipelineStage) -> None:
@@ -145,7 +145,7 @@ class Job:
             self._check_identity(identity)
             self._remove_damaged()
         elif other_files:
-            raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
+            raise ConfigError(f"{self.target} is not empty and contains no store; choose another target")
         else:
             Manifest(identity, notes=self._notes()).write(self.target)
 
@@ -170,7 +170,7 @@ class Job:
         stage.eval()
         stage.prepare(self.source)
 
-    def make(self, stage: BasePipelineStage, number: int) -> bool:
+    def process_shard(self, stage: BasePipelineStage, number: int) -> bool:
         """Process one shard, unless it exists or another process is processing it.
 
         Args:
@@ -198,28 +198,28 @@ class Job:
                 return False
             for name in shards:  # images of a process that was killed before writing the records
                 (self.target / str(name)).unlink()
-            self._make(stage, number)
+            self._process_shard(stage, number)
         finally:
             lock.release()
-        self._progress.show(self.target, self.shards, self.pending)
+        self._progress.show(self.target, self.num_shards, self.pending)
         return True
 
-    def _make(self, stage: BasePipelineStage, number: int) -> None:
+    def _process_shard(self, stage: BasePipelineStage, number: int) -> None:
         start = time.monotonic()
-        work = IsolatedStage(stage, self._record, self._seal, self.batch_size)
-        positions = range(number * self.shard_size, min((number + 1) * self.shard_size, self.records))
+        isolated_stage = IsolatedStage(stage, self._record, self._seal, self.batch_size)
+        positions = range(number * self.shard_size, min((number + 1) * self.shard_size, self.num_records))
         records: list[Record] = []
         with torch.inference_mode():
             for indices, batch in read_ahead(
                 positions, self.batch_size, self._record, images=stage.reads, threads=self.num_workers
             ):
-                records += work.transform(indices, batch)
-        self.batch_size = work.batch_size  # smaller where memory ran out
-        self._check_failures(work, number)
-        write_records(self.target, self._fingerprint, number, records, failed=len(work.failed))
+                records += isolated_stage.transform(indices, batch)
+        self.batch_size = isolated_stage.batch_size  # smaller if memory ran out
+        self._check_failures(isolated_stage, number)
+        write_records(self.target, self._fingerprint, number, records, failed=len(isolated_stage.failed))
         log_shard(self.target, number, len(records), time.monotonic() - start)
 
-    def make_all(self, stage: BasePipelineStage, numbers: Sequence[int], *, wait: bool) -> None:
+    def process_shards(self, stage: BasePipelineStage, numbers: Sequence[int], *, wait: bool) -> None:
         """Process shards.
 
         Args:
@@ -228,7 +228,7 @@ class Job:
             wait: whether to wait for shards of other processes, and take over those of processes that die.
         """
         while numbers:
-            written = [self.make(stage, number) for number in numbers]
+            written = [self.process_shard(stage, number) for number in numbers]
             pending = set(self.pending())
             numbers = [number for number in numbers if number in pending]
             if not any(written) and not wait:
@@ -237,19 +237,19 @@ class Job:
                 time.sleep(_POLL)
 
     def finish(self, stage: BasePipelineStage) -> bool:
-        """Complete the target and write the reports if no shard is missing; return whether the target is complete."""
+        """If no shard is missing, complete the target and write the reports; return whether it is complete."""
         if self.pending():
             return False
         with FileLock(self.target / f"{MANIFEST}.lock"):
             notes = {**self._notes(), "provenance": stored_provenance(self.target)}
-            complete(self.target, self._identity(stage), self._present(), **notes)
+            write_manifest(self.target, self._identity(stage), self._shards(), **notes)
             shutil.rmtree(self.target / _LOCKS, ignore_errors=True)
             for leftover in self.target.glob("*.partial"):  # of killed processes
                 leftover.unlink(missing_ok=True)
             store = RecordStore(self.target)
             remaining, reasons = store.counts()
             dropped = f"{sum(reasons.values())} dropped" + (f": {format_counts(reasons)}" if reasons else "")
-            print(f"{stage.name}: {remaining} records kept, {dropped}; {rate(self.target)}", flush=True)
+            print(f"{stage.name}: {remaining} records kept, {dropped}; {format_rate(self.target)}", flush=True)
             stage.finish(store)
         return True
 
@@ -264,7 +264,7 @@ class Job:
             "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
             "settings": json.loads(json.dumps({**stage.settings(), "seed": stage.seed, "images": images})),
             "source": self.source.fingerprint,
-            "records": self.records,
+            "records": self.num_records,
             "shard_size": self.shard_size,
         }
 
@@ -277,20 +277,20 @@ class Job:
         changed = [name for name in identity if earlier.get(name) != identity[name]]
         if changed == ["shard_size"]:
             raise ConfigError(
-                f"{self.target} was begun with shard_size {earlier['shard_size']}, which is {self.shard_size} now; use "
-                "that value, name another target, or remove that folder to start again"
+                f"{self.target} was created with shard_size {earlier['shard_size']}, now {self.shard_size}; use the "
+                "earlier value, choose another target, or remove the folder to start again"
             )
         if changed:
             named = [name for name in changed if name in ("stage", "settings", "records")]
             raise ConfigError(
-                f"{self.target} was begun with {' and '.join(named) or 'records of the source'} that are different "
-                "now; name another target, or remove that folder to start again"
+                f"{self.target} was created with {' and '.join(named) or 'records of the source'} that differ now; "
+                "choose another target, or remove the folder to start again"
             )
 
     def _manifest(self) -> Manifest:
         return read_manifest(self.target, "records", REMEDY)
 
-    def _present(self) -> list[Shard]:
+    def _shards(self) -> list[Shard]:
         return shards_in(self.target, self._manifest(), REMEDY)
 
     def _remove_damaged(self) -> None:
@@ -302,11 +302,11 @@ class Job:
             except StoreError:
                 damaged.append(name)
         parts = {name.part for name in damaged}
-        for shard in self._present():
+        for shard in self._shards():
             if shard.name.part in parts:
                 shard.path.unlink()
         if damaged:
-            print(f"{self.target}: damaged, made again: {', '.join(map(str, damaged))}", flush=True)
+            print(f"{self.target}: damaged shards are processed again: {', '.join(map(str, damaged))}", flush=True)
 
     def _record(self, index: int) -> Record:
         # images of an earlier stage are looked up in its store rather than copied
@@ -315,17 +315,17 @@ class Job:
     def _seal(self, record: Record) -> None:
         record.seal(self.image_format, self.keep_dropped)
 
-    def _check_failures(self, work: IsolatedStage, number: int) -> None:
-        failed, name = len(work.failed), work.stage.name
-        if failed == work.alive > 1:
-            raise DataError(f"all {failed} records of shard {number} failed in {name}; {work.first_failure}")
+    def _check_failures(self, isolated_stage: IsolatedStage, number: int) -> None:
+        failed, name = len(isolated_stage.failed), isolated_stage.stage.name
+        if failed == isolated_stage.num_active > 1:
+            raise DataError(f"all {failed} records of shard {number} failed in {name}; {isolated_stage.first_failure}")
         if not failed:
             return
-        failed += sum(failed_in(shard) for shard in self._present() if shard.name.table == RECORDS)
+        failed += sum(failed_in(shard) for shard in self._shards() if shard.name.table == RECORDS)
         if failed > self.max_failures:
             raise DataError(
                 f"{failed} records failed in {name}, at most {self.max_failures} are allowed (max_failures); "
-                f"{work.first_failure}"
+                f"{isolated_stage.first_failure}"
             )
 
 

@@ -33,11 +33,11 @@ class ImageFolder:
         check_arguments(ImageFolder.__init__, locals())
         self.root = Path(root).expanduser()
         if not self.root.is_dir():
-            raise DatasetNotFoundError(f"there is no folder {root!r}; name one with images")
+            raise DatasetNotFoundError(f"no such folder: {root!r}; expected a folder of images")
         files = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
         self.names = sorted(path.relative_to(self.root).as_posix() for path in files)
         if not self.names:
-            raise DatasetNotFoundError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
+            raise DatasetNotFoundError(f"{root} has no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
         self.copies = copies
 
     @cached_property
@@ -114,7 +114,7 @@ class Sentences:
                 raise DatasetNotFoundError(f"{texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]
         if not self.texts:
-            raise DataError("there is no caption; expected one per line")
+            raise DataError("expected one caption per line, found none")
 
     @property
     def fingerprint(self) -> str:
@@ -155,9 +155,7 @@ class SamplePhotos(ImageFolder):
                 self._paths.update({path.name: path for path in paths if path.is_file()})
         self.names, self.copies = sorted(self._paths), copies
         if not self.names:
-            raise DatasetNotFoundError(
-                "there are no sample photographs; install scikit-image, or name a folder with ImageFolder"
-            )
+            raise DatasetNotFoundError("no sample photographs are installed; install scikit-image, or use ImageFolder")
 
     def path(self, name: str) -> Path:
         return self._paths[name]

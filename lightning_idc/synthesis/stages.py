@@ -61,7 +61,7 @@ class BasePipelineStage(LightningModule, ABC):
         return type(self).__name__
 
     @property
-    def at_work(self) -> str:
+    def running_stage(self) -> str:
         """Name of the stage that is running, for error messages of combined stages."""
         return self.name
 
@@ -79,14 +79,14 @@ class BasePipelineStage(LightningModule, ABC):
 
     def predict_step(self, batch: int, batch_idx: int = 0) -> int:
         if batch >= 0:  # -1 is a step without work for processes without shards
-            self._job().make(self, batch)
+            self._job().process_shard(self, batch)
         return batch
 
     def on_predict_end(self) -> None:
         # no collectives: processes synchronise through the shards on disk, so that a long finish causes no time-out
         job = self._job()
         if self.trainer.limit_predict_batches == 1.0:
-            job.make_all(self, job.pending(), wait=self.trainer.is_global_zero)
+            job.process_shards(self, job.pending(), wait=self.trainer.is_global_zero)
         if self.trainer.is_global_zero:
             job.finish(self)
 
@@ -94,7 +94,7 @@ class BasePipelineStage(LightningModule, ABC):
         """Return the `run.Job` of the data module."""
         data: Any = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "job"):
-            raise ConfigError(f"{self.name} is a stage of a pipeline; predict with it on a Records data module")
+            raise ConfigError(f"{self.name} is a pipeline stage; call Trainer.predict with a Records data module")
         return data.job
 
 
@@ -120,26 +120,27 @@ class PipelineStage(BasePipelineStage):
         """Collect the settings of the models of this stage by attribute name."""
         return {name: part.settings() for name, part in self.named_children() if isinstance(part, ModelInterface)}
 
-    def refuse(self, record: Record, model: ModelInterface) -> None:
+    def drop_unsupported(self, record: Record, model: ModelInterface) -> None:
         """Drop a record that a model does not support, with the model's reason."""
-        reason = model.refusal(record.facts)
+        reason = model.unsupported_reason(record.facts)
         if reason is not None:
-            record.drop("unknown to the model", reason)
+            record.drop("not supported by the model", reason)
 
     def transform(self, records: Sequence[Record]) -> list[Record]:
         """See `BasePipelineStage`; adds this stage to the history of each record that was not dropped before."""
         settings = {"stage": self.name, **self.settings(), "seed": self.seed}
-        alive = [record.dropped is None for record in records]
-        live = [record for record, is_alive in zip(records, alive, strict=True) if is_alive]
-        for record in live:
+        is_active = [record.dropped is None for record in records]
+        active = [record for record, is_alive in zip(records, is_active, strict=True) if is_alive]
+        for record in active:
             record.history.append({**settings, "scores": {}})
-        processed = list(self.process(live)) if live else []
-        if len(processed) != len(live):
+        processed = list(self.process(active)) if active else []
+        if len(processed) != len(active):
             raise DataError(
-                f"{self.name}.process made {len(processed)} results of {len(live)} records; expected one for each"
+                f"{self.name}.process returned {len(processed)} results for {len(active)} records; "
+                "expected one for each record"
             )
         results: list[Record] = []
-        for record, is_alive in zip(records, alive, strict=True):
+        for record, is_alive in zip(records, is_active, strict=True):
             result = processed.pop(0) if is_alive else record
             results += [result] if isinstance(result, Record) else result
         return results
@@ -188,14 +189,14 @@ class Sequential(BasePipelineStage):
     def __init__(self, stages: list[BasePipelineStage], seed: int = 0) -> None:
         super().__init__(seed)
         if not stages:
-            raise ConfigError("a Sequential needs at least one stage")
+            raise ConfigError("stages is empty; expected at least one stage")
         self.stages = nn.ModuleList(stages)
         self.reads = stages[0].reads
-        self._at_work = stages[0].name
+        self._running_stage = stages[0].name
 
     @property
-    def at_work(self) -> str:
-        return self._at_work
+    def running_stage(self) -> str:
+        return self._running_stage
 
     @property
     def parts(self) -> list[BasePipelineStage]:
@@ -222,7 +223,7 @@ class Sequential(BasePipelineStage):
     def transform(self, records: Sequence[Record]) -> list[Record]:
         results = list(records)
         for part in self.parts:
-            self._at_work = part.name
+            self._running_stage = part.name
             results = part.transform(results)
         return results
 

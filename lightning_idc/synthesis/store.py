@@ -182,7 +182,7 @@ class RecordStore(Store):
             return None
         parent = RecordStore((self.folder / str(source)).resolve())
         if parent.fingerprint != self.manifest.identity.get("source"):
-            raise StoreError(f"{self.folder} was made from other records than {parent.folder} holds; {REMEDY}")
+            raise StoreError(f"{self.folder} was made from other records than those of {parent.folder}; {REMEDY}")
         return parent
 
     @property

@@ -176,5 +176,5 @@ def test_other_models_are_refused(tmp_path: Path) -> None:
             return None
 
     trainer = Trainer(default_root_dir=tmp_path, callbacks=[WritePredictions()], **QUIET)
-    with pytest.raises(ConfigError, match="says of a PairDataModule; found a Other"):
+    with pytest.raises(ConfigError, match="and a PairDataModule, not a Other"):
         trainer.predict(Other(), TinyPairs())

@@ -159,9 +159,9 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
-        ("1,Which?,a,a.png,gone.png", "1 images of questions.csv are not there"),
+        ("1,Which?,a,a.png,gone.png", "1 images of questions.csv are missing"),
         ("1,Which?,a,../a.png,b.png", "outside|leaves"),
         ("1,,a,a.png,b.png", "a column is empty"),
     ],

@@ -98,7 +98,7 @@ def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
     [
         (lambda: Path("out/run.json").unlink(), "there is no run in 'out' to resume"),
         (lambda: next(Path("out/second").rglob("*.ckpt")).unlink(), "stage second is finished but its checkpoint"),
-        (lambda: Path("toy.yaml").rename("other.yaml"), "holds a run of toy.yaml, not of other.yaml"),
+        (lambda: Path("toy.yaml").rename("other.yaml"), "contains a run of toy.yaml, not of other.yaml"),
     ],
 )
 def test_resuming_what_is_not_there_is_an_error(

@@ -189,7 +189,7 @@ def test_describe_prints_a_caption_as_text_and_as_json(tmp_path: Path, capsys: p
     (foreign / "config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["X"]}')
     for before, after, checkpoint, says in (
         (*images, "gone.ckpt", "gone.ckpt"),
-        (images[0], str(tmp_path / "gone.png"), "model", "there is no image"),
+        (images[0], str(tmp_path / "gone.png"), "model", "no such image file"),
         (images[0], "https://example.org/a.png", "model", "is a URL"),
         (*images, "before.png", "is an image (PNG); expected a checkpoint"),
     ):

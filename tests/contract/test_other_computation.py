@@ -63,22 +63,22 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
     "NAMC": (
         lambda: NAMC(**CAPTIONER, heads=12),
         lambda path: NAMC(**CAPTIONER, heads=2, init_from=path),
-        "was trained with heads: 12 and this model has heads: 2",
+        "was trained with heads: 12, but this model has heads: 2",
     ),
     "PairTransformer": (
         lambda: PairTransformer(**CAPTIONER, heads=12),
         lambda path: PairTransformer(**CAPTIONER, heads=2, init_from=path),
-        "heads: 12 and this model has heads: 2",
+        "heads: 12, but this model has heads: 2",
     ),
     "blocks of adaptation": (
         lambda: retrieval(intra_layers=0),
         lambda path: captioner(intra_layers=2, encoder_weights=path),
-        "intra_layers: 0 and this model has intra_layers: 2",
+        "intra_layers: 0, but this model has intra_layers: 2",
     ),
     "GELU of adaptation": (
         retrieval,
         lambda path: captioner(QUICK, encoder_weights=path),
-        "clip.quick_gelu: False and this model has clip.quick_gelu: True",
+        "clip.quick_gelu: False, but this model has clip.quick_gelu: True",
     ),
     "text tower of adaptation": (
         lambda: retrieval(MANY),
@@ -89,7 +89,7 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
     "decoder": (
         lambda: captioner(heads=4),
         lambda path: captioner(init_from=path),
-        "heads: 4 and this model has heads: 2",
+        "heads: 4, but this model has heads: 2",
     ),
     "tower": (lambda: naming(intra_layers=2), lambda path: retrieval(tower_weights=path), "intra_layers: 2 and"),
     "tower of the captioner": (lambda: naming(QUICK), lambda path: captioner(tower_weights=path), "quick_gelu: True"),
@@ -133,7 +133,7 @@ def test_training_goes_on_with_the_same_computation_alone(tmp_path: Path) -> Non
 
     fit(12).save_checkpoint(tmp_path / "a.ckpt")
     fit(12, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match="heads: 12 and this model has heads: 2"):
+    with pytest.raises(CheckpointError, match="heads: 12, but this model has heads: 2"):
         fit(2, tmp_path / "a.ckpt")
 
 
@@ -143,5 +143,5 @@ def test_both_stages_of_procap_have_the_same_heads(variant: str, tmp_path: Path)
     first = first_stage(tmp_path, variant=variant, heads=4, vocabulary=[*WORDS, *(f"w{n}" for n in range(30))])
     path = saved(first, tmp_path / "first.ckpt")
     second_stage(tmp_path, variant=variant, heads=4, procedure=path, vocabulary=WORDS).build()
-    with pytest.raises(CheckpointError, match="heads: 4 and this model has heads: 2"):
+    with pytest.raises(CheckpointError, match="heads: 4, but this model has heads: 2"):
         second_stage(tmp_path, variant=variant, procedure=path, vocabulary=WORDS).build()

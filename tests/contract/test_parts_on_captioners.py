@@ -28,17 +28,17 @@ VLMS = ("Qwen2.5-VL", "LLaVA-OneVision", "LLaVA-1.5")
 NO_GRID = r"VLMCaptioner has no features \['before', 'after'\] in PairFeatures.extras"
 NO_CAPTIONER = {
     "PreferenceOptimization": "PreferenceOptimization trains a PairCaptioner; this is a Foreign",
-    "PreferenceOptimization, AdaptersOff": "LoRA goes onto a PairCaptioner or another PairModule; Foreign is neither",
+    "PreferenceOptimization, AdaptersOff": "LoRA needs a PairCaptioner or another PairModule; Foreign is not one",
     "AdversarialRetriever": "PreferenceOptimization trains a PairCaptioner; this is a Foreign",
-    "MDPAdapter": "MDPAdapter goes onto a PairCaptioner or another PairModule; Foreign is neither",
-    "StatefulEncoderAdapter": "StatefulEncoderAdapter goes onto a PairCaptioner or another PairModule; Foreign is nei",
-    "LoRA": "LoRA goes onto a PairCaptioner or another PairModule; Foreign is neither",
+    "MDPAdapter": "MDPAdapter needs a PairCaptioner or another PairModule; Foreign is not one",
+    "StatefulEncoderAdapter": "StatefulEncoderAdapter needs a PairCaptioner or another PairModule; Foreign is not one",
+    "LoRA": "LoRA needs a PairCaptioner or another PairModule; Foreign is not one",
     "GroupRelative": "GroupRelative trains a PairCaptioner; this is a Foreign",
     "SelfCritical": "SelfCritical trains a PairCaptioner; this is a Foreign",
-    "NoiseMasking": "NoiseMasking masks words, and Foreign has no vocabulary",
-    "MaskedReconstruction, tokens": "MaskedReconstruction reads a PairCaptioner's features",
-    "MaskedReconstruction, features": "MaskedReconstruction reads a PairCaptioner's features",
-    "NoiseMasking and MaskedReconstruction": "NoiseMasking masks words, and Foreign has no vocabulary",
+    "NoiseMasking": "NoiseMasking masks words, but Foreign has no vocabulary",
+    "MaskedReconstruction, tokens": "MaskedReconstruction needs the features of a PairCaptioner",
+    "MaskedReconstruction, features": "MaskedReconstruction needs the features of a PairCaptioner",
+    "NoiseMasking and MaskedReconstruction": "NoiseMasking masks words, but Foreign has no vocabulary",
 }
 MASKING = [part for part in PARTS if "NoiseMasking" in part or "MaskedReconstruction" in part]
 REBUILDING = [part for part in PARTS if "MaskedReconstruction" in part]
@@ -47,9 +47,9 @@ REFUSED: dict[tuple[str, str], str] = {
     **{(part, captioner): NO_GRID for captioner in VLMS for part in REBUILDING},
     ("StatefulEncoderAdapter", "ProCap"): "StatefulEncoder finds no module 'backbone' in ProCapNet",
     ("StatefulEncoderAdapter", "CLIP4IDC"): "StatefulEncoder finds no module 'backbone' in Clip4IdcNet",
-    ("StatefulEncoderAdapter", "LLaVA-1.5"): "LLaVA-1.5 sees the pair as one image",
-    ("MDPAdapter", "ProCap"): "MDP finds no module 'backbone' in ProCapNet",
-    ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 sees the pair as one image, whose halves no adapter can tell apart",
+    ("StatefulEncoderAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image",
+    ("MDPAdapter", "ProCap"): "ProCapNet has no module 'backbone' for MDP",
+    ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image, whose halves no adapter can separate",
 }
 """Parts that a captioner refuses, each with the beginning of the message."""
 CELLS = [(part, captioner) for part in PARTS for captioner in CAPTIONERS]

@@ -21,7 +21,7 @@ from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.loading import PairDataset
-from lightning_idc.data.sampling import Draw
+from lightning_idc.data.sampling import SampleIndex
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
 from lightning_idc.images.read import read_image
@@ -89,16 +89,16 @@ def clevr(annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
-def test_spot_the_diff_in_its_three_groupings(spot: Path, annotations: Path, split: str) -> None:
+def test_spot_the_diff_three_groupings(spot: Path, annotations: Path, split: str) -> None:
     (path,) = (annotations / "spot_the_diff").glob(f"{split}.json*")
     entries = load(path)
-    told = {
+    expected = {
         "train": (8_566, 17_676, 53, 37, 9_524),
         "val": (1_493, 3_310, 6, 4, 1_634),
         "test": (1_270, 2_107, 7, 7, 1_404),
     }
     grouped = SpotTheDiff(spot)
-    assert grouped.found(split) == grouped.expected(split) == Counts(*told[split])
+    assert grouped.counts(split) == grouped.expected(split) == Counts(*expected[split])
     sentences: dict[str, list[str]] = {}
     for entry in entries:
         sentences.setdefault(entry["img_id"], []).extend(entry["sentences"])
@@ -112,7 +112,7 @@ def test_spot_the_diff_in_its_three_groupings(spot: Path, annotations: Path, spl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
-def test_joined_sentences_are_those_that_card_scores(spot: Path, annotations: Path, split: str) -> None:
+def test_joined_sentences_equal_those_of_card(spot: Path, annotations: Path, split: str) -> None:
     card = load(annotations / "card_spot_multi/change_multi_captions.json.gz")
     numbers = load(annotations / "card_spot_multi/splits.json.gz")[split]
     own = {r.id: r.captions for r in SpotTheDiff(spot, grouping="multi", max_words=60).records(split)}
@@ -128,8 +128,8 @@ def test_image_editing_request(edits: Path, annotations: Path, split: str) -> No
     data = ImageEditingRequest(edits)
     (path,) = (annotations / "image_editing_request").glob(f"{'valid' if split == 'val' else split}.json*")
     entries = load(path)
-    told = {"train": Counts(3_061, 3_061, 0, 0), "val": Counts(383, 1_149, 0, 0), "test": Counts(495, 1_485, 0, 0)}
-    assert data.found(split) == data.expected(split) == told[split]
+    expected = {"train": Counts(3_061, 3_061, 0, 0), "val": Counts(383, 1_149, 0, 0), "test": Counts(495, 1_485, 0, 0)}
+    assert data.counts(split) == data.expected(split) == expected[split]
     first = data.records(split)[0]
     assert (first.id, first.before.name, first.after.name) == (
         entries[0]["uid"],
@@ -142,17 +142,17 @@ def test_image_editing_request(edits: Path, annotations: Path, split: str) -> No
 @pytest.mark.slow
 def test_levir_cc(levir: Path) -> None:
     data = LEVIRCC(levir)
-    assert [data.found(split).pairs for split in SPLITS] == [6_815, 1_333, 1_929]
+    assert [data.counts(split).pairs for split in SPLITS] == [6_815, 1_333, 1_929]
     assert all(data.miscount(split) is None for split in SPLITS)
     kinds = Counter(record.change_type for split in SPLITS for record in data.records(split))
     assert kinds == {"no_change": 5_039, "change": 5_038}
     # a captioner that always says so misses every change and invents none
-    said = [
+    captions = [
         {"caption": "there is no difference", "references": record.captions, "change_type": record.change_type}
         for record in data.records("test")
     ]
-    assert str(confusion(said)) == '"no change" is predicted for 965 of 965 unchanged and 964 of 964 changed pairs'
-    assert no_change_rates(said) == {"missed_change": 100.0, "invented_change": 0.0}
+    assert str(confusion(captions)) == '"no change" is predicted for 965 of 965 unchanged and 964 of 964 changed pairs'
+    assert no_change_rates(captions) == {"missed_change": 100.0, "invented_change": 0.0}
     record = data.records("val")[0]
     assert str(record.before.relative_to(levir.resolve())) == f"images/val/A/{record.id}"
     assert str(record.after.relative_to(levir.resolve())) == f"images/val/B/{record.id}"
@@ -160,8 +160,8 @@ def test_levir_cc(levir: Path) -> None:
 
 def test_birds_to_words_tokenised(birds: Path, annotations: Path) -> None:
     data = BirdsToWords(birds)
-    told = [Counts(2_685, 12_890, 0, 0), Counts(325, 1_556, 0, 0), Counts(337, 1_604, 0, 0)]
-    assert [data.found(split) for split in SPLITS] == [data.expected(split) for split in SPLITS] == told
+    expected = [Counts(2_685, 12_890, 0, 0), Counts(325, 1_556, 0, 0), Counts(337, 1_604, 0, 0)]
+    assert [data.counts(split) for split in SPLITS] == [data.expected(split) for split in SPLITS] == expected
     lines = gzip.decompress((annotations / "idc_transgru/bird2words/test.json.gz").read_bytes()).decode().splitlines()
     first, record = json.loads(lines[0]), data.records("test")[0]
     assert record.id == f"{first['img1']}_{first['img2']}" and record.before.name == f"{first['img1']}.jpg"
@@ -171,11 +171,11 @@ def test_birds_to_words_tokenised(birds: Path, annotations: Path) -> None:
 @pytest.mark.slow
 def test_clevr_change(clevr: Path, annotations: Path) -> None:
     data = CLEVRChange(clevr)
-    assert [data.found(split).pairs for split in SPLITS] == [67_660, 3_976, 7_970]
+    assert [data.counts(split).pairs for split in SPLITS] == [67_660, 3_976, 7_970]
     assert all(data.miscount(split) is None for split in SPLITS)
     changed = [record for split in SPLITS for record in data.records(split) if not record.id.endswith("_n")]
-    told = {"color": 7_958, "texture": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955}
-    assert Counter(record.change_type for record in changed) == told
+    expected = {"color": 7_958, "texture": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955}
+    assert Counter(record.change_type for record in changed) == expected
     overlaps = load(annotations / "clevr_change/change_captions_by_IOU.json.gz")
     record = data.records("test")[0]
     number = int(record.id[:6])
@@ -188,13 +188,13 @@ def test_clevr_change(clevr: Path, annotations: Path) -> None:
     assert halves == [1_988, 1_988]
 
 
-def test_magicbrush_as_aurora_has_it(annotations: Path, tmp_path: Path) -> None:
+def test_magicbrush_in_aurora_layout(annotations: Path, tmp_path: Path) -> None:
     root = copied(
         tmp_path, *((annotations / "aurora") / name for name in ("data_magicbrush_train.json.gz", "test.json"))
     )
     data = MagicBrush(root)
-    assert data.found("train") == Counts(8_807, 8_807, 0, 0) == data.expected("train")
-    assert data.found("test").pairs == 50 and "found 50 pairs" in str(data.miscount("test"))
+    assert data.counts("train") == Counts(8_807, 8_807, 0, 0) == data.expected("train")
+    assert data.counts("test").pairs == 50 and "found 50 pairs" in str(data.miscount("test"))
     with pytest.raises(LayoutError, match=r"dev/edit_turns\.json"):
         data.records("val")
 
@@ -202,7 +202,7 @@ def test_magicbrush_as_aurora_has_it(annotations: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [SpotTheDiff, ImageEditingRequest, LEVIRCC, BirdsToWords, CLEVRChange])
 @pytest.mark.parametrize("split", SPLITS)
-def test_without_images_the_layout_is_told(request: pytest.FixtureRequest, kind: type[Benchmark], split: str) -> None:
+def test_missing_images_show_the_layout(request: pytest.FixtureRequest, kind: type[Benchmark], split: str) -> None:
     names = {
         SpotTheDiff: "spot",
         ImageEditingRequest: "edits",
@@ -213,12 +213,12 @@ def test_without_images_the_layout_is_told(request: pytest.FixtureRequest, kind:
     data = kind(request.getfixturevalue(names[kind]))
     with pytest.raises(LayoutError) as raised:
         data.pairs_of(split)
-    told = str(raised.value)
-    assert data.title in told and f"images of the {split} split" in told and "What to do: " in told
-    assert data.tree.strip().splitlines()[0] in told
+    message = str(raised.value)
+    assert data.title in message and f"images of the {split} split" in message and "What to do: " in message
+    assert data.tree.strip().splitlines()[0] in message
 
 
-def test_a_record_that_is_gone_is_noticed(annotations: Path, tmp_path: Path) -> None:
+def test_removed_record_is_detected(annotations: Path, tmp_path: Path) -> None:
     entries = load(annotations / "spot_the_diff/val.json")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/val.json").write_text(json.dumps(entries[:-1]))
@@ -296,8 +296,8 @@ def test_real_pairs_load_transform_and_score(make: Any, shared: Path, tmp_path: 
     data.transform = Compose([Flip(1.0), RandomCrop(), Jitter()])
     source = data.pairs_of(split)
     assert len(source) == pairs
-    loaded = PairDataset(source, [Resize(data.image_size), data.transform], seed=0, drawn=True)
-    samples = [loaded[Draw(0, index)] for index in range(pairs)]
+    loaded = PairDataset(source, [Resize(data.image_size), data.transform], seed=0, sample_captions=True)
+    samples = [loaded[SampleIndex(0, index)] for index in range(pairs)]
     images = stack_images(samples)
     assert images.shape == (pairs, 2, 3, *data.image_size)
     assert all(images[:, side].float().std() > 5 for side in (0, 1))  # photographs, not blanks
@@ -314,7 +314,7 @@ def test_real_pairs_load_transform_and_score(make: Any, shared: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [(224, 224), (60, 90)])
-def test_bicubic_is_that_of_the_reference_extractors(shared: Path, size: tuple[int, int]) -> None:
+def test_bicubic_equals_reference_extractors(shared: Path, size: tuple[int, int]) -> None:
     folder, pairs = manifest(shared, "clevr_change")
     path = folder / pairs[0]["before"]
     with Image.open(path) as image:

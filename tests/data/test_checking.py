@@ -39,13 +39,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sound_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_valid_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(FolderPairs(root), print) == []
-    told = [f"{split}: 3 pairs, 3 captions, images of 4x6" for split in ("train", "val", "test")]
-    assert capsys.readouterr().out.splitlines() == told
+    expected = [f"{split}: 3 pairs, 3 captions, images of 4x6" for split in ("train", "val", "test")]
+    assert capsys.readouterr().out.splitlines() == expected
 
 
-def test_images_that_two_splits_share(root: Path) -> None:
+def test_images_shared_by_two_splits(root: Path) -> None:
     for side in ("before", "after"):
         (root / f"test-41-{side}.png").write_bytes((root / f"train-2-{side}.png").read_bytes())
     # one shared image alone is not a fault: boards of one template have it
@@ -55,7 +55,7 @@ def test_images_that_two_splits_share(root: Path) -> None:
     ]
 
 
-def test_ids_that_two_splits_share(root: Path) -> None:
+def test_ids_shared_by_two_splits(root: Path) -> None:
     text = (root / "val.jsonl").read_text().replace('"id": "val-20"', '"id": "train-1"')
     (root / "val.jsonl").write_text(text)
     assert check(FolderPairs(root), print) == ["val: 1 of 3 ids are also in train: train-1"]
@@ -69,7 +69,7 @@ def test_several_sizes_need_image_size(root: Path, capsys: pytest.CaptureFixture
     assert "images of 5x5" in capsys.readouterr().out
 
 
-def test_all_faults_are_told_at_once(root: Path) -> None:
+def test_all_problems_are_reported_together(root: Path) -> None:
     (root / "train-0-after.png").write_bytes(b"")
     (root / "train-1-before.png").write_text("<html>")
     (root / "test.jsonl").write_text(json.dumps({"before": "../x.png", "after": "a.png", "caption": "c"}))
@@ -104,14 +104,14 @@ def test_pairs_with_one_fault_are_one_message(root: Path) -> None:
     assert problem.endswith("; the same with train-2, val-21")
 
 
-def test_pairs_that_repeat_another_of_their_split_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duplicate_pairs_within_a_split_are_reported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for side in ("before", "after"):
         (root / f"train-2-{side}.png").write_bytes((root / f"train-0-{side}.png").read_bytes())
     assert check(FolderPairs(root), print) == []
     assert "train: 1 pairs repeat the images of another: train-2 = train-0" in capsys.readouterr().out
 
 
-def test_images_can_be_scaled_bicubically(root: Path) -> None:
+def test_images_can_be_resized_bicubically(root: Path) -> None:
     dots = np.zeros((8, 8, 3), np.uint8)
     dots[::3, ::3] = 255
     Image.fromarray(dots).save(root / "train-0-before.png")
@@ -124,7 +124,7 @@ def test_images_can_be_scaled_bicubically(root: Path) -> None:
         FolderPairs(root, interpolation="nearest")  # type: ignore[arg-type]
 
 
-def test_pairs_that_are_called_by_their_place_share_no_id_and_splits_left_out_are_not_missed(root: Path) -> None:
+def test_row_numbers_are_not_shared_ids_and_splits_are_optional(root: Path) -> None:
     datasets = pytest.importorskip("datasets")
     splits = {"train": "train", "test": "test"}
 
@@ -142,7 +142,7 @@ def test_pairs_that_are_called_by_their_place_share_no_id_and_splits_left_out_ar
 
     assert table().pairs_of("train").ids == table().pairs_of("test").ids
     assert check(table(), print) == []
-    with pytest.raises(ConfigError, match=r"splits names none for 'val'; found 'train', 'test'"):
+    with pytest.raises(ConfigError, match=r"splits has no name for 'val'; found 'train', 'test'"):
         table().pairs_of("val")
     assert check(table(shared=2), print) == [
         "test: 1 of 3 pairs have the same images as one in train: 000000 = 000002",

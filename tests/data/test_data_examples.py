@@ -63,9 +63,9 @@ def test_the_example_of_a_data_set_runs(name: str, tmp_path: Path, monkeypatch: 
     # the trees hold a few pairs, not the official number
     monkeypatch.setattr(Benchmark.__init__, "__defaults__", (None, False, "raise", False))
     parameters = inspect.signature(DeepPCB.__init__).parameters.values()
-    given = {one.name: one.default for one in parameters if one.default is not one.empty}
-    assert given["official"] is True
-    monkeypatch.setattr(DeepPCB.__init__, "__defaults__", tuple({**given, "official": False}.values()))
+    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+    assert defaults["official"] is True
+    monkeypatch.setattr(DeepPCB.__init__, "__defaults__", tuple({**defaults, "official": False}.values()))
     kind = KINDS[name]
     (tmp_path / "data").mkdir()
     for make in ALL:
@@ -76,6 +76,6 @@ def test_the_example_of_a_data_set_runs(name: str, tmp_path: Path, monkeypatch: 
     own = {**vars(module), "torch": torch, "json": json}
     (example,) = doctest.DocTestFinder(recurse=False).find(kind, name, module, own)
     assert example.examples, f"{name} has no example"
-    told: list[str] = []
-    found = doctest.DocTestRunner(verbose=False).run(example, out=told.append)
-    assert not found.failed, "".join(told)
+    output: list[str] = []
+    outcome = doctest.DocTestRunner(verbose=False).run(example, out=output.append)
+    assert not outcome.failed, "".join(output)

@@ -51,7 +51,7 @@ def test_a_benchmark_is_a_dataset_without_lightning(spot: Path) -> None:
         split[3]
 
 
-def test_datasets_go_through_a_plain_loader_with_workers(spot: Path) -> None:
+def test_datasets_work_with_torch_loader_and_workers(spot: Path) -> None:
     module = SpotTheDiff(spot, official=False, image_size=(15, 20))
     for dataset in (module.dataset("test"), module.pairs_of("test")):
         loader = DataLoader(dataset, batch_size=2, collate_fn=list, num_workers=1)
@@ -60,7 +60,7 @@ def test_datasets_go_through_a_plain_loader_with_workers(spot: Path) -> None:
         assert {tuple(pair.before.shape) for pair in pairs} == {(3, 15, 20)}
 
 
-def test_an_index_is_a_draw_of_the_first_epoch(tmp_path: Path) -> None:
+def test_integer_index_means_epoch_0(tmp_path: Path) -> None:
     data = SyntheticPairs(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, image_size=20, cache_dir=tmp_path)
     dataset = data.dataset("train")
     assert dataset[0].before.shape == (3, 20, 20), "resized as in training"
@@ -72,7 +72,7 @@ def test_an_index_is_a_draw_of_the_first_epoch(tmp_path: Path) -> None:
     assert (batch[dataset[0].id][0] == dataset[0].before).all()
 
 
-def test_a_pair_is_drawn_with_its_boxes(spot: Path) -> None:
+def test_plot_draws_boxes(spot: Path) -> None:
     dataset = SpotTheDiff.split(spot, "test", official=False)
     plain = dataset.plot(1)
     assert plain.size[0] > 2 * 320 and plain.getpixel((20, 40)) == (10, 10, 10)
@@ -86,13 +86,13 @@ def test_a_pair_is_drawn_with_its_boxes(spot: Path) -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
-def test_any_number_of_channels_can_be_shown(channels: int) -> None:
+def test_plot_accepts_any_number_of_channels(channels: int) -> None:
     image = torch.arange(channels * 4, dtype=torch.uint8).view(channels, 2, 2)
     shown = as_rgb(image)
     assert shown.shape == (3, 2, 2) and (shown[0] == image[0]).all()
 
 
-def test_what_describes_the_input_travels(spot: Path, tmp_path: Path) -> None:
+def test_input_spec_describes_the_data(spot: Path, tmp_path: Path) -> None:
     assert SyntheticPairs(render_size=(48, 64)).input_spec() == {
         "image_size": [48, 64],
         "interpolation": "bilinear",
@@ -106,12 +106,12 @@ def test_what_describes_the_input_travels(spot: Path, tmp_path: Path) -> None:
     }
     native = SpotTheDiff(spot, official=False).input_spec()
     assert native["image_size"] == [30, 40] and native["domain"] == "Spot-the-Diff"
-    given = FolderPairs(tmp_path, image_size=7, bands=[3, 2], value_range="auto", interpolation="bicubic").input_spec()
-    assert given["image_size"] == [7, 7] and given["channels"] == 2 and given["bands"] == [3, 2]
-    assert json.loads(json.dumps(given)) == given
+    spec = FolderPairs(tmp_path, image_size=7, bands=[3, 2], value_range="auto", interpolation="bicubic").input_spec()
+    assert spec["image_size"] == [7, 7] and spec["channels"] == 2 and spec["bands"] == [3, 2]
+    assert json.loads(json.dumps(spec)) == spec
     with pytest.raises(ValueError, match="image_size is 0; expected"):
         FolderPairs(tmp_path, image_size=0)
-    with pytest.raises(ValueError, match="8-bit images; value_range has no meaning"):
+    with pytest.raises(ValueError, match="8-bit images; remove value_range, which has no effect"):
         DeepPCB(tmp_path, value_range="auto")
 
 

@@ -21,7 +21,7 @@ from lightning_idc.data.benchmarks.defects import (
     captions_of,
     change_type_of,
     parse_defects,
-    parse_places,
+    parse_positions,
 )
 from lightning_idc.data.checking import check
 from lightning_idc.data.transforms.pairs import swap_sides
@@ -62,7 +62,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mini(tmp_path_factory.mktemp("pcb"))
 
 
-def test_images_boxes_and_masks_of_a_painted_board(root: Path) -> None:
+def test_images_boxes_and_masks_of_a_synthetic_board(root: Path) -> None:
     sample = DeepPCB(root, official=False).pairs_of("train").load(0)
     assert sample.before.shape == (3, 640, 640)
     expected = [[10, 20, 40, 60], [300, 300, 340, 330], [310, 20, 330, 50]]
@@ -75,7 +75,7 @@ def test_images_boxes_and_masks_of_a_painted_board(root: Path) -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_scaled_boards(root: Path, cache: bool) -> None:
+def test_resized_boards(root: Path, cache: bool) -> None:
     source = DeepPCB(root, official=False, image_size=(160, 320), cache=cache).pairs_of("train")
     first, again = source.load(0), source.load(0)
     assert first.before.shape == (3, 160, 320) and first.masks.shape == (2, 160, 320)
@@ -94,7 +94,7 @@ def test_a_board_without_defects(root: Path) -> None:
     assert check(data, print) == []
 
 
-def test_repaired_boards_have_no_defect_and_what_else_differs(root: Path) -> None:
+def test_repaired_boards_keep_other_differences(root: Path) -> None:
     data = DeepPCB(root, official=False, repaired=2)
     source = data.pairs_of("train")
     assert source.ids[-2:] == ["00001000-repaired", "00001001-repaired"] and len(data.pairs_of("val")) == 1
@@ -110,12 +110,12 @@ def test_cells_of_boards_and_of_windows(root: Path) -> None:
     cells = next(iter(DeepPCBCells(root=root, official=False, batch_size=9).test_dataloader()))[1]
     assert cells.shape == (1, 1, 80, 80) and int((cells > 0).sum()) == 4  # a corner
     sample = DeepPCB(root, official=False).pairs_of("train").load(0)
-    found = change_cells(sample, 8)
+    cells = change_cells(sample, 8)
     kinds = {(5, 3): 1, (39, 40): 3, (4, 40): 3}  # rows and columns of the centres of LINES
     for (row, column), kind in kinds.items():
-        assert (found[0, row - 1 : row + 2, column - 1 : column + 2] == kind).all()
-        assert int((found[0, row - 2 : row + 3, column - 2 : column + 3] == -100).sum()) == 16
-    assert int((found > 0).sum()) == 27 and int((found == -100).sum()) == 48
+        assert (cells[0, row - 1 : row + 2, column - 1 : column + 2] == kind).all()
+        assert int((cells[0, row - 2 : row + 3, column - 2 : column + 3] == -100).sum()) == 16
+    assert int((cells > 0).sum()) == 27 and int((cells == -100).sum()) == 48
     boxes = sample.boxes - torch.tensor([325.0, 0.0, 325.0, 0.0])  # a window that starts right of a centre
     boxes[0] = torch.nan
     window = replace(sample, boxes=boxes, before=sample.before[:, :64, 325:389], after=sample.after[:, :64, 325:389])
@@ -125,7 +125,7 @@ def test_cells_of_boards_and_of_windows(root: Path) -> None:
     assert change_cells(close, 8)[0, 1, :5].tolist() == [1, 1, 5, 5, -100]
 
 
-def test_captions_read_as_meant() -> None:
+def test_captions_equal_expected_text() -> None:
     defects = [Defect(0, (10, 20, 40, 60)), Defect(2, (300, 300, 340, 330)), Defect(2, (310, 20, 330, 50))]
     assert captions_of(defects)[0] == "the board has one open and two mousebites at the top and the centre"
     assert captions_of(defects, long=True)[0] == (
@@ -145,7 +145,7 @@ defects_of = st.lists(
 
 @pytest.mark.slow
 @given(defects_of, st.booleans())
-def test_captions_are_read_back(defects: list[Defect], long: bool) -> None:
+def test_captions_parse_to_their_defects(defects: list[Defect], long: bool) -> None:
     captions = captions_of(defects, long)
     assert len(set(captions)) == 5 and captions == captions_of(list(defects), long)
     counts = Counter(TYPES[defect.kind] for defect in defects)
@@ -156,17 +156,17 @@ def test_captions_are_read_back(defects: list[Defect], long: bool) -> None:
     }
     for caption in captions:
         assert parse_defects(caption) == counts
-        places = parse_places(caption)
-        assert set(places) == (set(counts) if long else set(list(places)[:1]))
-        for kind, found in places.items():
+        positions = parse_positions(caption)
+        assert set(positions) == (set(counts) if long else set(list(positions)[:1]))
+        for kind, cells in positions.items():
             centres = [((d.box[1] + d.box[3]) / 2, (d.box[0] + d.box[2]) / 2) for d in defects if TYPES[d.kind] == kind]
-            assert found == {names[int(y // (640 / 3)), int(x // (640 / 3))] for y, x in centres}
+            assert cells == {names[int(y // (640 / 3)), int(x // (640 / 3))] for y, x in centres}
         assert parse_defects(swap_sides(caption)) == counts, "flipped pairs keep their defects"
 
 
 @given(st.text())
 def test_any_text_can_be_parsed(text: str) -> None:
-    assert set(parse_defects(text)) <= set(TYPES) and set(parse_places(text)) <= set(TYPES)
+    assert set(parse_defects(text)) <= set(TYPES) and set(parse_positions(text)) <= set(TYPES)
 
 
 def test_facts(root: Path) -> None:
@@ -176,17 +176,17 @@ def test_facts(root: Path) -> None:
     def facts(caption: str) -> list[bool | None]:
         return list(data.facts("train", name, caption).values())
 
-    assert list(data.facts("train", name, "")) == ["types", "counts", "total", "places"]
+    assert list(data.facts("train", name, "")) == ["types", "counts", "total", "positions"]
     assert all(all(facts(caption)) for caption in data.pairs_of("train").captions(0))
     assert facts("the board has 1 open and two mousebites at the top") == [True, True, True, False]
     assert facts("two opens and a mousebite at the top and the centre") == [True, False, True, True]
     assert facts("three shorts") == [False, False, True, False]
     assert facts("one open") == [False, False, False, False]
-    assert data.facts("train", "00001002", "no defect")["places"] is None
+    assert data.facts("train", "00001002", "no defect")["positions"] is None
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("1 2 3 4", "expected x1 y1 x2 y2 type"),
         ("9 9 5 20 1", "empty"),
@@ -194,14 +194,14 @@ def test_facts(root: Path) -> None:
         ("1 1 700 9 1", "leaves"),
     ],
 )
-def test_bad_annotations_are_named(tmp_path: Path, line: str, told: str) -> None:
+def test_invalid_annotations_are_errors(tmp_path: Path, line: str, message: str) -> None:
     mini(tmp_path)
     (tmp_path / "group00001/00001_not/00001001.txt").write_text(f"1 1 9 9 1\n{line}\n")
-    with pytest.raises(DataError, match=rf"00001001\.txt, line 2: .*{told}"):
+    with pytest.raises(DataError, match=rf"00001001\.txt, line 2: .*{message}"):
         DeepPCB(tmp_path, official=False).pairs_of("train")
 
 
-def test_absent_data_end_in_the_expected_tree(tmp_path: Path) -> None:
+def test_missing_data_show_the_expected_tree(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
             DataError, match=r"missing: trainval.txt, test.txt, group\*/(.|\n)*20085000_temp(.|\n)*What to do"
@@ -215,15 +215,15 @@ def test_absent_data_end_in_the_expected_tree(tmp_path: Path) -> None:
         DeepPCB(tmp_path, official=False).pairs_of("test")
 
 
-def test_missing_damaged_and_scaled_images_are_named(tmp_path: Path) -> None:
+def test_missing_damaged_and_resized_images_are_errors(tmp_path: Path) -> None:
     mini(tmp_path)
     images = tmp_path / "group00001/00001"
     (images / "00001000_temp.png").unlink()
     (images / "00001001_test.png").write_bytes(b"<html>")
     Image.new("1", (64, 64)).save(images / "00001003_temp.png")
     source = DeepPCB(tmp_path, official=False).pairs_of("train")
-    for index, told in ((0, "there is no .*00001000_temp"), (1, "web page"), (3, "64x64")):
-        with pytest.raises(DataError, match=told):
+    for index, message in ((0, "no such image file: .*00001000_temp"), (1, "web page"), (3, "64x64")):
+        with pytest.raises(DataError, match=message):
             source.load(index)
     problems = check(DeepPCB(tmp_path, official=False), print)
     assert len(problems) == 1 and problems[0].startswith("train: 3 of 9 pairs cannot be read")
@@ -260,7 +260,7 @@ def test_official_data(shared: Path) -> None:
     assert sample.before.shape == (3, 64, 64) and sample.masks.any() and not torch.equal(sample.before, sample.after)
 
 
-def test_real_masks_lie_in_all_boxes(shared: Path) -> None:
+def test_real_masks_cover_all_boxes(shared: Path) -> None:
     folder = shared / "realdata/deeppcb"
     if not folder.is_dir():
         pytest.skip("DeepPCB is not beside this checkout")

@@ -59,7 +59,7 @@ def diffspot(root: Path, **change: Any) -> None:
     datasets.Dataset.from_dict(rows, features=features).to_parquet(str(root / "data/test-00000.parquet"))
 
 
-def test_diffspot_keeps_unchanged_pairs_and_exact_records(tmp_path: Path) -> None:
+def test_diffspot_has_unchanged_pairs_and_mutations(tmp_path: Path) -> None:
     diffspot(tmp_path / "d")
     pairs = DiffSpot(tmp_path / "d").dataset("test")
     assert [pair.id for pair in pairs] == ["a", "b", "c"]
@@ -74,17 +74,17 @@ def test_diffspot_keeps_unchanged_pairs_and_exact_records(tmp_path: Path) -> Non
     assert list(DiffSpot(tmp_path / "d", difficulty="no_diff").pairs_of("test").ids) == ["c"]
     with pytest.raises(IDCError, match="test pairs only"):
         DiffSpot(tmp_path / "d").pairs_of("train")
-    with pytest.raises(IDCError, match=r"fetch the parquet files.*tencent/DiffSpot"):
+    with pytest.raises(IDCError, match=r"download the parquet files.*tencent/DiffSpot"):
         DiffSpot(tmp_path / "absent").pairs_of("test")
 
 
-def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
+def test_mutation_that_is_not_json_is_an_error(tmp_path: Path) -> None:
     diffspot(tmp_path / "d", mutation_dicts_json=[["{"], [], []])
     with pytest.raises(IDCError, match=r"row 0: mutation_dicts_json is"):
         DiffSpot(tmp_path / "d").pairs_of("test")
 
 
-def test_a_change_of_which_nothing_is_recorded_is_one(tmp_path: Path) -> None:
+def test_change_without_mutations_has_type_change(tmp_path: Path) -> None:
     diffspot(tmp_path / "d", mutation_dicts_json=[[], [json.dumps({"type": "text"})], []])
     assert [pair.change_type for pair in DiffSpot(tmp_path / "d").dataset("test")] == ["change", "text", "no_change"]
 
@@ -111,33 +111,31 @@ def result_of(folder: Path, root: Path, difficulty: Difficulty = "all") -> dict[
     model = fit([], folder, TinyCaptioner(), max_steps=1)
     trainer = Trainer(callbacks=[shown], default_root_dir=folder, **QUIET)
     trainer.test(model, DiffSpot(root, difficulty, image_size=8), verbose=False)
-    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
+    return result
 
 
-def test_a_difference_list_counts_unchanged_pairs_as_the_verb_score_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_difference_list_counts_unchanged_pairs_like_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     diffspot(tmp_path / "d")
-    found = result_of(tmp_path, tmp_path / "d")
-    assert {name: part["pairs"] for name, part in found["counts"].items()} == {"changed": 2, "unchanged": 1}
-    assert found["predictions"]["count"] == 3
+    result = result_of(tmp_path, tmp_path / "d")
+    assert {name: part["pairs"] for name, part in result["counts"].items()} == {"changed": 2, "unchanged": 1}
+    assert result["predictions"]["count"] == 3
     capsys.readouterr()
-    given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "difference-list"]
-    assert main([*given, "--json"]) == 0
+    arguments = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "difference-list"]
+    assert main([*arguments, "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)
     for name in ("scores", "counts", "protocol", "judge", "baselines", "predictions", "change_no_change"):
-        assert found[name] == scored[name], name
-    assert found["data"]["fingerprint"] == scored["data"]["fingerprint"]
-    assert found["protocol"]["inputs"] == {"judge": found["judge"]["judge"]}
-    assert list(found["baselines"]) == ["claims nothing", "captions of other pairs"]
-    assert main(given) == 0
+        assert result[name] == scored[name], name
+    assert result["data"]["fingerprint"] == scored["data"]["fingerprint"]
+    assert result["protocol"]["inputs"] == {"judge": result["judge"]["judge"]}
+    assert list(result["baselines"]) == ["claims nothing", "captions of other pairs"]
+    assert main(arguments) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "1 records have no reference that says anything; they count as unchanged" in printed
+    assert "1 records have only empty references; they count as unchanged" in printed
     assert "score 0" not in printed
 
 
-def test_unchanged_pairs_alone_have_a_result(tmp_path: Path) -> None:
+def test_unchanged_pairs_only_can_be_scored(tmp_path: Path) -> None:
     diffspot(tmp_path / "d")
-    found = result_of(tmp_path, tmp_path / "d", "no_diff")
-    assert list(found["scores"]) == ["unchanged"] and found["counts"]["unchanged"]["pairs"] == 1
+    result = result_of(tmp_path, tmp_path / "d", "no_diff")
+    assert list(result["scores"]) == ["unchanged"] and result["counts"]["unchanged"]["pairs"] == 1

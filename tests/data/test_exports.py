@@ -16,7 +16,7 @@ def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_names_lead_to_classes() -> None:
+def test_exported_names_are_classes() -> None:
     kinds = {name: getattr(data, name) for name in data.__all__}
     assert {kind.__name__ for kind in kinds.values()} == set(data.__all__)
     roots = (data.PairDataModule, data.PairSource, data.PairTransform, Corruption)

@@ -91,11 +91,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_tables_of_users_are_read_alike(root: Path, name: str) -> None:
+def test_table_layouts_give_equal_pairs(root: Path, name: str) -> None:
     file, raw = TABLES[name]
     (root / file).write_bytes(raw)
-    found = captions(root, annotations=file if file.endswith(".json") else None)
-    assert found == {f"before/{i}": [row["caption"]] for i, row in enumerate(PLAIN)}
+    result = captions(root, annotations=file if file.endswith(".json") else None)
+    assert result == {f"before/{i}": [row["caption"]] for i, row in enumerate(PLAIN)}
 
 
 def test_the_first_five_bad_rows_are_listed(root: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_first_five_bad_rows_are_listed(root: Path) -> None:
 
 
 @pytest.mark.parametrize("images", ["a.png", ["a.png"], ["a.png", 3], ["a.png", "b.png", "c.png"], None])
-def test_a_list_of_images_holds_two_paths(root: Path, images: Any) -> None:
+def test_images_column_needs_two_paths(root: Path, images: Any) -> None:
     (root / "pairs.jsonl").write_bytes(lines([*LISTS, {"images": images, "captions": "x"}]))
     with pytest.raises(DataError, match=r"line 4: images.*"):
         captions(root)
@@ -130,13 +130,13 @@ def test_two_folders(root: Path, kind: str) -> None:
     assert (sample.before == 7).all() and (sample.after == 107).all() and sample.captions == ["one 7", "two 7"]
 
 
-def test_two_folders_without_captions_can_be_predicted_only(root: Path) -> None:
+def test_two_folders_without_captions_allow_prediction_only(root: Path) -> None:
     assert list(captions(root, "predict").values()) == [[]] * 10
-    with pytest.raises(DataError, match=r"no captions\.csv.*predicted only"):
+    with pytest.raises(DataError, match=r"no captions\.csv.*only prediction is possible"):
         captions(root)
 
 
-def test_hidden_tables_are_not_looked_at(root: Path) -> None:
+def test_hidden_tables_are_ignored(root: Path) -> None:
     """A Mac leaves a file ``._NAME`` of its own beside each."""
     (root / "._captions.csv").write_bytes(b"\0\x05\x16\x07\xff")
     (root / "captions.csv").write_text(table("id,caption", [[f"{i}", f"caption {i}"] for i in range(10)]))
@@ -148,7 +148,7 @@ def test_hidden_tables_are_not_looked_at(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["captions.CSV", "captions.JSONL"])
-def test_one_table_of_captions_is_read_whatever_the_case_of_its_ending(root: Path, name: str) -> None:
+def test_extension_of_caption_table_is_case_insensitive(root: Path, name: str) -> None:
     rows = [{"id": f"{i}", "caption": f"caption {i}"} for i in range(10)]
     lines = table("id,caption", [list(row.values()) for row in rows]), "\n".join(map(json.dumps, rows))
     (root / name).write_text(lines[name.endswith("JSONL")])
@@ -159,7 +159,7 @@ def test_one_table_of_captions_is_read_whatever_the_case_of_its_ending(root: Pat
         captions(root)
 
 
-def test_names_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+def test_names_match_in_any_unicode_form(tmp_path: Path) -> None:
     """A Mac writes é as e and an accent, most other systems as one letter."""
     apart, one = "caf\u0065\u0301", "caf\u00e9"
     image(tmp_path / f"before/{apart}.png", 1)
@@ -168,11 +168,11 @@ def test_names_are_the_same_however_their_accents_are_written(tmp_path: Path) ->
     assert captions(tmp_path) == {one: ["one", "two"]}
     assert int(FolderPairs(tmp_path, shares=ALL_TRAIN).pairs_of("train").load(0).before.max()) == 1
     image(tmp_path / f"before/{one}.png", 3)
-    with pytest.raises(DataError, match="names must differ before the ending"):
+    with pytest.raises(DataError, match="names must differ before the extension"):
         captions(tmp_path)
 
 
-def test_lonely_images_are_named(root: Path) -> None:
+def test_unmatched_images_are_listed(root: Path) -> None:
     (root / "after/3.png").unlink()
     image(root / "after/x.jpg")
     with pytest.raises(DataError, match=r"2 images .* no partner.*before/3, after/x"):
@@ -193,12 +193,12 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_forms_of_captions(root: Path, form: str, kind: str) -> None:
+def test_caption_columns(root: Path, form: str, kind: str) -> None:
     columns, rows, expected = FORMS[form]
     objects = [dict(zip(columns.split(","), row, strict=True)) for row in rows]
     (root / f"pairs.{kind}").write_text(table(columns, rows) if kind == "csv" else "\n".join(map(json.dumps, objects)))
-    (found,) = captions(root).values()
-    assert found == expected
+    (result,) = captions(root).values()
+    assert result == expected
 
 
 def test_list_in_jsonl_and_line_separators_in_texts(root: Path) -> None:
@@ -233,14 +233,14 @@ def test_captions_in_a_cell(root: Path, text: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["\"['a', 'b']\"", '"[""a"", 1]"', '"[""a"""', "['a']"])
-def test_lists_as_python_prints_them_are_errors(root: Path, text: str) -> None:
+def test_python_list_literals_are_errors(root: Path, text: str) -> None:
     """Data frames write lists so; taken as one caption they would be learned with their brackets."""
     (root / "pairs.csv").write_text(f"before,after,captions\nbefore/1.png,after/1.png,{text}\n")
     with pytest.raises(DataError, match=r"line 2: (captions: not JSON .*double quotes|a caption is 1)"):
         captions(root)
 
 
-def test_rows_of_one_pair_may_be_apart(root: Path) -> None:
+def test_rows_of_one_pair_need_not_be_adjacent(root: Path) -> None:
     (zero, one), columns = pairs(2), "before,after,caption,split,change_type"
     rows = [[*zero, "train", "add"], [*one, "val", ""], [*one[:2], "b", "valid", ""], [*zero[:2], "c", "train", "add"]]
     (root / "pairs.csv").write_text(table(columns, rows))
@@ -249,7 +249,7 @@ def test_rows_of_one_pair_may_be_apart(root: Path) -> None:
     assert FolderPairs(root, shares=ALL_TRAIN).pairs_of("train").change_type(0) == "add"
 
 
-def test_ids_are_made_of_paths(tmp_path: Path) -> None:
+def test_ids_are_derived_from_paths(tmp_path: Path) -> None:
     for name in ("a.png", "s/b.png", "s/c.d.png", ".e", "f."):
         image_path = tmp_path / name
         image_path.parent.mkdir(exist_ok=True)
@@ -274,8 +274,8 @@ def test_splits_by_column_and_by_file(root: Path) -> None:
     names = ["train", "val", "validation", "Test", "predict"]
     rows = [[*row, name] for row, name in zip(pairs(5), names, strict=True)]
     (root / "pairs.csv").write_text(table("before,after,caption,split", rows))
-    found = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
-    assert found == {
+    result = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
+    assert result == {
         "train": ["before/0"],
         "val": ["before/1", "before/2"],
         "test": ["before/3"],
@@ -283,14 +283,14 @@ def test_splits_by_column_and_by_file(root: Path) -> None:
     }
     for split, row in zip(("train", "val", "test"), pairs(), strict=False):
         (root / f"{split}.csv").write_text(table("before,after,caption", [row]))
-    found = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
-    assert found == {"train": ["before/0"], "val": ["before/1"], "test": ["before/2"], "predict": ["before/2"]}
+    result = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
+    assert result == {"train": ["before/0"], "val": ["before/1"], "test": ["before/2"], "predict": ["before/2"]}
     (root / "pairs.csv").write_text(table("before,after,caption,split", [[*pairs(1)[0], "trian"]]))
     with pytest.raises(DataError, match=r"line 2: the split 'trian' is unknown"):
         captions(root, annotations="pairs.csv")
 
 
-def test_drawn_splits_have_their_shares_and_hardly_move(tmp_path: Path) -> None:
+def test_hashed_splits_have_their_shares_and_hardly_move(tmp_path: Path) -> None:
     rows = [{"id": f"p{i}", "before": "b.png", "after": f"a{i}.png", "caption": "c"} for i in range(2000)]
     for row in rows:
         (tmp_path / row["after"]).touch()
@@ -324,7 +324,7 @@ ROW = "before/1.png,after/1.png,text\n"
 BAD_TABLES = {
     "no column": (
         "before,Afterr,caption\n" + ROW,
-        r"no column 'after'.*found 'before', 'Afterr', 'caption'.*is it 'Afterr'",
+        r"no column 'after'.*found 'before', 'Afterr', 'caption'.*rename 'Afterr' to 'after'",
     ),
     "no captions": ("before,after,captoin\n" + ROW, r"no column 'captions'.*found 'before', 'after', 'captoin'"),
     "absent": ("before,after,caption\n" + ROW + "before/77.png,after/2.png,x\n", r"1 images .*line 3: .*77\.png"),
@@ -345,53 +345,53 @@ BAD_TABLES = {
     ),
     "captions": (
         'before,after,captions\nbefore/1.png,after/1.png,"[""a"""\n',
-        "line 2: captions: not JSON .*expected a JSON list, its texts in double quotes",
+        "line 2: captions: not JSON .*expected a JSON list of texts in double quotes",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_TABLES)
-def test_bad_tables_are_told(root: Path, name: str) -> None:
-    text, told = BAD_TABLES[name]
+def test_invalid_tables_are_errors(root: Path, name: str) -> None:
+    text, expected = BAD_TABLES[name]
     (root / "pairs.csv").write_text(text)
-    with pytest.raises(IDCError, match=told):
+    with pytest.raises(IDCError, match=expected):
         captions(root)
 
 
 BAD_LINES = {
-    "folder": (b'{"before": ".", "after": "after", "caption": "c"}', "line 2: '.' is not the path of a file below"),
-    "folder by name": (b'{"before": "before", "after": "after", "caption": "c"}', "2 images .* not there: .*line 2"),
+    "folder": (b'{"before": ".", "after": "after", "caption": "c"}', "line 2: '.' is not a valid path of a file below"),
+    "folder by name": (b'{"before": "before", "after": "after", "caption": "c"}', "2 images .* missing: .*line 2"),
     "caption": (b'{"before": "before/2.png", "after": "after/2.png", "caption": 3}', "line 2: caption is 3"),
-    "nul": (b'{"before": "a\\u0000", "after": "b", "caption": "c"}', "line 2: before holds NUL"),
+    "nul": (b'{"before": "a\\u0000", "after": "b", "caption": "c"}', "line 2: before contains NUL"),
     "surrogate": (
         b'{"before": "before/2.png", "after": "after/2.png", "caption": "\\ud800"}',
-        "line 2: caption holds NUL or half",
+        "line 2: caption contains NUL or a lone",
     ),
 }
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_bad_lines_are_told(root: Path, name: str) -> None:
-    line, told = BAD_LINES[name]
+def test_invalid_lines_are_errors(root: Path, name: str) -> None:
+    line, expected = BAD_LINES[name]
     good = json.dumps(dict(zip(("before", "after", "caption"), pairs(1)[0], strict=True))).encode()
     (root / "pairs.jsonl").write_bytes(good + b"\n" + line + b"\n")
-    with pytest.raises(IDCError, match=told):
+    with pytest.raises(IDCError, match=expected):
         captions(root)
 
 
-def test_empty_captions_are_left_out_when_asked(root: Path) -> None:
+def test_on_empty_skip(root: Path) -> None:
     rows = pairs(4)
     rows[1][2] = ""
     rows.append([*rows[2][:2], " "])
     (root / "pairs.csv").write_text(table("before,after,caption", rows))
     with pytest.warns(
-        UserWarning, match=r"2 of 4 train pairs have an empty caption: .*before/1.*before/2.*Left out: 1 pairs"
+        UserWarning, match=r"2 of 4 train pairs have an empty caption: .*before/1.*before/2.*Skipped 1 pairs"
     ):
-        found = captions(root, on_empty="skip")
-    assert found == {f"before/{i}": [f"caption {i}"] for i in (0, 2, 3)}
+        result = captions(root, on_empty="skip")
+    assert result == {f"before/{i}": [f"caption {i}"] for i in (0, 2, 3)}
 
 
-def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_bad_skip_opens_each_image_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "before/2.png").write_text("<html>")
     whole = (root / "after/4.png").read_bytes()
     (root / "after/4.png").write_bytes(whole[: len(whole) // 2])
@@ -404,12 +404,12 @@ def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypa
         return images.read_image(path, *given, **options)
 
     monkeypatch.setattr(files_module, "read_image", read)
-    with pytest.warns(UserWarning) as told:
-        found = captions(root, on_bad="skip")
-    (message,) = [str(w.message) for w in told]
-    assert message.startswith("left out 3 of 10 train pairs: ")
-    assert all(part in message for part in ("'before/2'", "web page", "'before/4'", "'before/6'", "there is no image"))
-    assert list(found) == [f"before/{i}" for i in range(10) if i not in (2, 4, 6)]
+    with pytest.warns(UserWarning) as expected:
+        result = captions(root, on_bad="skip")
+    (message,) = [str(w.message) for w in expected]
+    assert message.startswith("skipped 3 of 10 train pairs: ")
+    assert all(part in message for part in ("'before/2'", "web page", "'before/4'", "'before/6'", "no such image file"))
+    assert list(result) == [f"before/{i}" for i in range(10) if i not in (2, 4, 6)]
     assert len(opened) == len(set(opened))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -417,21 +417,21 @@ def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypa
     assert len(opened) == len(set(opened)), "a second data module knows what the first one saw"
 
 
-def test_pairs_of_two_sizes_are_left_out_unless_resized(root: Path) -> None:
+def test_on_bad_skip_drops_unequal_sizes_unless_resized(root: Path) -> None:
     image(root / "after/5.png", size=(9, 9))
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
-    with pytest.warns(UserWarning, match=r"left out 1 of 10 .*'before/5' .*: before is 4x6 and after is 9x9"):
+    with pytest.warns(UserWarning, match=r"skipped 1 of 10 .*'before/5' .*: before is 4x6 and after is 9x9"):
         assert "before/5" not in captions(root, on_bad="skip")
     assert "before/5" in captions(root, on_bad="skip", image_size=5)
 
 
-def test_an_empty_split_says_what_there_is(root: Path) -> None:
+def test_empty_split_lists_the_other_splits(root: Path) -> None:
     (root / "train.csv").write_text(table("before,after,caption", pairs(3)))
-    with pytest.raises(DataError, match=r"'val' has no pairs left to use; read were 3 train\. .*val\.csv"):
+    with pytest.raises(DataError, match=r"'val' has no usable pairs; found 3 train\. .*val\.csv"):
         captions(root, "val")
 
 
-def test_check_names_all_that_is_wrong(root: Path) -> None:
+def test_check_reports_all_problems(root: Path) -> None:
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
     assert check(FolderPairs(root, shares=(0.4, 0.3, 0.3)), print) == []
     (root / "before/2.png").write_bytes(b"")
@@ -441,7 +441,7 @@ def test_check_names_all_that_is_wrong(root: Path) -> None:
     assert "pair 'before/5': before is (3, 4, 6) and after is (3, 9, 9)" in problems
 
 
-def test_image_size_mends_mixed_sizes(root: Path) -> None:
+def test_image_size_allows_mixed_sizes(root: Path) -> None:
     image(root / "after/5.png", size=(9, 9))
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
     batch = next(iter(FolderPairs(root, shares=ALL_TRAIN, image_size=(8, 10)).train_dataloader()))
@@ -449,7 +449,7 @@ def test_image_size_mends_mixed_sizes(root: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda root: None, lambda root: (root / "before").mkdir()])
-def test_nothing_there_shows_what_is_expected(tmp_path: Path, make: Any) -> None:
+def test_missing_folder_shows_expected_layout(tmp_path: Path, make: Any) -> None:
     make(tmp_path)
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DatasetNotFoundError, match=r"Expected one of:(.|\n)*before/NAME\.png(.|\n)*train\.csv"):
@@ -469,7 +469,7 @@ def test_several_tables_need_a_name(root: Path) -> None:
 # ---- folders below, other kinds, links ------------------------------------------------------------------------
 
 
-def test_folders_below_are_read_and_what_is_passed_over_is_named(root: Path) -> None:
+def test_subfolders_are_read_and_skipped_files_listed(root: Path) -> None:
     for side in ("before", "after"):
         image(root / side / "street/7.png", 77)
         image(root / side / "street/8.JPG", 78)
@@ -481,11 +481,8 @@ def test_folders_below_are_read_and_what_is_passed_over_is_named(root: Path) -> 
     assert sorted(names) == sorted([*map(str, range(10)), "street/7", "street/8"])
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == 2
-    assert "before: passed over 1 files that are not images by their ending: before/notes.txt." in messages[0]
-    assert (
-        "after: passed over 2 files that are not images by their ending: after/deep.npy, after/notes.txt."
-        in messages[1]
-    )
+    assert "before: skipped 1 files without the extension of an image: before/notes.txt." in messages[0]
+    assert "after: skipped 2 files without the extension of an image: after/deep.npy, after/notes.txt." in messages[1]
 
 
 def test_every_kind_of_image_is_read(tmp_path: Path) -> None:
@@ -519,7 +516,7 @@ def test_every_kind_of_image_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["folders", "table"])
-def test_links_are_refused_by_name_and_followed_when_asked(tmp_path: Path, layout: str) -> None:
+def test_links_are_rejected_unless_follow_links(tmp_path: Path, layout: str) -> None:
     root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
     for number in range(2):
         for side, value in (("before", number), ("after", 100 + number)):
@@ -529,29 +526,29 @@ def test_links_are_refused_by_name_and_followed_when_asked(tmp_path: Path, layou
     if layout == "table":
         (root / "pairs.csv").write_text(table("before,after,caption", pairs(2)))
     split = "train" if layout == "table" else "predict"
-    with pytest.raises(DataError, match=r"is a link that leaves the data folder.*follow_links: true"):
+    with pytest.raises(DataError, match=r"is a link to a file outside the data folder.*follow_links: true"):
         captions(root, split)
     data = FolderPairs(root, shares=ALL_TRAIN, follow_links=True)
     sample = data.pairs_of(split).load(1)  # type: ignore[arg-type]
     assert (sample.before == 1).all() and (sample.after == 101).all()
 
 
-def test_linked_folders_are_walked_once(tmp_path: Path) -> None:
+def test_linked_folders_are_visited_once(tmp_path: Path) -> None:
     for side in ("before", "after"):
         image(tmp_path / f"elsewhere/{side}/x.png")
         (tmp_path / "root" / side).mkdir(parents=True)
         (tmp_path / "root" / side / "linked").symlink_to(tmp_path / "elsewhere" / side)
         (tmp_path / "root" / side / "circle").symlink_to(tmp_path / "root" / side)
-    found = FolderPairs(tmp_path / "root", follow_links=True).pairs_of("predict").ids
-    assert list(found) == ["linked/x"]
+    result = FolderPairs(tmp_path / "root", follow_links=True).pairs_of("predict").ids
+    assert list(result) == ["linked/x"]
     with (
-        pytest.warns(UserWarning, match=r"passed over 2 .*circle \(a link\), .*linked \(a link\)"),
-        pytest.raises(DataError, match="no pairs left"),
+        pytest.warns(UserWarning, match=r"skipped 2 .*circle \(a link\), .*linked \(a link\)"),
+        pytest.raises(DataError, match="no usable pairs"),
     ):
         FolderPairs(tmp_path / "root").pairs_of("predict")
 
 
-def test_a_name_that_is_not_text_is_refused(root: Path) -> None:
+def test_file_name_that_is_not_utf8_is_an_error(root: Path) -> None:
     for side in (b"before", b"after"):
         (root / "before/0.png").rename(root / "spare.png") if (root / "before/0.png").exists() else None
         with open(bytes(root) + b"/" + side + b"/caf\xe9.png", "wb") as file:
@@ -561,7 +558,7 @@ def test_a_name_that_is_not_text_is_refused(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_pairs_are_small_and_shared_with_workers(tmp_path: Path) -> None:
+def test_many_pairs_use_little_memory_shared_with_workers(tmp_path: Path) -> None:
     import pickle
 
     (tmp_path / "a.png").touch()
@@ -609,7 +606,7 @@ contents = st.one_of(
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=contents)
-def test_only_pair_errors_come_out(root: Path, kind: str, raw: bytes) -> None:
+def test_only_data_errors_are_raised(root: Path, kind: str, raw: bytes) -> None:
     (root / f"pairs.{kind}").write_bytes(raw)
     for split in ("train", "predict"):
         try:

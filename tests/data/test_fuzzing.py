@@ -69,7 +69,7 @@ def read(kind: type[Benchmark], root: Path) -> None:
     data = kind(root, official=False)
     try:
         records = data.records("train")
-        data.found("train")
+        data.counts("train")
         data.pairs_of("train")
     except IDCError as error:
         assert str(error)
@@ -80,13 +80,13 @@ def read(kind: type[Benchmark], root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-@given(drawn=st.data())
+@given(sample_captions=st.data())
 @QUICK
-def test_annotations_of_any_shape(kind: type[Benchmark], drawn: st.DataObject, tmp_path: Path) -> None:
+def test_random_annotations(kind: type[Benchmark], sample_captions: st.DataObject, tmp_path: Path) -> None:
     for name in FILES[kind]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(json.dumps(drawn.draw(VALUES | RECORDS)).encode("utf-8", "surrogatepass"))
+        path.write_bytes(json.dumps(sample_captions.draw(VALUES | RECORDS)).encode("utf-8", "surrogatepass"))
     read(kind, tmp_path)
 
 
@@ -116,39 +116,39 @@ CLEVR = {
 }
 
 
-def swapped(value: Any, place: int, other: Any) -> tuple[Any, int]:
-    """The value with its ``place``-th part, counted as written, exchanged; and how many parts are left to count."""
-    if place == 0:
+def swapped(value: Any, position: int, other: Any) -> tuple[Any, int]:
+    """The value with its ``position``-th part, counted as written, exchanged; and how many parts are left to count."""
+    if position == 0:
         return other, -1
-    place -= 1
+    position -= 1
     if isinstance(value, dict | list):
         parts = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         done = []
         for key, part in parts:
-            new, place = swapped(part, place, other) if place >= 0 else (part, place)
+            new, position = swapped(part, position, other) if position >= 0 else (part, position)
             done.append((key, new))
-        return (dict(done) if isinstance(value, dict) else [part for _, part in done]), place
-    return value, place
+        return (dict(done) if isinstance(value, dict) else [part for _, part in done]), position
+    return value, position
 
 
 @pytest.mark.parametrize("kind", SOUND)
-@given(place=st.integers(0, 12), other=VALUES)
-@example(place=3, other="../../../etc/passwd")
-@example(place=2, other=["a\0"])
+@given(position=st.integers(0, 12), other=VALUES)
+@example(position=3, other="../../../etc/passwd")
+@example(position=2, other=["a\0"])
 @QUICK
-def test_one_wrong_part_of_a_sound_file(kind: type[Benchmark], place: int, other: Any, tmp_path: Path) -> None:
+def test_one_invalid_value_in_a_valid_file(kind: type[Benchmark], position: int, other: Any, tmp_path: Path) -> None:
     path = tmp_path / FILES[kind][0]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(json.dumps(swapped(SOUND[kind], place, other)[0]).encode("utf-8", "surrogatepass"))
+    path.write_bytes(json.dumps(swapped(SOUND[kind], position, other)[0]).encode("utf-8", "surrogatepass"))
     read(kind, tmp_path)
 
 
-@given(name=st.sampled_from(sorted(CLEVR)), place=st.integers(0, 3), other=VALUES)
-@example(name="change_captions_by_IOU.json", place=1, other="wide")
+@given(name=st.sampled_from(sorted(CLEVR)), position=st.integers(0, 3), other=VALUES)
+@example(name="change_captions_by_IOU.json", position=1, other="wide")
 @QUICK
-def test_one_wrong_part_of_one_of_several_files(name: str, place: int, other: Any, tmp_path: Path) -> None:
+def test_one_invalid_value_in_one_of_several_files(name: str, position: int, other: Any, tmp_path: Path) -> None:
     for own, sound in CLEVR.items():
-        value = swapped(sound, place, other)[0] if own == name else sound
+        value = swapped(sound, position, other)[0] if own == name else sound
         (tmp_path / own).write_bytes(json.dumps(value).encode("utf-8", "surrogatepass"))
     read(CLEVRChange, tmp_path)
 
@@ -158,7 +158,7 @@ def test_one_wrong_part_of_one_of_several_files(name: str, place: int, other: An
 @example(raw=b'{"a": ' * 5000, packed=True)
 @example(raw=b"\x1f\x8b", packed=False)
 @QUICK
-def test_files_of_any_bytes(raw: bytes, packed: bool, tmp_path: Path) -> None:
+def test_random_bytes(raw: bytes, packed: bool, tmp_path: Path) -> None:
     name = tmp_path / ("x.json.gz" if packed else "x.json")
     name.write_bytes(gzip.compress(raw) if packed else raw)
     for reader in (read_text, read_objects):
@@ -180,7 +180,7 @@ def test_broken_gzip(raw: bytes, tmp_path: Path) -> None:
 
 @given(lines=st.lists(st.lists(TEXTS.filter(lambda t: "\ud800" not in t), max_size=12).map("\t".join), max_size=5))
 @QUICK
-def test_tables_of_birds(lines: list[str], tmp_path: Path) -> None:
+def test_random_bird_tables(lines: list[str], tmp_path: Path) -> None:
     header = "img1ImgURL\timg2ImgURL\tsplit\tdescription"
     (tmp_path / "birds-to-words-v1.0.tsv").write_text("\n".join([header, *lines]), encoding="utf-8")
     read(BirdsToWords, tmp_path)
@@ -195,17 +195,17 @@ def test_paths_stay_below_the_root(relative: str, tmp_path: Path) -> None:
     if not link.is_symlink():
         link.symlink_to(tmp_path)
     try:
-        found = Root(root).file(relative, "fuzz")
+        path = Root(root).file(relative, "fuzz")
     except IDCError:
         return
     # a last part that is a link is caught when the folder is listed
-    assert found.parent.resolve().is_relative_to(root.resolve()) and found.name not in ("", ".", "..")
+    assert path.parent.resolve().is_relative_to(root.resolve()) and path.name not in ("", ".", "..")
 
 
 @given(raw=st.binary(max_size=300))
 @example(raw=b"PK\x05\x06" + b"\0" * 18)
 @QUICK
-def test_archives_of_any_bytes(raw: bytes, tmp_path: Path) -> None:
+def test_random_archives(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(raw)
     try:
         unpack(tmp_path / "a.zip", tmp_path / "root")

@@ -59,7 +59,7 @@ class Counting(PairDataModule):
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_pairs_of_a_step_are_of_one_size(world: int) -> None:
+def test_group_by_size_gives_steps_of_one_size(world: int) -> None:
     """Three sizes, dealt evenly: within a window all but the steps at the borders are of one size."""
     sizes = [((8, 8), (8, 16), (32, 8))[index % 3] for index in range(72)]
 
@@ -107,7 +107,7 @@ def padded(data: PairDataModule, epoch: int = 0) -> tuple[list[list[str]], float
     return steps, 1 - words / room
 
 
-def test_captions_of_a_step_are_of_nearly_one_length() -> None:
+def test_group_by_length_gives_steps_of_similar_length() -> None:
     data = Long(group_by_length=True)
     (first, little), (second, _), (_, much) = padded(data), padded(data, 1), padded(Long())
     assert little < 0.03 < 0.3 < much
@@ -127,7 +127,7 @@ def test_captions_of_a_step_are_of_nearly_one_length() -> None:
     # an evaluation keeps its order
     test = [id for batch in data.test_dataloader() for id in batch["ids"]]
     assert test == list(data.pairs_of("test").ids)
-    with pytest.raises(ConfigError, match="leave out either"):
+    with pytest.raises(ConfigError, match="exclude each other"):
         Long(group_by_length=True, group_by_size=True)
 
 
@@ -141,7 +141,7 @@ def epochs(loader: PairLoader, count: int) -> Iterator[list[list[str]]]:
         yield seen(loader)
 
 
-def test_workers_never_change_what_is_loaded_and_epochs_differ() -> None:
+def test_samples_do_not_depend_on_workers_but_on_the_epoch() -> None:
     alone = list(epochs(Counting(num_workers=0).train_dataloader(), 3))
     helped = list(epochs(Counting(num_workers=2).train_dataloader(), 3))  # persistent: alive over all epochs
     assert helped == alone
@@ -150,12 +150,12 @@ def test_workers_never_change_what_is_loaded_and_epochs_differ() -> None:
     assert all(len({caption.split()[0] for caption in epoch}) == 19 for epoch in drawn)
 
 
-def test_seed_decides_order_and_draws() -> None:
+def test_seed_determines_order_and_captions() -> None:
     first, same, other = (seen(Counting(seed=seed).train_dataloader()) for seed in (1, 1, 2))
     assert first == same != other
 
 
-def test_global_random_numbers_are_left_alone() -> None:
+def test_global_random_state_is_unchanged() -> None:
     torch.manual_seed(0)
     state = torch.get_rng_state()
     seen(Counting().train_dataloader())
@@ -184,7 +184,7 @@ def test_resuming_in_the_middle_of_an_epoch(stop: int, workers: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 12])
 @pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_ranks_interleave_to_one(size: int, world: int, shuffle: bool) -> None:
+def test_ranks_interleave_to_the_order_of_one_process(size: int, world: int, shuffle: bool) -> None:
     one = list(PairSampler(size, shuffle, seed=5, rank=0, world_size=1))
     ranks = [list(PairSampler(size, shuffle, seed=5, rank=rank, world_size=world)) for rank in range(world)]
     assert {len(rank) for rank in ranks} == {-(-size // world)}, "all take equally many steps"
@@ -194,7 +194,7 @@ def test_ranks_interleave_to_one(size: int, world: int, shuffle: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 24, 26])
-def test_pairs_of_one_name_come_in_one_step_of_one_process(size: int) -> None:
+def test_keep_together_puts_a_group_into_one_step(size: int) -> None:
     """Both pairs of a scene, whatever the number of processes; together they see in a step what one process sees."""
 
     def sampler(rank: int, world: int) -> PairSampler:
@@ -213,17 +213,17 @@ def test_pairs_of_one_name_come_in_one_step_of_one_process(size: int) -> None:
         assert all(sorted(Counter(i % (size // 2) for i in step).values()) in ([2], [2, 2]) for step in ranks[:-1])
     for step, own, other in zip(one[:-1], *two, strict=False):
         assert sorted(own + other) == sorted(step)
-    with pytest.raises(ConfigError, match="not both"):
+    with pytest.raises(ConfigError, match="exclude each other"):
         sampler(0, 1).group_by_size([(8, 8)] * size, 4)
 
 
-def test_evaluation_is_in_order_and_draws_no_seed() -> None:
+def test_evaluation_is_in_order_and_unseeded() -> None:
     data = Counting()
     assert [name for batch in data.test_dataloader() for name in batch["ids"]] == data.names["test"]
     assert "seed" not in data.test_dataloader().dataset[next(iter(PairSampler(6, False)))].meta
 
 
-def test_seeds_are_apart() -> None:
+def test_sample_seeds_are_distinct() -> None:
     seeds = {sample_seed(s, e, i) for s in range(4) for e in range(20) for i in range(500)}
     assert len(seeds) == 4 * 20 * 500 and min(seeds) >= 0 and max(seeds) < 2**63
 
@@ -235,7 +235,7 @@ def test_limit_and_captions() -> None:
     assert len(data.train_dataloader()) == 1
 
 
-def test_check_counts_what_is_wrong() -> None:
+def test_check_counts_problems() -> None:
     assert check(Counting(), print) == []
     data = Counting({"train": ["a", "broken", "b"], "val": ["c", "mute", "a"], "test": []})
     assert check(data, print) == [
@@ -247,7 +247,7 @@ def test_check_counts_what_is_wrong() -> None:
 
 
 def test_ids_are_unique() -> None:
-    with pytest.raises(DataError, match=r"twice: a"):
+    with pytest.raises(DataError, match=r"duplicates: a"):
         Counting({"train": ["a", "b", "a"]}).pairs_of("train")
 
 
@@ -266,7 +266,7 @@ IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
         ),
     ],
 )
-def test_a_pair_that_is_none_is_refused_by_what_was_found(options: dict[str, Any], says: str) -> None:
+def test_invalid_pair_is_an_error(options: dict[str, Any], says: str) -> None:
     """A text is a sequence, too: of letters, which a captioner would learn as its words."""
     with pytest.raises(DataError, match=says):
         PairSample(**{"id": "one", "before": IMAGE, "after": IMAGE, "captions": [], **options})

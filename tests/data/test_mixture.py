@@ -42,11 +42,11 @@ def drawn(data: PairDataModule, epoch: int) -> list[str]:
     ("weights", "total", "shares"),
     [((1, 1), 3, [2, 1]), ((1, 2), 9, [3, 6]), ((0.5, 0.25, 0.25), 10, [5, 3, 2]), ((1, 1000), 5, [0, 5])],
 )
-def test_shares(weights: tuple[float, ...], total: int, shares: list[int]) -> None:
+def test_largest_remainder(weights: tuple[float, ...], total: int, shares: list[int]) -> None:
     assert largest_remainder(weights, total) == shares
 
 
-def test_training_may_draw_from_val_too_and_evaluation_stays_what_it_was(tmp_path: Path) -> None:
+def test_train_splits_may_include_val_without_changing_evaluation(tmp_path: Path) -> None:
     parts = {"a": folder(tmp_path / "a", 2, captions=2), "b": folder(tmp_path / "b", 3)}
     data = Mixture(parts, train_splits=["train", "val"], per_caption=["a"], batch_size=4)
     names = drawn(data, 0)
@@ -60,7 +60,7 @@ def test_training_may_draw_from_val_too_and_evaluation_stays_what_it_was(tmp_pat
         Mixture(parts, train_splits=["train", "train"])
 
 
-def test_every_part_has_its_share_and_no_pair_comes_twice_before_all_came(tmp_path: Path) -> None:
+def test_parts_have_their_fraction_and_repeat_only_after_all_pairs(tmp_path: Path) -> None:
     parts = {"small": folder(tmp_path / "small", 3), "large": folder(tmp_path / "large", 10)}
     data = Mixture(parts, weights={"small": 2, "large": 1}, epoch_pairs=12, batch_size=4)
     seen: Counter[str] = Counter()
@@ -76,7 +76,7 @@ def test_every_part_has_its_share_and_no_pair_comes_twice_before_all_came(tmp_pa
     assert {count for name, count in seen.items() if name.startswith("large")} == {2}
 
 
-def test_without_weights_an_epoch_is_every_pair_once(tmp_path: Path) -> None:
+def test_without_weights_an_epoch_has_every_pair_once(tmp_path: Path) -> None:
     parts = {"a": folder(tmp_path / "a", 3), "b": folder(tmp_path / "b", 5)}
     data = Mixture(parts)
     names = drawn(data, 3)
@@ -86,7 +86,7 @@ def test_without_weights_an_epoch_is_every_pair_once(tmp_path: Path) -> None:
     assert (sample.id, sample.captions, sample.meta["part"]) == ("b/val1", ["b 1 0"], "b")
 
 
-def test_one_sample_per_caption_in_training_alone(tmp_path: Path) -> None:
+def test_per_caption_applies_to_training_only(tmp_path: Path) -> None:
     data = Mixture({"a": folder(tmp_path / "a", 2, captions=3), "b": folder(tmp_path / "b", 2)}, per_caption=["a"])
     source = data.pairs_of("train")
     assert source.ids[:4] == ["a/train0", "a/train0/2", "a/train0/3", "a/train1"]
@@ -97,7 +97,7 @@ def test_one_sample_per_caption_in_training_alone(tmp_path: Path) -> None:
     assert len(data.train_captions()) == 8
 
 
-def test_the_mixture_size_and_limit_hold_for_its_parts(tmp_path: Path) -> None:
+def test_size_and_limit_of_a_mixture_apply_to_its_parts(tmp_path: Path) -> None:
     data = Mixture({"a": folder(tmp_path / "a", 3), "b": folder(tmp_path / "b", 3)}, image_size=(5, 7), limit=2)
     assert data.pairs_of("train").ids == ["a/train0", "a/train1", "b/train0", "b/train1"]
     assert data.pairs_of("train").load(0).before.shape == (3, 5, 7)
@@ -112,14 +112,14 @@ def test_two_processes_share_an_epoch() -> None:
     assert [draw for pair in zip(*dealt, strict=True) for draw in pair] == list(together)
 
 
-def test_wrong_mixtures(tmp_path: Path) -> None:
+def test_invalid_mixtures(tmp_path: Path) -> None:
     part = folder(tmp_path / "a", 1)
     for options, message in (
         ({"parts": {}}, "at least one part"),
-        ({"parts": {"a": part}, "weights": {"b": 1}}, "names 'b'; the parts are a"),
+        ({"parts": {"a": part}, "weights": {"b": 1}}, "has the unknown part 'b'; the parts are a"),
         ({"parts": {"a": part, "c": part}, "weights": {"a": 1}}, "'c' has no weight"),
         ({"parts": {"a": part}, "weights": {"a": 0}}, "expected a number above 0"),
-        ({"parts": {"a/b": part}}, "hold no slash"),
+        ({"parts": {"a/b": part}}, "without a slash"),
         ({"parts": {"a": part}, "epoch_pairs": 0}, "at least 1"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -195,7 +195,7 @@ def test_paths_in_a_table_stay_below_it(tmp_path: Path) -> None:
         source.load(1)
 
 
-def test_the_fingerprint_of_a_table_follows_the_images_that_it_names(tmp_path: Path) -> None:
+def test_table_fingerprint_covers_image_files(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     (tmp_path / "a.png").write_bytes(png(5))
     (tmp_path / "train.jsonl").write_text('{"a": "a.png", "b": "b.png", "t": "x"}')
@@ -217,7 +217,7 @@ def test_the_fingerprint_of_a_table_follows_the_images_that_it_names(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["train.csv", "data/train-00000.csv"])
-def test_a_csv_holds_texts_as_they_are_written(tmp_path: Path, name: str) -> None:
+def test_csv_cells_are_text(tmp_path: Path, name: str) -> None:
     """pandas takes "None" and "NA" for nothing, and 007 for 7."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -235,7 +235,7 @@ def test_a_csv_holds_texts_as_they_are_written(tmp_path: Path, name: str) -> Non
         HuggingFaceTable(table, "a", "b", "t", id=["id"]).pairs_of("train")
 
 
-def test_what_is_no_table_is_told(tmp_path: Path) -> None:
+def test_file_that_is_not_a_table_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(ConfigError, match="is not a table"):
         HuggingFaceTable(tmp_path / "x.txt", "a", "b", "c").pairs_of("train")
@@ -244,7 +244,7 @@ def test_what_is_no_table_is_told(tmp_path: Path) -> None:
         HuggingFaceTable(tmp_path / "broken.parquet", "a", "b", "c").pairs_of("train")
 
 
-def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
+def test_magicbrush_parquet_tables(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     table(2).to_parquet(str(tmp_path / "data/train-00000-of-00001.parquet"))
     table(2, 6).to_parquet(str(tmp_path / "data/dev-00000-of-00001.parquet"))
@@ -255,7 +255,7 @@ def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
         MagicBrush(tmp_path).pairs_of("train")
 
 
-def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_path: Path) -> None:
+def test_table_folder_stays_below_its_root(tmp_path: Path) -> None:
     root = tmp_path / "table"
     root.mkdir()
     row = {"a": "x.png", "b": "x.png", "t": "text", "name": None}
@@ -265,7 +265,7 @@ def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_pat
         HuggingFaceTable(root, "a", "b", "t").pairs_of("train")
     (root / "README.md").unlink()
     (root / "train.jsonl").write_text("\n".join(json.dumps({**row, "name": name}) for name in ("one", None)))
-    with pytest.raises(DataError, match=r"row 1: name is null; the ids of pairs need a value"):
+    with pytest.raises(DataError, match=r"row 1: name is null; expected a value for the id of the pair"):
         HuggingFaceTable(root, "a", "b", "t", id=["name"]).pairs_of("train")
 
 

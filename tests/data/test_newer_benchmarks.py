@@ -36,12 +36,12 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 # ---- HQ-Edit -----------------------------------------------------------------------------------------------------
 
 
-def hq_edit(root: Path, count: int = 40, silent: int | None = None) -> None:
+def hq_edit(root: Path, count: int = 40, uncaptioned: int | None = None) -> None:
     root.mkdir(parents=True, exist_ok=True)
     rows = {
         "input_image": [png(n) for n in range(count)],
         "output_image": [png(100 + n) for n in range(count)],
-        "edit": ["" if n == silent else f"add {n}" for n in range(count)],
+        "edit": ["" if n == uncaptioned else f"add {n}" for n in range(count)],
         "inverse_edit": [f"remove {n}" for n in range(count)],
     }
     features = datasets.Features(
@@ -50,20 +50,20 @@ def hq_edit(root: Path, count: int = 40, silent: int | None = None) -> None:
     datasets.Dataset.from_dict(rows, features=features).to_parquet(str(root / "train.parquet"))
 
 
-def test_hq_edit_both_ways(tmp_path: Path) -> None:
+def test_hq_edit_inverse(tmp_path: Path) -> None:
     count = 40
     hq_edit(tmp_path, count)
     data = HQEdit(tmp_path)
     ids = {split: set(data.pairs_of(split).ids) for split in ("train", "val", "test")}  # type: ignore[arg-type]
-    assert [len(found) for found in ids.values()] == [36, 2, 2] and len(set.union(*ids.values())) == count
+    assert [len(names) for names in ids.values()] == [36, 2, 2] and len(set.union(*ids.values())) == count
     pair = data.dataset("test")[0]
     assert pair.captions == ["add 19"] and (pair.before == 19).all() and (pair.after == 119).all()
     pair = HQEdit(tmp_path, inverse=True).dataset("test")[0]
     assert pair.captions == ["remove 19"] and (pair.before == 119).all() and (pair.after == 19).all()
 
 
-def test_hq_edit_has_the_same_splits_both_ways_and_to_predict_where_an_instruction_is_empty(tmp_path: Path) -> None:
-    hq_edit(tmp_path, silent=3)
+def test_hq_edit_splits_do_not_depend_on_inverse(tmp_path: Path) -> None:
+    hq_edit(tmp_path, uncaptioned=3)
     data, back = HQEdit(tmp_path), HQEdit(tmp_path, inverse=True)
     for split in ("val", "test"):
         assert list(data.pairs_of(split).ids) == list(back.pairs_of(split).ids)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_subtlebench(subtle: Path) -> None:
     assert problems and all("ids are also in val" in p or "same images" in p for p in problems), problems
 
 
-def test_subtlebench_calls_a_pair_the_same_whatever_is_chosen(subtle: Path) -> None:
+def test_subtlebench_ids_do_not_depend_on_filters(subtle: Path) -> None:
     row = json.loads((subtle / "data/test.jsonl").read_text().splitlines()[0])
     twin = {**row, "domain": "elsewhere", "caption": "another one"}
     lines(subtle / "data/test.jsonl", [row, twin])
@@ -134,7 +134,7 @@ def test_subtlebench_calls_a_pair_the_same_whatever_is_chosen(subtle: Path) -> N
         VLMSubtleBench(subtle, category="State").pairs_of("test")
 
 
-def test_an_address_elsewhere_is_not_a_path(subtle: Path) -> None:
+def test_url_of_another_host_is_not_a_path(subtle: Path) -> None:
     rows = [json.loads(line) for line in (subtle / "data/test.jsonl").read_text().splitlines()]
     rows[0]["image_1"] = "https://example.org/x.png"
     lines(subtle / "data/test.jsonl", rows)
@@ -173,17 +173,17 @@ def test_changechat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("turns", "images", "told"),
+    ("turns", "images", "message"),
     [
-        (TURNS[:1], None, "expected questions and answers in turn"),
+        (TURNS[:1], None, "expected alternating questions and answers"),
         ([TURNS[1], TURNS[0]], None, "expected human, gpt"),
         (TURNS, ["one.png"], "expected the paths of two images"),
         (TURNS, ["../../x.png", "y.png"], "leaves the data folder"),
     ],
 )
-def test_bad_conversations_are_told(tmp_path: Path, turns: Any, images: Any, told: str) -> None:
+def test_invalid_conversations_are_errors(tmp_path: Path, turns: Any, images: Any, message: str) -> None:
     changechat(tmp_path, turns, images)
-    with pytest.raises(IDCError, match=told):
+    with pytest.raises(IDCError, match=message):
         ChangeChat.split(tmp_path, "test", official=False)
 
 
@@ -212,15 +212,18 @@ def test_rscc(tmp_path: Path) -> None:
         RSCC(tmp_path, test_list="absent.txt").pairs_of("test")
 
 
-def test_a_test_list_of_rscc_names_pairs_that_are_there(tmp_path: Path) -> None:
+def test_rscc_test_list_must_name_existing_pairs(tmp_path: Path) -> None:
     """Otherwise they would be trained on."""
     rscc(tmp_path)
     (tmp_path / "test.txt").write_text("EBD/5_pre.png\r\n/data/EBD/6_pre.png\r\nEBD/7_post.png\r\n")
-    told = r"test\.txt names 2 of 3 images before that RSCC_qvq\.jsonl does not: '/data/EBD/6_pre\.png', 'EBD/7_post"
+    message = (
+        r"test\.txt lists 2 of 3 first images that are not a pre_image of RSCC_qvq\.jsonl: "
+        r"'/data/EBD/6_pre\.png', 'EBD/7_post"
+    )
     for split in ("train", "val", "test"):
-        with pytest.raises(IDCError, match=told):
+        with pytest.raises(IDCError, match=message):
             RSCC(tmp_path, test_list="test.txt").pairs_of(split)  # type: ignore[arg-type]
     assert list(RSCC(tmp_path, test_list="test.txt", official=False).pairs_of("test").ids) == ["EBD/5_pre.png"]
     (tmp_path / "test.txt").write_text("\n")
-    with pytest.raises(IDCError, match=r"test\.txt names no image"):
+    with pytest.raises(IDCError, match=r"test\.txt lists no image"):
         RSCC(tmp_path, test_list="test.txt").pairs_of("train")

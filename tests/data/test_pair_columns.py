@@ -20,19 +20,19 @@ def images(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def test_files_whose_names_are_not_text_are_passed_over(tmp_path: Path) -> None:
+def test_files_with_undecodable_names_are_ignored(tmp_path: Path) -> None:
     images(tmp_path, "a.png")
     with open(os.fsencode(tmp_path) + b"/caf\xe9.png", "wb"):
         pass
     (tmp_path / "pairs.csv").write_text(
         "before,after,caption\na.png,a.png,one\na.png,caf\ufffd.png,two\n", encoding="utf-8"
     )
-    with pytest.raises(DatasetNotFoundError, match="1 images of the train split are not there: "):
+    with pytest.raises(DatasetNotFoundError, match="1 images of the train split are missing: "):
         FolderPairs(tmp_path, shares=(1.0, 0.0, 0.0)).pairs_of("train")
 
 
 @pytest.mark.parametrize("form", ["named", "no ids", "in quotes", "a caption a row", "a caption a column"])
-def test_no_function_is_called_for_each_pair(tmp_path: Path, form: str) -> None:
+def test_table_reading_is_vectorised(tmp_path: Path, form: str) -> None:
     """A million pairs then take a million times what one takes: nothing grows that is made once per pair."""
 
     def calls(pairs: int) -> int:

@@ -74,7 +74,7 @@ def data(root: Path, *rows: dict[str, Any]) -> PreferencePairs:
 @pytest.mark.parametrize(
     "row", [PLAIN, QUESTION, TRL, TRL_TEXT, TRL_IMPLICIT, SWIFT, SWIFT_MESSAGES, LLAMA_FACTORY, MMPR]
 )
-def test_every_layout_gives_the_same_pair(row: dict[str, Any], tmp_path: Path) -> None:
+def test_layouts_give_equal_pairs(row: dict[str, Any], tmp_path: Path) -> None:
     source = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
     sample = source.load(0)
     assert sample.captions == ["it moved"] and sample.change_type == "left/right"
@@ -84,14 +84,14 @@ def test_every_layout_gives_the_same_pair(row: dict[str, Any], tmp_path: Path) -
     assert sample.before.max() == 0 and sample.after.max() == 1
 
 
-def test_rejected_captions_of_one_choice_come_together(tmp_path: Path) -> None:
+def test_rejected_captions_of_one_choice_are_merged(tmp_path: Path) -> None:
     rows = [PLAIN, {**PLAIN, "rejected": "it grew"}, {**PLAIN, "chosen": "it went left"}, {**PLAIN, "margin": 3}]
     source = data(tmp_path, *rows).source("train")
     assert [source.meta(i)["rejected"] for i in range(3)] == [["it is gone", "it grew"], ["it is gone"], ["it is gone"]]
     assert len(set(source.ids)) == 3
 
 
-def test_a_csv_is_read_too(tmp_path: Path) -> None:
+def test_csv_preferences(tmp_path: Path) -> None:
     data(tmp_path, PLAIN)
     (tmp_path / "p.csv").write_text(
         "before,after,chosen,rejected,margin,split\na.png,b.png,it moved,it is gone,.5,val\n"
@@ -103,21 +103,21 @@ def test_a_csv_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "row", [PLAIN, QUESTION, TRL, TRL_TEXT, TRL_IMPLICIT, SWIFT, SWIFT_MESSAGES, LLAMA_FACTORY, MMPR]
 )
-def test_a_folder_of_ones_own_may_hold_preferences(row: dict[str, Any], tmp_path: Path) -> None:
+def test_folder_pairs_reads_preferences(row: dict[str, Any], tmp_path: Path) -> None:
     expected = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
-    found = FolderPairs(tmp_path).pairs_of("train")
-    assert found.meta(0) == expected.meta(0) == found.load(0).meta and found.captions(0) == ["it moved"]
+    pairs = FolderPairs(tmp_path).pairs_of("train")
+    assert pairs.meta(0) == expected.meta(0) == pairs.load(0).meta and pairs.captions(0) == ["it moved"]
     (tmp_path / "preferences.jsonl").rename(tmp_path / "test.jsonl")
     rows = (tmp_path / "test.jsonl").read_text().replace('"split": "train", ', "")
     (tmp_path / "test.jsonl").write_text(rows)
     assert FolderPairs(tmp_path).pairs_of("test").meta(0) == FolderPairs(tmp_path).pairs_of("predict").meta(0)
     with pytest.raises(IDCError, match="the split 'train' has no preferences"):
         FolderPairs(tmp_path).pairs_of("train")
-    with pytest.raises(IDCError, match="leave on_empty and on_bad out"):
+    with pytest.raises(IDCError, match="on_empty and on_bad do not apply"):
         FolderPairs(tmp_path, on_bad="skip").pairs_of("test")
 
 
-def test_a_table_of_datasets_may_hold_preferences(tmp_path: Path) -> None:
+def test_hugging_face_table_reads_preferences(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     data(tmp_path, PLAIN)
     rows = [
@@ -140,7 +140,7 @@ def test_a_table_of_datasets_may_hold_preferences(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"rejected": ""}, "rejected is ''; expected a caption"),
-        ({"chosen": "same", "rejected": "same"}, "the same text"),
+        ({"chosen": "same", "rejected": "same"}, "are equal"),
         ({"images": ["a.png"]}, "expected the paths of two images"),
         ({"before": None}, "no images"),
         ({"margin": "much"}, "margin is 'much'; expected a number"),
@@ -148,6 +148,6 @@ def test_a_table_of_datasets_may_hold_preferences(tmp_path: Path) -> None:
         ({"split": "tain"}, "split 'tain' is unknown"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_invalid_rows_are_reported_with_their_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(IDCError, match=message):
         data(tmp_path, PLAIN, {**PLAIN, "chosen": "x", **change}).source("train")

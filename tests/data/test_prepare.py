@@ -19,7 +19,7 @@ from lightning_idc.cli import main
 from lightning_idc.data.benchmark import Remote
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.data.tables.prepare import download, prepare, unpack, wrong_with
+from lightning_idc.data.tables.prepare import download, prepare, unpack, verify_file
 from lightning_idc.utils.errors import DataError
 
 GOOD = b'[{"img_id": "1", "sentences": ["x"]}]'
@@ -49,7 +49,7 @@ def remote(url: str, **known: Any) -> Remote:
     return Remote("annotations/x.json", url, **known)
 
 
-def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
+def test_download_of_a_valid_file(server: str, tmp_path: Path) -> None:
     target = tmp_path / "annotations/x.json"
     known = {"size": len(GOOD), "sha256": hashlib.sha256(GOOD).hexdigest()}
     assert download(remote(f"{server}/good.json", **known), target) is None
@@ -57,7 +57,7 @@ def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "told"),
+    ("name", "known", "message"),
     [
         ("page.json", {}, "it is a web page"),
         ("half.json", {}, r"received 32 bytes, expected 37"),
@@ -67,12 +67,12 @@ def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
         ("absent.json", {}, "404"),
     ],
 )
-def test_a_bad_file_leaves_nothing_behind(
-    server: str, tmp_path: Path, name: str, known: dict[str, Any], told: str
+def test_failed_download_leaves_no_file(
+    server: str, tmp_path: Path, name: str, known: dict[str, Any], message: str
 ) -> None:
     target = tmp_path / "annotations/x.json"
     problem = download(remote(f"{server}/{name}", **known), target)
-    assert problem is not None and re.search(told, problem)
+    assert problem is not None and re.search(message, problem)
     assert not list(target.parent.iterdir())
 
 
@@ -80,7 +80,7 @@ def test_no_server_gives_the_manual_step(tmp_path: Path) -> None:
     assert "ConnectError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
 
 
-def test_prepare_fetches_verifies_and_tells_the_rest(
+def test_prepare_downloads_verifies_and_lists_manual_steps(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = (
@@ -90,28 +90,28 @@ def test_prepare_fetches_verifies_and_tells_the_rest(
     )
     monkeypatch.setattr(SpotTheDiff, "remotes", files)
     data = SpotTheDiff(tmp_path)
-    left = prepare(data, say=print)
-    assert "downloaded  annotations/x.json" in (told := capsys.readouterr().out) and "What to do: " in told
+    left = prepare(data, log=print)
+    assert "downloaded  annotations/x.json" in (output := capsys.readouterr().out) and "What to do: " in output
     assert len(left) == 2 and "web page" in left[0] and "by hand from https://example.org" in left[1]
     (tmp_path / "annotations/y.json").write_bytes(b"[]")
     (tmp_path / "images").mkdir()
-    assert prepare(data, say=print) == []
+    assert prepare(data, log=print) == []
     assert "verified    annotations/x.json" in capsys.readouterr().out
     (tmp_path / "annotations/x.json").write_bytes(PAGE)
-    assert "delete it and run this again" in prepare(data, say=print)[0]
+    assert "delete it and run this again" in prepare(data, log=print)[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "told"),
+    ("name", "start", "message"),
     [
-        ("a.zip", b"hello", "is no .zip file"),
-        ("a.png", b"\xff\xd8\xff", "is no .png file"),
+        ("a.zip", b"hello", "is not a .zip file"),
+        ("a.png", b"\xff\xd8\xff", "is not a .png file"),
         ("a.json", b"", "the file is empty"),
     ],
 )
-def test_first_bytes(tmp_path: Path, name: str, start: bytes, told: str) -> None:
+def test_first_bytes(tmp_path: Path, name: str, start: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(start)
-    assert told in str(wrong_with(tmp_path / name, Remote(name, "https://example.org")))
+    assert message in str(verify_file(tmp_path / name, Remote(name, "https://example.org")))
 
 
 def zipped(path: Path, names: dict[str, bytes]) -> Path:
@@ -138,12 +138,12 @@ def test_archives_are_unpacked(tmp_path: Path) -> None:
         assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
 
 
-def test_no_member_of_an_archive_takes_the_place_of_another_file(tmp_path: Path) -> None:
+def test_unpack_does_not_replace_files(tmp_path: Path) -> None:
     root, archive = tmp_path / "root", zipped(tmp_path / "a.zip", {"a": b"1", "b": b"2", "c": b"3"})
     root.mkdir()
     (root / "a").write_bytes(b"1")
     (root / "b").write_bytes(b"my annotations")
-    with pytest.raises(DataError, match=r"holds 1 files that would replace others, such as .*b.*--overwrite"):
+    with pytest.raises(DataError, match=r"holds 1 files that would replace existing ones, such as .*b.*--overwrite"):
         unpack(archive, root)
     assert {path.name: path.read_bytes() for path in root.iterdir()} == {"a": b"1", "b": b"my annotations"}
     assert unpack(archive, root, overwrite=True) == 3 == unpack(archive, root) and (root / "b").read_bytes() == b"2"
@@ -161,7 +161,7 @@ def test_archives_that_leave_the_root_write_nothing(tmp_path: Path, name: str) -
         assert not list(root.iterdir()) and not (tmp_path / "evil").exists()
 
 
-def test_links_in_archives_are_refused(tmp_path: Path) -> None:
+def test_links_in_archives_are_rejected(tmp_path: Path) -> None:
     link = tarfile.TarInfo("images")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc"
     with pytest.raises(DataError, match="link or device"):
@@ -170,7 +170,7 @@ def test_links_in_archives_are_refused(tmp_path: Path) -> None:
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr(info, "/etc")
-    with pytest.raises(DataError, match="holds the link"):
+    with pytest.raises(DataError, match="contains the link"):
         unpack(tmp_path / "a.zip", tmp_path / "root")
 
 
@@ -180,44 +180,44 @@ def test_a_web_page_saved_as_an_archive(tmp_path: Path) -> None:
         unpack(tmp_path / "data.tar.gz", tmp_path / "root")
 
 
-def test_archives_that_are_cut_locked_or_of_another_kind_say_what_to_do(tmp_path: Path) -> None:
+def test_truncated_encrypted_and_unknown_archives_give_advice(tmp_path: Path) -> None:
     whole = zipped(tmp_path / "whole.zip", {"a": b"x" * 999}).read_bytes()
     locked = bytearray(whole)
     for magic, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         locked[locked.index(magic) + place] |= 1  # the bit that says that a member is encrypted
-    for content, told in (
-        (whole[:200], r"is a zip archive without its end: the download stopped, or it is one of several parts.*join"),
-        (bytes(locked), r"holds 'a' under a password; unpack it by hand below .*root"),
+    for content, message in (
+        (whole[:200], r"is an incomplete zip archive: the download stopped, or it is one of several parts.*join"),
+        (bytes(locked), r"contains the password-protected file 'a'; unpack it by hand below .*root"),
         (b"Rar!\x1a\x07\0...", r"neither a zip nor a tar archive: .*; unpack it by hand below .*root"),
     ):
         (tmp_path / "archive").write_bytes(content)
-        with pytest.raises(DataError, match=told) as raised:
+        with pytest.raises(DataError, match=message) as raised:
             unpack(tmp_path / "archive", tmp_path / "root")
-        assert "ZipInfo" not in str(raised.value) and "fetch it again" not in str(raised.value)
+        assert "ZipInfo" not in str(raised.value) and "download it again" not in str(raised.value)
         assert not list((tmp_path / "root").iterdir())
 
 
-def test_files_that_an_archive_holds_in_a_folder_of_its_own_are_found(tmp_path: Path) -> None:
+def test_prepare_suggests_the_top_level_folder_of_an_archive(tmp_path: Path) -> None:
     files = {"LEVIR/images/a.png": b"1", "LEVIR/LevirCCcaptions.json": b"{}", "__MACOSX/LEVIR/._images": b"x"}
     root = tmp_path / "root"
-    told: list[object] = []
-    left = prepare(LEVIRCC(root), [zipped(tmp_path / "a.zip", files)], told.append)
+    output: list[object] = []
+    left = prepare(LEVIRCC(root), [zipped(tmp_path / "a.zip", files)], output.append)
     assert left == [
-        f"{name} is in {str(root / 'LEVIR')!r}; give that folder as root" for name in ("images", "LevirCCcaptions.json")
+        f"{name} is in {str(root / 'LEVIR')!r}; set root to that folder" for name in ("images", "LevirCCcaptions.json")
     ]
-    assert prepare(LEVIRCC(root / "LEVIR"), None, told.append) == []
+    assert prepare(LEVIRCC(root / "LEVIR"), None, output.append) == []
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(SpotTheDiff, "remotes", (Remote("annotations", "https://example.org", page=True),))
     archive = zipped(tmp_path / "a.zip", {"annotations/train.json": GOOD})
-    given = ["data", "prepare", "spot_the_diff", "--root", str(tmp_path / "root")]
-    assert main(given) == 1
-    assert "must be fetched by hand from https://example.org" in capsys.readouterr().out
-    assert main([*given, "--archive", str(archive)]) == 0
+    arguments = ["data", "prepare", "spot_the_diff", "--root", str(tmp_path / "root")]
+    assert main(arguments) == 1
+    assert "must be downloaded by hand from https://example.org" in capsys.readouterr().out
+    assert main([*arguments, "--archive", str(archive)]) == 0
     assert "now: lightning-idc data check spot_the_diff" in capsys.readouterr().out
     assert main(["data", "check", "spot_the_diff", "--root", str(tmp_path / "root")]) == 1
-    told = capsys.readouterr().out
-    assert "Spot-the-Diff (grouped)\n" in told and "found 1 pairs" in told and "resized_images/1.png" in told
+    output = capsys.readouterr().out
+    assert "Spot-the-Diff (grouped)\n" in output and "found 1 pairs" in output and "resized_images/1.png" in output
     assert main(["data", "prepare", "folder", "--root", str(tmp_path)]) == 1
     assert "not a benchmark with files" in capsys.readouterr().err

@@ -31,7 +31,7 @@ def thing(shape: str = "sphere", x: float = 0.0, y: float = 0.0, **more: object)
     return replace(SceneObject(shape, "large", "red", "rubber", x, y), **more)
 
 
-def test_albedo_darkens_things_and_leaves_the_ground() -> None:
+def test_albedo_darkens_objects_but_not_the_ground() -> None:
     things = thing("cube", color="cyan"), thing("cube", 2.0, 2.0, color="cyan", material="metal")
     whole = scene(*things)
     (image, darker), (seen, _) = render([whole, replace(whole, albedo=0.5)], 96, 144)
@@ -72,7 +72,7 @@ def test_backends_agree() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_picture_depends_on_its_scene_alone(backend: str) -> None:
+def test_image_depends_on_its_scene_only(backend: str) -> None:
     scenes = random_scenes(5, seed=1)
     images, seen = drawn(scenes, 33, 47, backend)
     for again in (drawn(scenes, 33, 47, backend), drawn(scenes[::-1], 33, 47, backend)):
@@ -87,16 +87,16 @@ def test_a_picture_depends_on_its_scene_alone(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("height", "width"), [(96, 96), (60, 80)])
-def test_a_sphere_is_seen_where_its_cone_of_sight_is(backend: str, height: int, width: int) -> None:
+def test_sphere_covers_its_projected_cone(backend: str, height: int, width: int) -> None:
     """Oracle: a ray meets a ball when its angle to the ball's centre is below asin(radius / distance)."""
-    place = np.array([1.0, -0.8, 0.7])
+    position = np.array([1.0, -0.8, 0.7])
     _, seen = drawn([scene(thing(x=1.0, y=-0.8), camera=FRONT)], height, width, backend)
     focal = 1 / math.tan(math.radians(20))
     rows, columns = np.mgrid[:height, :width] + 0.5
     u, v = 2 * columns / width - 1, (height - 2 * rows) / width
     rays = np.stack([np.full_like(u, -focal), u, v], -1)
     rays /= np.linalg.norm(rays, axis=-1, keepdims=True)
-    to = place - FRONT.position
+    to = position - FRONT.position
     distance = np.linalg.norm(to)
     expected = np.arccos(rays @ to / distance) < math.asin(0.7 / distance)
     assert 50 < expected.sum() < 0.5 * height * width
@@ -105,7 +105,7 @@ def test_a_sphere_is_seen_where_its_cone_of_sight_is(backend: str, height: int, 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_shapes_fill_what_a_march_along_the_rays_finds(backend: str, shape: str) -> None:
+def test_shapes_agree_with_ray_marching(backend: str, shape: str) -> None:
     """Oracle: membership of points stepped along each ray."""
     what = thing(shape, rotation=0.5)
     camera = Camera((6.0, -2.0, 3.0), (0.0, 0.0, 0.5), 30.0)
@@ -131,14 +131,14 @@ def test_shapes_fill_what_a_march_along_the_rays_finds(backend: str, shape: str)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_nearer_thing_hides_the_other(backend: str) -> None:
+def test_nearer_object_occludes_the_other(backend: str) -> None:
     far, near = thing("cube", x=-2.0), thing("sphere", x=2.0)
     _, seen = drawn([scene(far, near, camera=FRONT), scene(near, far, camera=FRONT)], 64, 64, backend)
     assert seen[0, 32, 32] == 1 and seen[1, 32, 32] == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_shadows_fall_away_from_the_light_with_soft_edges(backend: str) -> None:
+def test_shadows_are_soft_and_point_away_from_the_light(backend: str) -> None:
     above = Camera((0.01, 0.0, 12.0), (0.0, 0.0, 0.0), 50.0)  # looks down; light from -y, which is left
     images, seen = drawn(
         [scene(thing(), camera=above, lights=(LIGHT,)), scene(camera=above, lights=(LIGHT,))], 128, 128, backend
@@ -158,7 +158,7 @@ def test_shadows_fall_away_from_the_light_with_soft_edges(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("color", COLORS)
-def test_metal_has_the_brighter_highlight_and_the_darker_body(backend: str, color: str) -> None:
+def test_metal_has_brighter_highlights_and_a_darker_body(backend: str, color: str) -> None:
     scenes = [scene(thing(color=color, material=m), camera=replace(DEFAULT_CAMERA, fov=20.0)) for m in MATERIALS]
     images, seen = drawn(scenes, 64, 64, backend)
     rubber, metal = (image.astype(int).sum(0)[where == 0] for image, where in zip(images, seen, strict=True))
@@ -209,7 +209,7 @@ def test_an_empty_scene_is_gray_ground(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_near_on_the_ground_is_in_view(backend: str) -> None:
+def test_ground_near_the_centre_is_visible(backend: str) -> None:
     corners = [thing(x=x, y=y, size="small") for x in (-3.0, 3.0) for y in (-3.0, 3.0)]
     _, seen = drawn([scene(*corners)], 64, 64, backend)
     assert set(np.unique(seen)) == {-1, 0, 1, 2, 3}
@@ -226,7 +226,7 @@ def test_what_is_near_on_the_ground_is_in_view(backend: str) -> None:
         ({"scenes": [scene(thing(x=math.nan))]}, DataError, "not finite"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(arguments: dict, kind: type[IDCError], named: str) -> None:
+def test_invalid_scenes_are_errors(arguments: dict, kind: type[IDCError], named: str) -> None:
     with pytest.raises(kind, match=named):
         render(**{"scenes": [scene()], "height": 16, "width": 16, **arguments})
 

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.data.datamodule import PairDataModule, Split, stack_samples
 from lightning_idc.data.loading import PairDataset, PairLoader
-from lightning_idc.data.sampling import Draw, PairSampler, sample_seed
+from lightning_idc.data.sampling import PairSampler, SampleIndex, sample_seed
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop
 from lightning_idc.images.types import PairSample
@@ -120,7 +120,7 @@ def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Watching, Scheduled])
 @pytest.mark.parametrize("step", [3, 5, 6])
-def test_a_resumed_run_of_parts_of_epochs_sees_its_batches(tmp_path: Path, step: int, kind: type[Watching]) -> None:
+def test_resuming_with_limit_train_batches(tmp_path: Path, step: int, kind: type[Watching]) -> None:
     """3 of 6 batches per epoch: after those of the first, in the middle of the second, and after its last one."""
     options: dict[str, Any] = dict(num_sanity_val_steps=0, limit_train_batches=3, **QUIET)
     straight, second = kind(9), kind(9)
@@ -134,14 +134,14 @@ def test_a_resumed_run_of_parts_of_epochs_sees_its_batches(tmp_path: Path, step:
 
 @pytest.mark.parametrize(
     ("batch_size", "says"),
-    [(8, "8 pairs of that epoch are left out"), (2, "4 pairs of that epoch are seen twice"), (12, "8 .* seen twice")],
+    [(8, "8 pairs of that epoch are skipped"), (2, "4 pairs of that epoch are repeated"), (12, "8 .* repeated")],
 )
-def test_a_step_of_another_size_is_told_within_an_epoch(batch_size: int, says: str) -> None:
+def test_changed_step_size_within_an_epoch_warns(batch_size: int, says: str) -> None:
     """Lightning counts steps, so the position in the epoch is another one: 2 steps of 4 pairs of 23 were taken."""
     before, after = (GreyPairs(batch_size=size).loader("train") for size in (4, batch_size))
     batches = iter(before)
     next(batches), next(batches)
-    with pytest.warns(UserWarning, match=f"2 steps of 4 pairs.*a step has {batch_size} now: {says}"):
+    with pytest.warns(UserWarning, match=f"2 steps of 4 pairs.*a step now has {batch_size}: {says}"):
         after.load_state_dict(before.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -167,14 +167,14 @@ def with_seeds(samples: list[PairSample]) -> dict[str, Any]:
 
 
 def loader(workers: int = 0, batch: int = 4, rank: int = 0, world: int = 1) -> PairLoader:
-    dataset = PairDataset(Grey(24), [TRANSFORMS], seed=7, drawn=True)
+    dataset = PairDataset(Grey(24), [TRANSFORMS], seed=7, sample_captions=True)
     sampler = PairSampler(24, shuffle=True, seed=7, rank=rank, world_size=world)
     return PairLoader(
         dataset, sampler, batch, num_workers=workers, collate_fn=with_seeds, persistent_workers=workers > 0
     )
 
 
-def test_what_a_source_keeps_is_not_marked() -> None:
+def test_cached_samples_are_not_modified() -> None:
     """A sample that a source keeps and gives again must not be drawn in evaluation."""
 
     class Kept(Grey):
@@ -186,8 +186,8 @@ def test_what_a_source_keeps_is_not_marked() -> None:
             return self.sample
 
     source = Kept()
-    assert "seed" in PairDataset(source, [], seed=0, drawn=True)[Draw(0, 0)].meta
-    assert "seed" not in PairDataset(source, [], seed=0, drawn=False)[Draw(0, 0)].meta
+    assert "seed" in PairDataset(source, [], seed=0, sample_captions=True)[SampleIndex(0, 0)].meta
+    assert "seed" not in PairDataset(source, [], seed=0, sample_captions=False)[SampleIndex(0, 0)].meta
 
 
 def epoch_of(given: PairLoader, epoch: int) -> list[dict[str, Any]]:
@@ -195,7 +195,7 @@ def epoch_of(given: PairLoader, epoch: int) -> list[dict[str, Any]]:
     return list(given)
 
 
-def test_living_workers_make_the_same_pixels_in_every_epoch() -> None:
+def test_persistent_workers_give_equal_images() -> None:
     alone, helped = loader(), loader(2)
     processes = set()
     seeds = []
@@ -219,7 +219,7 @@ def test_two_processes_load_the_pixels_of_one() -> None:
         assert [name for both in zip(*(part["ids"] for part in parts), strict=True) for name in both] == whole["ids"]
 
 
-def test_seeds_of_neighbours_are_unlike() -> None:
+def test_seeds_of_adjacent_samples_differ() -> None:
     """Generators seeded with neighbouring numbers must not draw alike."""
     bits = [(sample_seed(0, 0, i) ^ sample_seed(0, 0, i + 1)).bit_count() for i in range(2000)]
     assert 29 < sum(bits) / 2000 < 34  # half of 63

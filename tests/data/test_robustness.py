@@ -50,7 +50,7 @@ def grey(value: int = 128, size: int = 64) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
-def test_words_are_replaced_in_the_share_asked_for(share: float) -> None:
+def test_fraction_of_replaced_words(share: float) -> None:
     captions = [[" ".join(WORDS[:10]), " ".join(WORDS[2:12])] for _ in range(50)]
     source = Corrupted(Fixed(grey(), captions), ReplaceWords(share), None)
     for index in range(50):
@@ -61,7 +61,7 @@ def test_words_are_replaced_in_the_share_asked_for(share: float) -> None:
     assert source.captions(0) != source.captions(1)  # the id decides
 
 
-def test_replacements_are_drawn_evenly_from_the_other_words() -> None:
+def test_replacements_are_uniform_over_other_words() -> None:
     replaced = Corrupted(Fixed(grey(), [["a b c d"]] * 3 + [["a"]] * 6000), ReplaceWords(1.0), None)
     drawn = Counter(replaced.captions(index)[0] for index in range(3, 6003))
     assert set(drawn) == {"b", "c", "d"}
@@ -70,7 +70,7 @@ def test_replacements_are_drawn_evenly_from_the_other_words() -> None:
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
-def test_noise_has_the_deviation_of_its_severity(severity: Severity) -> None:
+def test_noise_deviation_by_severity(severity: Severity) -> None:
     # dark enough on the scale that little is cut off at 0 and 255
     sample = Corrupted(Fixed(grey(128, 200), [["x"]]), GaussianNoise(severity), None).load(0)
     values = sample.before.double().flatten()
@@ -85,7 +85,7 @@ def test_noise_has_the_deviation_of_its_severity(severity: Severity) -> None:
     assert not torch.equal(sample.before, sample.after)
 
 
-def test_plasma_is_diamond_square_point_by_point() -> None:
+def test_plasma_equals_diamond_square() -> None:
     levels, decay = 3, 1.4
     size = 2**levels
     got = plasma(levels, decay, torch.Generator().manual_seed(7))
@@ -108,15 +108,15 @@ def test_plasma_is_diamond_square_point_by_point() -> None:
                 neighbours = [
                     ((py + dy) % size, (px + dx) % size) for dy, dx in ((half, 0), (-half, 0), (0, half), (0, -half))
                 ]
-                assert all(place in grid for place in neighbours)
-                grid[py, px] = sum(grid[place] for place in neighbours) / 4 + wobble[kind][y // step][x // step]
+                assert all(point in grid for point in neighbours)
+                grid[py, px] = sum(grid[point] for point in neighbours) / 4 + wobble[kind][y // step][x // step]
         step, amplitude = half, amplitude / decay**2
     expected = torch.tensor([[grid[y, x] for x in range(size)] for y in range(size)], dtype=torch.float64)
     expected = (expected - expected.min()) / (expected.max() - expected.min())
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-def test_fog_keeps_between_its_least_and_greatest_thickness() -> None:
+def test_fog_is_within_its_thickness_range() -> None:
     thickness, _ = FOG[4]
     assert thickness == 3.0
     image = torch.randint(0, 200, (3, 60, 100), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -163,11 +163,13 @@ def test_wrong_arguments() -> None:
         Corruption(splits=["testing"])
 
 
-def test_vague_captions_take_the_place_of_those_of_changed_pairs_alone() -> None:
+def test_vague_captions_replace_those_of_changed_pairs_only() -> None:
     vague = VagueCaptions(0.6)
     generators = [torch.Generator().manual_seed(seed) for seed in range(300)]
-    said = [vague.captions(["a cube moved", "a ball went away"], list, generator) for generator in generators]
-    replaced = [own for own in said if own != ["a cube moved", "a ball went away"]]
+    captions_by_seed = [
+        vague.captions(["a cube moved", "a ball went away"], list, generator) for generator in generators
+    ]
+    replaced = [own for own in captions_by_seed if own != ["a cube moved", "a ball went away"]]
     # 300 coins of 0.6; 4.5 standard deviations are 0.13
     assert abs(len(replaced) / 300 - 0.6) < 0.13
     assert {text for own in replaced for text in own} == set(vague.sentences)
@@ -191,24 +193,24 @@ def test_vague_captions_take_the_place_of_those_of_changed_pairs_alone() -> None
         (["the door was always open"], "no_change", False),
     ],
 )
-def test_what_is_vague_is_decided_by_the_type_or_else_by_all_captions(
+def test_changed_pairs_are_detected_by_type_or_captions(
     captions: list[str], change_type: str | None, changed: bool
 ) -> None:
-    found = VagueCaptions(1.0).captions(captions, list, torch.Generator(), change_type)
-    assert (found != captions) == changed
+    corrupted = VagueCaptions(1.0).captions(captions, list, torch.Generator(), change_type)
+    assert (corrupted != captions) == changed
 
 
-def test_every_changed_pair_of_genuine_captions_becomes_vague(shared: Path) -> None:
+def test_ratio_1_makes_every_changed_pair_vague(shared: Path) -> None:
     path = shared / "realdata" / "annotations" / "spot_the_diff" / "test.json"
     if not path.is_file():
         pytest.skip("the genuine annotations of Spot-the-Diff are not in the shared folder")
-    vague, kept = VagueCaptions(1.0), []
+    vague, unchanged_captions = VagueCaptions(1.0), []
     for row in json.loads(path.read_text(encoding="utf-8")):
         own = [sentence for sentence in row["sentences"] if sentence]
         if vague.captions(own, list, torch.Generator()) == own:
-            kept.append(own)
-    assert not [own for own in kept if any("no longer" in sentence.lower() for sentence in own)]
-    assert 0 < len(kept) < 100
+            unchanged_captions.append(own)
+    assert not [own for own in unchanged_captions if any("no longer" in sentence.lower() for sentence in own)]
+    assert 0 < len(unchanged_captions) < 100
 
 
 class Typed(Fixed):
@@ -216,7 +218,7 @@ class Typed(Fixed):
         return ("no_change", "move")[index]
 
 
-def test_the_type_of_a_pair_decides_behind_a_data_module_too() -> None:
+def test_change_type_is_used_through_a_data_module() -> None:
     source = Corrupted(Typed(grey(), [["as it was"], ["no longer as it was"]]), VagueCaptions(1.0), None)
     assert source.captions(0) == source.load(0).captions == ["as it was"]
     assert source.captions(1) == source.load(1).captions and source.captions(1)[0] in VagueCaptions().sentences

@@ -27,7 +27,7 @@ from lightning_idc.data.transforms.sides import swap_sides
         ("Move the plate right a bit over the pot", "Move the plate left a bit over the pot"),
     ],
 )
-def test_directions_are_exchanged(text: str, swapped: str) -> None:
+def test_directions_are_swapped(text: str, swapped: str) -> None:
     assert swap_sides(text) == swapped
     assert swap_sides(swapped) == text
 
@@ -47,7 +47,7 @@ def test_directions_are_exchanged(text: str, swapped: str) -> None:
         "the car moved in the picture to the right",
     ],
 )
-def test_pictures_verbs_and_adverbs_stay(text: str) -> None:
+def test_image_references_verbs_and_adverbs_are_unchanged(text: str) -> None:
     assert swap_sides(text) == text
 
 
@@ -77,7 +77,7 @@ _WORDS = (
 
 
 @given(st.lists(st.one_of(st.sampled_from(_WORDS), st.text(max_size=3)), max_size=12).map(" ".join))
-def test_swapping_twice_gives_the_text_back(text: str) -> None:
+def test_swapping_twice_restores_the_text(text: str) -> None:
     swapped = swap_sides(text)
     assert len(swapped.split()) == len(text.split())
     if all(word in (word.lower(), word.upper(), word.capitalize()) for word in text.split()):

@@ -11,18 +11,18 @@ LONG = "a " * 20 + "dog."
 
 
 def test_counts_by_hand() -> None:
-    found = caption_statistics([["The cube moved. Nothing else did!", "no change"], [LONG], []])
-    assert (found.pairs, found.captions) == (3, 3)
-    assert found.words == 6 + 2 + 21
-    assert found.sentences == 2 + 1 + 1
+    statistics = caption_statistics([["The cube moved. Nothing else did!", "no change"], [LONG], []])
+    assert (statistics.pairs, statistics.captions) == (3, 3)
+    assert statistics.words == 6 + 2 + 21
+    assert statistics.sentences == 2 + 1 + 1
     # the cube moved nothing else did no change a dog
-    assert found.vocabulary == 10
-    assert found.long_captions == 1
-    rows = dict(found.rows())
+    assert statistics.vocabulary == 10
+    assert statistics.long_captions == 1
+    rows = dict(statistics.rows())
     assert rows["words per caption"] == "9.7" and rows["captions of more than 20 words"] == "33 %"
 
 
-def test_twenty_words_are_not_more_than_twenty() -> None:
+def test_caption_of_20_words_is_not_long() -> None:
     assert caption_statistics([["a " * 20]]).long_captions == 0
 
 
@@ -34,9 +34,9 @@ def test_sentences(caption: str, sentences: int) -> None:
     assert sentence_count(caption) == sentences
 
 
-def test_splits_share_their_vocabulary() -> None:
-    found = split_statistics({"train": [["a red cube"]], "test": [["a blue cube"], ["a red ball"]]})
-    assert {split: (s.pairs, s.vocabulary) for split, s in found.items()} == {
+def test_vocabulary_is_joint_over_splits() -> None:
+    statistics = split_statistics({"train": [["a red cube"]], "test": [["a blue cube"], ["a red ball"]]})
+    assert {split: (s.pairs, s.vocabulary) for split, s in statistics.items()} == {
         "train": (1, 3),
         "test": (2, 5),
         "all": (3, 5),
@@ -44,6 +44,6 @@ def test_splits_share_their_vocabulary() -> None:
     assert list(split_statistics({"train": [["x"]]})) == ["train"]
 
 
-def test_nothing_to_count() -> None:
-    with pytest.raises(DataError, match="no pairs"):
+def test_no_pairs_is_an_error() -> None:
+    with pytest.raises(DataError, match="at least one pair"):
         caption_statistics([])

@@ -37,7 +37,7 @@ def draw(seed: int = 0) -> torch.Generator:
 def test_references_are_true_and_counterfactuals_false(source: SyntheticSource) -> None:
     kinds = set()
     for index in range(len(source)):
-        truth = source.truth(index)
+        truth = source.ground_truth(index)
         assert not any(is_false(caption, truth) for caption in source.captions(index))
         planted = counterfactuals(truth, 6, draw(index))
         assert len(planted) == len(set(planted)) == 6
@@ -50,7 +50,7 @@ def test_references_are_true_and_counterfactuals_false(source: SyntheticSource) 
 
 def test_one_fact_is_wrong_at_a_time(source: SyntheticSource) -> None:
     for index in range(len(source)):
-        truth = source.truth(index)
+        truth = source.ground_truth(index)
         if not truth["changes"]:
             continue
         claim = claim_of(truth["changes"][0])
@@ -60,19 +60,21 @@ def test_one_fact_is_wrong_at_a_time(source: SyntheticSource) -> None:
             assert parse(sentences(other)[0]).thing == other.thing
 
 
-def test_they_use_words_that_training_captions_use(source: SyntheticSource) -> None:
+def test_counterfactuals_use_training_vocabulary(source: SyntheticSource) -> None:
     known = {word for index in range(len(source)) for caption in source.captions(index) for word in words_of(caption)}
-    planted = {w for i in range(len(source)) for c in counterfactuals(source.truth(i), 4, draw(i)) for w in words_of(c)}
+    planted = {
+        w for i in range(len(source)) for c in counterfactuals(source.ground_truth(i), 4, draw(i)) for w in words_of(c)
+    }
     assert planted <= known
 
 
-def test_the_same_seed_plants_the_same(source: SyntheticSource) -> None:
-    truth = source.truth(3)
+def test_equal_seeds_give_equal_counterfactuals(source: SyntheticSource) -> None:
+    truth = source.ground_truth(3)
     assert counterfactuals(truth, 5, draw(7)) == counterfactuals(truth, 5, draw(7))
     assert counterfactuals(truth, 5, draw(7)) != counterfactuals(truth, 5, draw(8))
 
 
-def test_reports_are_refused(root: Path) -> None:
+def test_omnidiff_reports_are_rejected(root: Path) -> None:
     source = SyntheticSource(Key("omnidiff", "train", 1, 32, 32, 0, load_mode("omnidiff").WORLD), root, progress=False)
     with pytest.raises(ConfigError, match="modes clevr_change or clevr_dc"):
-        counterfactuals(source.truth(0), 1, draw())
+        counterfactuals(source.ground_truth(0), 1, draw())

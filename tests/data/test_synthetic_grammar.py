@@ -37,7 +37,7 @@ WORDS = [
 
 
 @given(st.one_of(st.text(), st.text(string.printable), st.lists(st.sampled_from(WORDS)).map(" ".join)))
-def test_any_string_can_be_read(text: str) -> None:
+def test_any_string_can_be_parsed(text: str) -> None:
     assert isinstance(parse(text), ParsedChange)
     assert all(isinstance(claim, ParsedChange) for claim in parse_report(text))
 
@@ -73,11 +73,11 @@ def test_any_string_can_be_read(text: str) -> None:
         ("the gray sphere changed its location", ParsedChange("move", Attributes(color="gray", shape="sphere"))),
     ],
 )
-def test_sentences_of_others_are_understood(text: str, expected: ParsedChange) -> None:
+def test_sentences_of_other_templates_are_parsed(text: str, expected: ParsedChange) -> None:
     assert parse(text) == expected
 
 
-def test_british_spelling_says_the_same() -> None:
+def test_british_spelling_is_equivalent() -> None:
     for sentence in ("the small gray metal cube changed its color to gray", "the large gray sphere is missing"):
         assert parse(sentence.replace("gray", "grey").replace("color", "colour")) == parse(sentence)
     report = "The color of the gray cube in the center of the scene changed to gray. A gray ball appeared."
@@ -97,7 +97,7 @@ def truth_of(mode_module, name: str, kind: str, seed: int = 0):
 
 
 @pytest.mark.parametrize("kind", clevr_change.KINDS)
-def test_references_are_judged_right(kind: str) -> None:
+def test_references_are_judged_correct(kind: str) -> None:
     pair, truth = truth_of(clevr_change, "clevr_change", kind)
     for caption in pair.captions:
         verdict = change_accuracy(caption, truth)
@@ -106,7 +106,7 @@ def test_references_are_judged_right(kind: str) -> None:
         assert verdict["attributes_correct"] is verdict["relation_correct"] is (None if kind == "no_change" else True)
 
 
-def test_each_mistake_is_seen() -> None:
+def test_each_error_is_detected() -> None:
     _, truth = truth_of(clevr_change, "clevr_change", "color")
     claim = claim_of(truth["changes"][0])
     thing, anchor = claim.thing.phrase(), claim.anchor.phrase()
@@ -128,7 +128,7 @@ def test_each_mistake_is_seen() -> None:
     assert judge("") == (False, False, False, False)
 
 
-def test_another_true_relation_counts() -> None:
+def test_other_true_relation_is_correct() -> None:
     _, truth = truth_of(clevr_change, "clevr_change", "drop")
     change = truth["changes"][0]
     claim = claim_of(change)

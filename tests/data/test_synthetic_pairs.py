@@ -38,7 +38,7 @@ def source(request: pytest.FixtureRequest, root: Path) -> SyntheticSource:
     return SyntheticSource(key_of(request.param), root, progress=False)
 
 
-def test_boxes_and_masks_are_those_of_the_pixels(source: SyntheticSource) -> None:
+def test_boxes_and_masks_match_object_maps(source: SyntheticSource) -> None:
     for index in range(len(source)):
         sample = source.load(index)
         changes = sample.meta["changes"]
@@ -60,9 +60,9 @@ def test_boxes_and_masks_are_those_of_the_pixels(source: SyntheticSource) -> Non
         assert np.array_equal(sample.masks.numpy(), expected)
 
 
-def test_what_changed_can_be_seen(source: SyntheticSource) -> None:
+def test_changed_objects_are_visible(source: SyntheticSource) -> None:
     for index in range(len(source)):
-        meta = source.truth(index)
+        meta = source.ground_truth(index)
         for change in meta["changes"]:
             for side in ("before", "after"):
                 for thing in change[side]:
@@ -71,7 +71,7 @@ def test_what_changed_can_be_seen(source: SyntheticSource) -> None:
                     )
 
 
-def test_every_thing_shows_a_good_part_of_its_outline(source: SyntheticSource) -> None:
+def test_objects_have_a_minimum_visible_fraction(source: SyntheticSource) -> None:
     for index in range(len(source)):
         pair = draw_pair(source.key, index)
         for scene, seen in zip((pair.before, pair.after), source.seen[index], strict=True):
@@ -88,32 +88,32 @@ def test_outlines_agree_with_the_renderer(source: SyntheticSource) -> None:
         pair = draw_pair(source.key, index)
         for scene, name in ((pair.before, "before"), (pair.after, "after")):
             shapes = outlines(scene.things, view_of(scene.camera))
-            for thing, plain in enumerate(source.truth(index)[name]["things"]):
+            for thing, plain in enumerate(source.ground_truth(index)[name]["things"]):
                 middle, half = shapes.centre[thing], shapes.half[thing]
                 expected = np.concatenate([middle - half, middle + half])
                 errors.setdefault(plain["shape"], []).append(np.abs(expected * 48 - plain["box"]).max())
-    assert all(np.median(found) < 0.8 for found in errors.values())  # pixels; what is partly hidden has a smaller box
+    assert all(np.median(values) < 0.8 for values in errors.values())  # pixels; what is partly hidden has a smaller box
 
 
-def test_distractors_differ_in_pixels_but_not_in_things(root: Path) -> None:
+def test_distractors_change_pixels_but_not_objects(root: Path) -> None:
     source = SyntheticSource(key_of(), root, progress=False)
     plain = [index for index in range(len(source)) if source.change_type(index) == "no_change"]
     assert plain
     for index in plain:
         sample = source.load(index)
-        places = [
+        positions = [
             [(t["shape"], t["color"], t["x"], t["y"]) for t in sample.meta[side]["things"]]
             for side in ("before", "after")
         ]
-        assert places[0] == places[1]
+        assert positions[0] == positions[1]
         assert not torch.equal(sample.before, sample.after)
         assert sample.masks.sum() == 0 and len(sample.boxes) == 0
 
 
-def test_view_overlap_is_the_mean_iou_of_things_that_stay(root: Path) -> None:
+def test_view_overlap_is_mean_iou_of_unmoved_objects(root: Path) -> None:
     source = SyntheticSource(key_of(), root, progress=False)
     for index in range(len(source)):
-        meta, overlaps = source.truth(index), []
+        meta, overlaps = source.ground_truth(index), []
         moved = {thing for change in meta["changes"] for thing in change["before"]}
         for i, j in meta["same"]:
             if i not in moved:
@@ -127,7 +127,7 @@ def test_view_overlap_is_the_mean_iou_of_things_that_stay(root: Path) -> None:
         assert meta["iou"] == pytest.approx(np.mean(overlaps))
 
 
-def test_cells_name_the_thing_with_most_pixels(source: SyntheticSource) -> None:
+def test_cell_label_is_the_object_with_most_pixels(source: SyntheticSource) -> None:
     dataset = ObjectCells(source, grid=8)
     assert len(dataset) == 2 * len(source)
     for index in range(0, 12):
@@ -135,7 +135,7 @@ def test_cells_name_the_thing_with_most_pixels(source: SyntheticSource) -> None:
         assert image.dtype == torch.uint8 and labels.shape == (4, 8, 8) and labels.dtype == torch.int64
         assert torch.equal(dataset[index][1], labels)  # the kept labels
         seen = source.seen[index // 2][index % 2]
-        things = source.truth(index // 2)["after" if index % 2 else "before"]["things"]
+        things = source.ground_truth(index // 2)["after" if index % 2 else "before"]["things"]
         for row in range(8):
             for column in range(8):
                 block = seen[row * 6 : row * 6 + 6, column * 6 : column * 6 + 6]
@@ -151,7 +151,7 @@ def test_cells_name_the_thing_with_most_pixels(source: SyntheticSource) -> None:
                     assert words == [things[best][name] for name in ATTRIBUTE_WORDS]
 
 
-def test_cells_of_a_picture_that_is_not_square() -> None:
+def test_cells_of_a_non_square_image() -> None:
     seen = np.full((12, 18), -1)
     seen[8:10, 2:4] = 0
     thing = {name: words[0] for name, words in ATTRIBUTE_WORDS.items()}
@@ -159,7 +159,7 @@ def test_cells_of_a_picture_that_is_not_square() -> None:
     assert labels.shape == (4, 6, 9) and np.argwhere(labels[0]).tolist() == [[4, 1]] and (labels[:, 4, 1] == 1).all()
 
 
-def test_cells_of_an_empty_picture() -> None:
+def test_cells_of_an_empty_image() -> None:
     assert not cell_labels(np.full((10, 14), -1), [], grid=4).any()
 
 
@@ -201,13 +201,13 @@ def test_two_processes_render_once(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
 
 
-def test_pairs_of_other_settings_and_damaged_ones_are_rendered_anew(tmp_path: Path) -> None:
+def test_damaged_or_different_pairs_are_rendered_again(tmp_path: Path) -> None:
     key = key_of(pairs=3, size=32)
     folder = ensure(key, tmp_path, progress=False)
     written = {path.name: path.read_bytes() for path in folder.iterdir()}
     manifest, (pixels,) = folder / "manifest.json", folder.glob("pairs-*")
     for damage in (
-        lambda: Manifest({**key.plain(), "seed": 99}, {}).write(folder),
+        lambda: Manifest({**key.to_dict(), "seed": 99}, {}).write(folder),
         lambda: manifest.write_bytes(written["manifest.json"][:20]),
         lambda: pixels.write_bytes(written[pixels.name][:-7]),
         pixels.unlink,
@@ -218,7 +218,7 @@ def test_pairs_of_other_settings_and_damaged_ones_are_rendered_anew(tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
-def test_interruption_and_full_disk_leave_nothing(
+def test_interruption_and_full_disk_leave_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     real = cache_module._chunk
@@ -238,7 +238,7 @@ def test_interruption_and_full_disk_leave_nothing(
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     key = key_of(pairs=2, size=32)
     stale = tmp_path / f".{key.folder}.abc"
     stale.mkdir()
@@ -247,7 +247,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
     assert not stale.exists()
 
 
-def test_a_disk_that_is_too_small_is_refused_before_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_detected_before_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     monkeypatch.setattr(cache_module, "_chunk", lambda *args: pytest.fail("rendered"))
@@ -255,7 +255,7 @@ def test_a_disk_that_is_too_small_is_refused_before_rendering(tmp_path: Path, mo
         ensure(key_of(pairs=2, size=32), tmp_path, progress=False)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_read_only_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cache_dir"):
         ensure(key_of(pairs=2, size=32), tmp_path / "file", progress=False)
@@ -321,9 +321,9 @@ def test_cell_batches(root: Path) -> None:
         ({"train_pairs": 0}, "train_pairs is 0"),
         ({"render_size": 8}, "at least 16"),
         ({"no_change": 1.5}, "from 0 to 1"),
-        ({"things": (5, 2)}, "least and a greatest"),
+        ({"things": (5, 2)}, "minimum of at least 2 and a maximum"),
     ],
 )
-def test_impossible_arguments_are_refused(arguments: dict, message: str) -> None:
+def test_invalid_arguments_are_errors(arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SyntheticPairs(**arguments)

@@ -45,13 +45,13 @@ def chi_square(counts: Counter[str], words: tuple[str, ...]) -> float:
 @pytest.mark.parametrize(
     "words", [SHAPES, MATERIALS, tuple(SIZES), tuple(COLORS)], ids=["shape", "material", "size", "color"]
 )
-def test_words_for_what_changes_are_balanced(pairs: list[ScenePair], words: tuple[str, ...]) -> None:
+def test_words_of_changed_objects_are_balanced(pairs: list[ScenePair], words: tuple[str, ...]) -> None:
     named = Counter(word for pair in pairs for change in pair.changes for word in change.claim.thing or ())
     # seven degrees of freedom at most; 3.5 each is beyond the 99.9th percentile for 7 and near it for 1 (10.8)
     assert chi_square(named, words) < (3.5 if len(words) > 3 else 7.0), named
 
 
-def test_every_shape_is_written_with_one_noun(pairs: list[ScenePair]) -> None:
+def test_each_shape_has_one_noun(pairs: list[ScenePair]) -> None:
     nouns = Counter(word for pair in pairs for text in pair.captions for word in text.split())
     assert not {"ball", "block", "object", "thing", "sphere's"} & set(nouns)
     assert chi_square(nouns, SHAPES) / sum(nouns[word] for word in SHAPES) < 0.005  # within a few per cent, anchors too
@@ -64,7 +64,7 @@ def test_kinds_are_equally_frequent(pairs: list[ScenePair]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
-def test_captions_read_back_to_the_claim(mode: str) -> None:
+def test_captions_parse_to_their_claim(mode: str) -> None:
     for pair in draw_many(mode, 400, seed=11):
         assert len(set(pair.captions)) == len(pair.captions) == 5
         for caption in pair.captions:
@@ -76,7 +76,7 @@ def test_captions_read_back_to_the_claim(mode: str) -> None:
                 assert parse(caption).kind == "no_change"
 
 
-def test_reports_read_back_to_the_claims(reports: list[ScenePair]) -> None:
+def test_reports_parse_to_their_claims(reports: list[ScenePair]) -> None:
     for pair in reports:
         (caption,) = pair.captions
         assert parse_report(caption) == [change.claim for change in pair.changes]
@@ -91,7 +91,7 @@ def test_all_twelve_types_of_omnidiff_occur(reports: list[ScenePair]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
-def test_what_a_caption_refers_to_is_unique(mode: str) -> None:
+def test_captions_refer_to_a_unique_object(mode: str) -> None:
     twins = 0
     for pair in draw_many(mode, 400, seed=5):
         for change in pair.changes:
@@ -109,27 +109,27 @@ def test_what_a_caption_refers_to_is_unique(mode: str) -> None:
     assert twins > 10  # pairs in which only the relation tells which one
 
 
-def test_a_relation_that_is_needed_is_said_and_the_scenes_are_the_same() -> None:
+def test_needed_relations_do_not_change_the_scenes() -> None:
     world = load_mode("clevr_change").WORLD
     keys = [Key("clevr_change", "train", 200, 64, 64, 5, replace(world, relations=way)) for way in ("always", "needed")]
-    told = 0
+    num_relations = 0
     for always, needed in zip(*([draw_pair(key, index) for index in range(200)] for key in keys), strict=True):
         assert always.before == needed.before and always.after == needed.after
         for change, short in zip(always.changes, needed.changes, strict=True):
-            told += short.claim.relation is not None
+            num_relations += short.claim.relation is not None
             assert short.claim in (change.claim, replace(change.claim, relation=None, anchor=None))
-    assert 5 < told < 40
+    assert 5 < num_relations < 40
     assert keys[0].folder != keys[1].folder
 
 
-def test_relations_that_no_mode_knows_are_refused() -> None:
+def test_invalid_relations_are_errors() -> None:
     with pytest.raises(ConfigError, match="'sometimes'; expected one of always, needed"):
         SyntheticPairs(relations="sometimes")
-    with pytest.raises(ConfigError, match="omnidiff has rules of its own"):
+    with pytest.raises(ConfigError, match="not to omnidiff"):
         SyntheticPairs("omnidiff", relations="needed")
 
 
-def test_the_anchor_is_the_nearest_thing_in_a_clear_direction(pairs: list[ScenePair]) -> None:
+def test_anchor_is_the_nearest_object_in_a_clear_direction(pairs: list[ScenePair]) -> None:
     for pair in pairs[:500]:
         for change in pair.changes:
             scene, index = (pair.after, change.after) if change.side else (pair.before, change.before)
@@ -144,12 +144,12 @@ def test_the_anchor_is_the_nearest_thing_in_a_clear_direction(pairs: list[SceneP
             assert along[change.claim.relation] == larger
 
 
-def test_exactly_the_named_change_happened(pairs: list[ScenePair]) -> None:
+def test_scenes_differ_only_by_the_described_change(pairs: list[ScenePair]) -> None:
     for pair in pairs[:600]:
         before, after = list(pair.before.things), list(pair.after.things)
-        kept = dict(pair.same)
-        differing = [i for i, j in kept.items() if before[i] != after[j]]
-        gone, came = set(range(len(before))) - set(kept), set(range(len(after))) - set(kept.values())
+        index_of = dict(pair.same)
+        differing = [i for i, j in index_of.items() if before[i] != after[j]]
+        gone, came = set(range(len(before))) - set(index_of), set(range(len(after))) - set(index_of.values())
         if pair.change_type == "no_change":
             assert before == after and not pair.changes
             continue
@@ -178,7 +178,7 @@ def test_camera_and_lights_differ_in_every_pair(pairs: list[ScenePair]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_things_do_not_touch(mode: str) -> None:
+def test_objects_do_not_touch(mode: str) -> None:
     for pair in draw_many(mode, 100, seed=8):
         for scene in (pair.before, pair.after):
             for i, thing in enumerate(scene.things):
@@ -198,10 +198,10 @@ def test_relations_follow_the_camera() -> None:
     # a camera that looks along +y: right is +x, behind is +y
     view = view_of(Camera((0.0, -9.0, 5.0), (0.0, 0.0, 0.0)))
     centre = SceneObject("cube", "small", "red", "metal", 0.0, 0.0)
-    places = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "behind": (0.0, 1.0), "front": (0.0, -1.0)}
-    for relation, (x, y) in places.items():
+    positions = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "behind": (0.0, 1.0), "front": (0.0, -1.0)}
+    for relation, (x, y) in positions.items():
         thing = SceneObject("cube", "small", "red", "metal", x, y)
-        assert [name for name in places if related(view, thing, name, centre)] == [relation]
+        assert [name for name in positions if related(view, thing, name, centre)] == [relation]
 
 
 def test_pair_depends_on_seed_split_and_index_only() -> None:
@@ -216,12 +216,12 @@ def test_pair_depends_on_seed_split_and_index_only() -> None:
     assert all(draw_pair(one, 7) != draw_pair(key, index) for key, index in others)
 
 
-def test_unknown_mode_is_refused_with_the_known_ones() -> None:
+def test_unknown_mode_lists_the_modes() -> None:
     with pytest.raises(ConfigError, match="clevr_change, clevr_dc, clevr_wide, omnidiff"):
         load_mode("clevr")
 
 
-def test_every_claim_of_a_report_is_true_of_the_scenes(reports: list[ScenePair]) -> None:
+def test_claims_of_reports_hold_in_the_scenes(reports: list[ScenePair]) -> None:
     for pair in reports:
         scenes = (pair.before, pair.after)
         for change in pair.changes:
@@ -298,13 +298,13 @@ FONT = {
 def _spelled(dots: list[SceneObject], camera: Camera) -> str | None:
     """Read dots as the camera does: rows from far to near, columns from left to right."""
     view = view_of(camera)
-    places = [
+    positions = [
         (thing.x * view.right[0] + thing.y * view.right[1], thing.x * view.behind[0] + thing.y * view.behind[1])
         for thing in dots
     ]
-    if len({round(x, 2) for x, _ in places}) == 1:
+    if len({round(x, 2) for x, _ in positions}) == 1:
         return "I"
-    columns, rows = sorted({round(x, 2) for x, _ in places}), sorted({-round(y, 2) for _, y in places})
-    drawn = {(rows.index(-round(y, 2)), columns.index(round(x, 2))) for x, y in places}
+    columns, rows = sorted({round(x, 2) for x, _ in positions}), sorted({-round(y, 2) for _, y in positions})
+    drawn = {(rows.index(-round(y, 2)), columns.index(round(x, 2))) for x, y in positions}
     picture = " ".join("".join("#" if (row, column) in drawn else "." for column in range(3)) for row in range(3))
     return next((letter for letter, shape in FONT.items() if shape == picture), None)

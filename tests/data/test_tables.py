@@ -67,7 +67,7 @@ cells = st.text(alphabet='ab,;"\r\n é\u2028\ufeff', max_size=6)
     quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
     end=st.sampled_from(["\n", "\r\n"]),
 )
-def test_rows_are_those_of_python(
+def test_csv_rows_equal_python_csv(
     tmp_path: Path, rows: list[tuple[str, str, str]], raw: str, quoting: Any, end: str
 ) -> None:
     text = io.StringIO(newline="")
@@ -92,10 +92,10 @@ BAD: dict[str, tuple[str, bytes, str]] = {
     "header only": ("t.csv", b"before,after\n", r"t\.csv has no rows"),
     "too many fields": ("t.csv", b"a;b\n1;2\n1;2;3\n", r"t\.csv, line 3: 3 fields, but the header has 2; .*a ';' must"),
     "too few fields": ("t.csv", b'a,b\n"1\n",2\n\n1\n', r"t\.csv, line 5: 1 fields, but the header has 2"),
-    "twice": ("t.csv", b"\nbefore,before\n1,2\n", r"line 2: the column 'before' comes twice"),
+    "twice": ("t.csv", b"\nbefore,before\n1,2\n", r"line 2: duplicate column 'before'"),
     "quote open": ("t.csv", b'a,b\n1,2\n3,"open\n4,5\n', r"line 3: a field begins with a quotation mark and does not"),
     "quote swallows": ("t.csv", b'a,b\n1,"open\n3,"next"\n', r"line 2: a field begins .*: '\"open"),
-    "quote inside": ("t.csv", b'a,b\n1,"say "hi" there"\n', r"line 2: .*Double those within the text"),
+    "quote inside": ("t.csv", b'a,b\n1,"say "hi" there"\n', r"line 2: .*double quotation marks within the text"),
     "utf-16": ("t.csv", "a,b\n1,é\n".encode("utf-16"), r"line 1: byte 0xff is not UTF-8 text; save the file as UTF-8"),
     "latin": ("t.csv", b"a,b\n1,\xe9\n", r"line 2: byte 0xe9 is not UTF-8 text"),
     "nul": ("t.csv", b"a,b\n1,\0\n", r"line 2: byte 0x00 is not UTF-8 text"),
@@ -118,7 +118,7 @@ BAD: dict[str, tuple[str, bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_rows_are_listed_with_their_lines(tmp_path: Path, name: str) -> None:
+def test_invalid_rows_are_listed_with_their_lines(tmp_path: Path, name: str) -> None:
     file, raw, message = BAD[name]
     (tmp_path / file).write_bytes(raw)
     with pytest.raises(DataError, match=message) as caught:
@@ -139,13 +139,13 @@ def test_bad_rows_are_listed_with_their_lines(tmp_path: Path, name: str) -> None
         ('{"captions": "\\ud800"}', "line 1: captions contains NUL or a lone surrogate"),
     ],
 )
-def test_bad_cells_of_json_are_listed(tmp_path: Path, cell: str, message: str) -> None:
+def test_invalid_json_cells_are_listed(tmp_path: Path, cell: str, message: str) -> None:
     (tmp_path / "t.jsonl").write_text(cell)
     with pytest.raises(DataError, match=message):
         read_table(tmp_path / "t.jsonl")
 
 
-def test_a_file_that_unpacks_to_too_much_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_idc.utils.jsonfiles.MAX_BYTES", 1000)
     (tmp_path / "bomb.csv").write_bytes(gzip.compress(b"a,b\n" * 100_000))
     with pytest.raises(DataError, match="has more than"):

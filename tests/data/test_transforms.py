@@ -49,7 +49,7 @@ def extent(bright: torch.Tensor) -> list[int]:
     [Resize((96, 32)), Flip(1.0), Flip(0.0, 1.0), RandomCrop(0.9), Compose([RandomCrop(0.9), Flip(1.0, 1.0)])],
 )
 @pytest.mark.parametrize("seed", range(4))
-def test_images_boxes_and_masks_move_together(transform: PairTransform, seed: int) -> None:
+def test_images_boxes_and_masks_are_transformed_together(transform: PairTransform, seed: int) -> None:
     moved = transform(painted(), seeded(seed))
     assert torch.equal(moved.before, moved.after)
     assert moved.boxes is not None and moved.masks is not None
@@ -69,7 +69,7 @@ def test_flip_mirrors_exactly_and_swaps_words() -> None:
     assert torch.equal(again.boxes, sample.boxes) and again.captions == sample.captions
 
 
-def test_upside_down_exchanges_top_and_bottom_only() -> None:
+def test_upside_down_swaps_top_and_bottom_only() -> None:
     sample = replace(painted(), captions=["Upper left: a thing below the top, lowermost"])
     flipped = Flip(0.0, 1.0)(sample, seeded(0))
     assert flipped.captions == ["Lower left: a thing above the bottom, uppermost"]
@@ -82,18 +82,18 @@ def test_a_window_is_around_a_change_and_boxes_keep_their_extent(seed: int) -> N
     sample = painted()
     assert sample.boxes is not None
     far = torch.tensor([[60.0, 44.0, 64.0, 48.0]]).expand(2, -1)  # no window of 20 pixels holds both
-    found = CropToChange(20, anywhere=0.0)(replace(sample, boxes=torch.cat([sample.boxes, far[None]])), seeded(seed))
-    assert found.before.shape == found.after.shape == (3, 20, 20) and found.masks is not None
-    boxes = found.boxes
+    cropped = CropToChange(20, anywhere=0.0)(replace(sample, boxes=torch.cat([sample.boxes, far[None]])), seeded(seed))
+    assert cropped.before.shape == cropped.after.shape == (3, 20, 20) and cropped.masks is not None
+    boxes = cropped.boxes
     assert boxes is not None and bool(boxes[:, 1, 0].isnan().sum() == 1)
     if not bool(boxes[0].isnan().any()):
         x1, y1, x2, y2 = boxes[0, 1].tolist()
         assert (x2 - x1, y2 - y1) == (16, 16) and x1 < 20 and y1 < 20 and x2 > 0 and y2 > 0
         inside = [max(0, int(x1)), max(0, int(y1)), min(20, int(x2)), min(20, int(y2))]
-        assert extent(found.before[0] > 127) == extent(found.masks[1]) == inside
+        assert extent(cropped.before[0] > 127) == extent(cropped.masks[1]) == inside
 
 
-def test_a_window_is_around_what_could_be_mistaken_for_a_change() -> None:
+def test_window_is_around_a_hard_negative() -> None:
     sample = painted()
     assert sample.boxes is not None
     before = torch.zeros_like(sample.before)
@@ -102,14 +102,14 @@ def test_a_window_is_around_what_could_be_mistaken_for_a_change() -> None:
     after[:, 40:43, 50:53] = 255  # too thin
     other = replace(sample, before=before, after=after, boxes=torch.full((1, 2, 4), torch.nan))
     seen = [CropToChange(12, 0.0, 1.0)(other, seeded(seed)) for seed in range(8)]
-    assert all(int((found.before != found.after)[0].sum()) > 9 for found in seen)
+    assert all(int((cropped.before != cropped.after)[0].sum()) > 9 for cropped in seen)
     boxed = replace(other, boxes=torch.tensor([[[48.0, 4.0, 55.0, 11.0]] * 2]))
     assert len(CropToChange(12, 0.0, 1.0)._centres(boxed, 0.5)) == 0
     with pytest.raises(ConfigError, match=r"anywhere and mistaken are 0\.6 and 0\.5"):
         CropToChange(12, 0.6, 0.5)
 
 
-def test_a_window_needs_room_and_is_anywhere_without_boxes() -> None:
+def test_window_must_fit_and_is_random_without_boxes() -> None:
     with pytest.raises(DataError, match="'p' is 64x48; a window of 49x49 does not fit"):
         CropToChange(49)(painted(), seeded(0))
     for sample in (replace(painted(), boxes=None), replace(painted(), boxes=torch.full((1, 2, 4), torch.nan))):
@@ -117,7 +117,7 @@ def test_a_window_needs_room_and_is_anywhere_without_boxes() -> None:
         assert sides == {(3, 8, 8)}
 
 
-def test_absent_boxes_stay_absent() -> None:
+def test_missing_boxes_stay_nan() -> None:
     sample = painted()
     sample.boxes[:, 0] = torch.nan
     for transform in (Resize((20, 30)), Flip(1.0), RandomCrop(0.5)):
@@ -141,7 +141,7 @@ def test_words_for_sides(text: str, swapped: str) -> None:
     assert swap_sides(swapped) == text
 
 
-def test_chance_comes_from_the_generator_alone() -> None:
+def test_randomness_comes_from_the_generator_only() -> None:
     transform = Compose([RandomCrop(0.5), Flip(), Jitter()])
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -151,19 +151,19 @@ def test_chance_comes_from_the_generator_alone() -> None:
     assert not torch.equal(first.before, other.before)
 
 
-def test_light_differs_between_the_images_and_leaves_the_rest() -> None:
+def test_jitter_differs_between_images() -> None:
     sample = painted()
     lit = Jitter()(sample, seeded(0))
     assert not torch.equal(lit.before, lit.after)
     assert torch.equal(lit.boxes, sample.boxes) and lit.captions == sample.captions and lit.before.dtype == torch.uint8
 
 
-def test_flip_happens_as_often_as_asked() -> None:
+def test_flip_probability() -> None:
     flips = sum(Flip(0.25)(painted(), seeded(seed)).captions == ["the right thing"] for seed in range(400))
     assert 70 <= flips <= 130  # 100 expected; three and a half standard deviations
 
 
-def test_a_box_that_is_cut_away_is_absent() -> None:
+def test_box_outside_the_crop_is_nan() -> None:
     """Oracle: what is left of the white box in the cropped picture."""
     seen = set()
     for seed in range(60):
@@ -176,7 +176,7 @@ def test_a_box_that_is_cut_away_is_absent() -> None:
 
 
 @pytest.mark.parametrize("size", [(8, 12), (30, 40), (48, 12), (96, 12)])
-def test_a_small_change_stays_in_a_mask_that_is_scaled_down(size: tuple[int, int]) -> None:
+def test_small_change_survives_mask_downscaling(size: tuple[int, int]) -> None:
     for x in range(0, 64, 7):
         mask = torch.zeros(2, 48, 64, dtype=torch.bool)
         mask[:, 17, x] = True
@@ -201,7 +201,7 @@ def test_a_small_change_stays_in_a_mask_that_is_scaled_down(size: tuple[int, int
         lambda: Jitter(tint=float("nan")),
     ],
 )
-def test_shares_are_from_0_to_1(make: Callable[[], PairTransform]) -> None:
+def test_fractions_must_be_between_0_and_1(make: Callable[[], PairTransform]) -> None:
     with pytest.raises(
         ConfigError, match=r"(probability|upside_down|min_scale|brightness|contrast|tint) is .*; expected a number"
     ):

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 
 from lightning_idc.synthesis.models.base import TextModel
 from lightning_idc.synthesis.pipeline import Records
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 
@@ -67,7 +67,7 @@ class Shade(PipelineStage):
         return [self._one(record) for record in records]
 
     def _one(self, record: Record) -> Record | list[Record]:
-        offset = int(record_seed(self.seed, record.id).integers(1, self.most + 1))
+        offset = int(record_generator(self.seed, record.id).integers(1, self.most + 1))
         record.score(offset=offset)
         if record.facts["number"] % 7 == 0:
             record.drop("multiple of seven", record.facts["number"], "others")

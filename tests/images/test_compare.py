@@ -95,7 +95,7 @@ def test_depths_are_compared_as_fractions_of_their_maximum() -> None:
     assert not equal(RawImage(shades, 8, "PNG"), RawImage(255 - shades, 8, "PNG"))
 
 
-def test_inks_that_look_alike_differ() -> None:
+def test_cmyk_values_are_compared_as_stored() -> None:
     black = RawImage(np.full((4, 2, 2), 255, np.uint8), 8, "TIFF", space="CMYK")
     key = RawImage(np.concatenate([np.zeros((3, 2, 2), np.uint8), black.values[:1]]), 8, "TIFF", space="CMYK")
     assert compare(black, key).pixels == 4

@@ -80,7 +80,7 @@ VALUES: dict[str, tuple[np.ndarray, int, int]] = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_and_depth_are_those_that_were_written(name: str) -> None:
+def test_stored_values_and_depth(name: str) -> None:
     values, bits, error = VALUES[name]
     raw = decode(FILES / name)
     assert raw.values.shape == values.shape and raw.bits == bits and raw.missing is None and not raw.space
@@ -102,7 +102,7 @@ def test_values_and_depth_are_those_that_were_written(name: str) -> None:
         ("gdal_alpha_rgb.tif", TRUTH["alpha"], 0),
     ],
 )
-def test_opacity_is_that_which_was_written(name: str, alpha: np.ndarray, error: int) -> None:
+def test_stored_opacity(name: str, alpha: np.ndarray, error: int) -> None:
     stored = decode(FILES / name).alpha
     assert stored is not None and stored.dtype == alpha.dtype
     assert np.abs(stored.astype(int) - alpha).max() <= error
@@ -125,15 +125,15 @@ MISSING: dict[str, tuple[np.ndarray, float | None]] = {
 
 
 @pytest.mark.parametrize("name", MISSING)
-def test_missing_pixels_are_those_that_gdal_marked(name: str) -> None:
+def test_missing_pixels_equal_gdal(name: str) -> None:
     values, nodata = MISSING[name]
     raw = decode(FILES / name)
-    assert raw.gaps is not None and np.array_equal(raw.gaps[0], GAP) and raw.nodata == nodata
+    assert raw.missing_mask is not None and np.array_equal(raw.missing_mask[0], GAP) and raw.nodata == nodata
     np.testing.assert_array_equal(raw.values[:, ~GAP], values[:, ~GAP])
 
 
 @pytest.mark.parametrize("name", [name for name in MISSING if name != "gdal_nodata8.tif"])
-def test_missing_pixels_are_rejected_until_the_user_says_what_fills_them(name: str) -> None:
+def test_missing_pixels_need_fill_nan(name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}': 192 of 768 values are .*(missing|NaN or infinite).*fill_nan"):
         read_image(FILES / name, ImageOptions(value_range="auto"))
     filled = read_image(FILES / name, ImageOptions(value_range="auto", fill_nan=450)).numpy()
@@ -144,7 +144,7 @@ def test_missing_pixels_are_rejected_until_the_user_says_what_fills_them(name: s
     assert (filled[:, GAP] == np.clip(np.rint((450 - low) / (high - low) * 255), 0, 255)).all()
 
 
-def test_a_picture_of_8_bits_keeps_its_colour_for_missing_pixels_and_hides_them_in_both_images(tmp_path: Path) -> None:
+def test_8_bit_nodata_colour_is_applied_to_both_images(tmp_path: Path) -> None:
     image = read_image(FILES / "gdal_nodata8.tif").numpy()
     assert (image[:, GAP] == 0).all() and (image[:, ~GAP] == np.maximum(RGB, 1)[:, ~GAP]).all()
     other = np.where(GAP, 200, np.maximum(RGB, 1)).astype(np.uint8)
@@ -154,7 +154,7 @@ def test_a_picture_of_8_bits_keeps_its_colour_for_missing_pixels_and_hides_them_
     assert bool((before == after).all())
 
 
-def test_a_mask_beside_jpeg_tiles_leaves_the_rest_within_the_error_of_jpeg() -> None:
+def test_jpeg_tiles_with_a_mask() -> None:
     raw = decode(FILES / "gdal_mask_jpeg.tif")
     gap = np.kron(GAP, np.ones((2, 2), bool))
     assert raw.missing is not None and np.array_equal(raw.missing[0], gap)
@@ -163,7 +163,7 @@ def test_a_mask_beside_jpeg_tiles_leaves_the_rest_within_the_error_of_jpeg() -> 
 
 
 @pytest.mark.parametrize("name", ["imagemagick_adobe.png", "imagemagick_adobe.tif", "graphicsmagick_adobe.jpg"])
-def test_colours_of_another_profile_become_srgb(name: str) -> None:
+def test_colours_are_converted_to_srgb(name: str) -> None:
     raw = decode(FILES / name)
     assert raw.profile is not None and np.abs(raw.values.astype(int) - RGB).mean() > 10
     assert np.abs(read_image(FILES / name).numpy().astype(int) - RGB).mean() < 1.5
@@ -202,27 +202,27 @@ def test_a_profile_of_srgb_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "error"), [("imagemagick_cmyk.tif", 0), ("imagemagick_cmyk.jpg", 1.5)])
-def test_inks_are_stored_as_four_values_and_shown_as_colours(name: str, error: float) -> None:
+def test_cmyk_is_stored_as_four_values_and_displayed_as_rgb(name: str, error: float) -> None:
     raw = decode(FILES / name)
     assert raw.space == "CMYK" and len(raw.values) == 4
     assert np.abs(read_image(FILES / name).numpy().astype(int) - RGB).mean() <= error
 
 
 @pytest.mark.parametrize("name", ["libtiff_two.tif", "imagemagick_two.gif"])
-def test_each_image_of_a_file_is_read_by_its_page(name: str) -> None:
+def test_page_selects_an_image_of_a_file(name: str) -> None:
     first, second = decode_pages(FILES / name)
     assert (first.page, first.pages, second.page, second.pages) == (0, 2, 1, 2)
     options = ImageOptions(page=1, value_range=(0, 255))
     assert np.abs(read_image(FILES / name, options).numpy().astype(int)).any()
     with pytest.raises(DataError, match=r"holds 2 images .* page: 0 to 1"):
         read_image(FILES / name)
-    with pytest.raises(DataError, match="holds 2 images; there is no page 2"):
+    with pytest.raises(DataError, match="has 2 images; there is no page 2"):
         decode(FILES / name, page=2)
     assert first.size == second.size == RGB.shape[1:]
 
 
 @pytest.mark.parametrize("name", ["MR_small_RLE", "MR_small_bigendian", "MR_small_jp2klossless", "MR_small_expb"])
-def test_dicom_gives_one_image_however_it_is_packed(name: str) -> None:
+def test_dicom_transfer_syntaxes_give_equal_images(name: str) -> None:
     from pydicom.data import get_testdata_file
 
     first, second = (decode(get_testdata_file(f"{file}.dcm", download=False)) for file in ("MR_small", name))
@@ -275,14 +275,14 @@ def test_the_unit_of_enhanced_dicom_is_that_of_each_frame(tmp_path: Path) -> Non
         ("avifenc_rgb10.avif", "uint16 values"),
     ],
 )
-def test_what_would_be_lost_is_rejected_by_name(name: str, kind: str) -> None:
+def test_lossy_formats_are_rejected(name: str, kind: str) -> None:
     with pytest.raises(DataError, match=rf"{name}'.*{kind}") as caught:
         read_image(FILES / name)
     assert "\n" not in str(caught.value) and ("damaged (" not in str(caught.value))
 
 
 @pytest.mark.parametrize("name", ["openjpeg_grey12.jp2", "openjpeg_rgb8.jp2", "gdal_mask_rgb.tif", "dcmtk_rgb.dcm"])
-def test_cut_files_are_damaged(name: str, tmp_path: Path) -> None:
+def test_truncated_files_are_errors(name: str, tmp_path: Path) -> None:
     data = (FILES / name).read_bytes()
     for length in range(150, len(data) - 60, max(40, len(data) // 12)):
         (tmp_path / name).write_bytes(data[:length])

@@ -26,7 +26,7 @@ def tiff(path: Path, values: np.ndarray, nodata: str) -> Path:
 
 
 @pytest.mark.parametrize("nodata", ["-9999", "-3.4028234663852886e+38", "-3.40282346638529e+38", "-3.4e+38", "nan"])
-def test_nodata_of_float32_is_recognised_however_it_is_written(tmp_path: Path, nodata: str) -> None:
+def test_float32_nodata_in_any_notation(tmp_path: Path, nodata: str) -> None:
     values = DEM.copy()
     values[:8] = np.float32(float(nodata))
     values[20, 20] = 0  # a true zero
@@ -37,7 +37,7 @@ def test_nodata_of_float32_is_recognised_however_it_is_written(tmp_path: Path, n
     assert image.unique().numel() > 200 and (image[:, :8] == 128).all() and (image[:, 20, 20] == 0).all()
 
 
-def test_a_value_stored_with_more_digits_than_its_tag_is_missing_too(tmp_path: Path) -> None:
+def test_nodata_with_rounded_digits(tmp_path: Path) -> None:
     values = DEM.copy()
     values[:2] = np.finfo(np.float32).min
     raw = decode(tiff(tmp_path / "a.tif", values, "-3.402823e+38"))
@@ -45,7 +45,7 @@ def test_a_value_stored_with_more_digits_than_its_tag_is_missing_too(tmp_path: P
 
 
 @pytest.mark.parametrize("nodata", ["-9999", "nan", "65536", "0.5"])
-def test_a_value_that_the_type_cannot_hold_marks_nothing(
+def test_nodata_outside_the_data_type_is_ignored(
     tmp_path: Path, nodata: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counts = np.arange(4096, dtype=np.uint16).reshape(64, 64)
@@ -54,14 +54,14 @@ def test_a_value_that_the_type_cannot_hold_marks_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_tag_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_invalid_nodata_tag_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="GDAL_NODATA tag is 'none'; expected a number"):
         decode(tiff(tmp_path / "a.tif", DEM, "none"))
 
 
 @pytest.mark.parametrize("value_range", ["auto", {"percentile": [2, 98]}])
 @pytest.mark.parametrize("fill", [0.0, -9999.0])
-def test_a_gap_on_one_date_sets_no_range_and_is_no_change(tmp_path: Path, value_range: Any, fill: float) -> None:
+def test_pixels_missing_in_one_image_are_no_change(tmp_path: Path, value_range: Any, fill: float) -> None:
     before, after = DEM.copy(), DEM.copy()
     before[:, :16] = -9999
     paths = tiff(tmp_path / "b.tif", before, "-9999"), tiff(tmp_path / "a.tif", after, "-9999")
@@ -77,16 +77,16 @@ def test_a_gap_on_one_date_sets_no_range_and_is_no_change(tmp_path: Path, value_
         assert np.array_equal(second[0, :, 16:].numpy(), expected[:, 16:])
 
 
-def test_an_image_of_missing_data_only_is_named(tmp_path: Path) -> None:
+def test_image_without_valid_pixels_is_an_error(tmp_path: Path) -> None:
     path = tiff(tmp_path / "a.tif", np.full((8, 8), -9999, np.float32), "-9999")
-    with pytest.raises(DataError, match="holds missing data only"):
+    with pytest.raises(DataError, match="has no valid values"):
         read_image(path, ImageOptions(value_range="auto", fill_nan=0))
     assert (read_image(path, ImageOptions(value_range=(0, 255), fill_nan=7)) == 7).all(), (
         "a range of one's own needs none"
     )
 
 
-def test_a_colour_of_8_bits_is_missing_only_where_all_bands_hold_the_value() -> None:
+def test_8_bit_nodata_requires_all_bands() -> None:
     from lightning_idc.images.tiff import nodata_mask
 
     values = np.zeros((3, 2, 2), np.uint8)
@@ -95,7 +95,7 @@ def test_a_colour_of_8_bits_is_missing_only_where_all_bands_hold_the_value() -> 
     assert missing is not None and missing.tolist() == [[[False, True], [True, True]]]
 
 
-def test_opacity_lies_over_white_as_pillow_lays_it() -> None:
+def test_compositing_on_white_equals_pillow() -> None:
     values, alpha = (grid.astype(np.uint8) for grid in np.mgrid[:256, :256])
     raw = RawImage(np.stack([values, alpha, 255 - values]), 8, "PNG", alpha=alpha)
     image = Image.fromarray(np.dstack([*raw.values, alpha]))
@@ -103,7 +103,7 @@ def test_opacity_lies_over_white_as_pillow_lays_it() -> None:
     assert np.array_equal(to_uint8([raw])[0].transpose(1, 2, 0), np.asarray(expected))
 
 
-def test_a_band_that_is_a_mask_may_still_be_read_as_a_band(tmp_path: Path) -> None:
+def test_mask_band_can_be_selected(tmp_path: Path) -> None:
     values = np.full((4, 6, 4), 90, np.uint8)
     values[:, :2] = 0
     values[:, 2:, 3] = 255
@@ -115,7 +115,7 @@ def test_a_band_that_is_a_mask_may_still_be_read_as_a_band(tmp_path: Path) -> No
     assert np.array_equal(bands.numpy(), values.transpose(2, 0, 1))
 
 
-def test_padding_of_dicom_sets_no_range(tmp_path: Path) -> None:
+def test_dicom_padding_is_excluded_from_the_range(tmp_path: Path) -> None:
     import pydicom
     from pydicom.data import get_testdata_file
 

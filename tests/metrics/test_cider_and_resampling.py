@@ -211,7 +211,7 @@ def test_a_captioner_against_itself_and_against_a_better_one() -> None:
 def test_comparing_needs_the_same_pairs() -> None:
     first = score_captions({"a": "x", "b": "y"}, {"a": ["x"], "b": ["y"]})
     second = score_captions({"a": "x", "c": "y"}, {"a": ["x"], "c": ["y"]})
-    with pytest.raises(DataError, match="2 are scored for one alone: 'b', 'c'"):
+    with pytest.raises(DataError, match="2 pairs are scored for only one of them: 'b', 'c'"):
         compare(first, second)
     with pytest.raises(DataError, match="at least two"):
         bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))
@@ -226,7 +226,10 @@ def test_remarks_report_collapse() -> None:
     assert (varied.words, varied.longest, varied.vocabulary) == (16 / 5, 6, 10)
     assert varied.repeating == 1 / 5
     assert varied.distinct_2 == (2 + 3 + 3) / (2 + 2 + 3 + 5)
-    assert varied.remarks() == ["20.0% of all captions are empty", "20% of all captions repeat a run of three words"]
+    assert varied.remarks() == [
+        "20.0% of all captions are empty",
+        "20% of all captions repeat a sequence of three words",
+    ]
     collapsed = diversity(["the cube moved"] * 9 + ["it is gone"])
     assert collapsed.remarks() == ["90% of all captions are 'the cube moved'"]
 

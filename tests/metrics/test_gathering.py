@@ -72,7 +72,7 @@ def test_prepared_references_follow_the_references() -> None:
         (["a"], "record 1 is 'a'; expected a dict with id, caption, references"),
         ([RECORDS[0], {"id": "e", "caption": "x"}], "record 2 has no references; it has id, caption"),
         ([{**RECORDS[0], "id": None}], "record 1: id is None; expected text or a whole number"),
-        ([{**RECORDS[0], "score": torch.tensor(1.0)}], "record 1 holds what JSON cannot .*plain values"),
+        ([{**RECORDS[0], "score": torch.tensor(1.0)}], "record 1 cannot be stored as JSON .*plain values"),
     ],
 )
 def test_rejects_malformed_records(records: Any, message: str) -> None:

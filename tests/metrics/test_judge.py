@@ -227,7 +227,7 @@ def test_files_of_answers(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             read(answer, wrong)
-    with pytest.raises(DataError, match="question_id is 1; expected a number from 1 that comes once"):
+    with pytest.raises(DataError, match="question_id is 1; expected a number from 1 that appears once"):
         read(theirs[0], theirs[0])
 
 

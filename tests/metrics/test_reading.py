@@ -168,7 +168,7 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([], "contains no references"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
-            "1 of 3 records have no split: 'c'; the others name test, train",
+            "1 of 3 records have no split: 'c'; the others have test, train",
         ),
         ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
         ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
@@ -183,7 +183,7 @@ def test_malformed_references_are_reported(tmp_path: Path, value: Any, message: 
 
 def test_unknown_split_is_a_config_error(tmp_path: Path) -> None:
     value = [{"id": "a", "captions": "x", "split": split} for split in ("val", "train")]
-    with pytest.raises(ConfigError, match="holds the splits train, val"):
+    with pytest.raises(ConfigError, match="contains the splits train, val"):
         read_references(write(tmp_path / "r.json", value), "test")
 
 

@@ -287,7 +287,7 @@ def test_rejects_a_split_other_than_that_of_the_references(tmp_path: Path, capsy
     records = [{"id": "a", "caption": "x", "references": ["a cube moved"], "split": "val"}]
     (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
     assert main(["score", str(tmp_path / "records.json"), "--split", "test"]) == 1
-    assert "--split is test, but the references say that they are of val" in capsys.readouterr().err
+    assert "--split is test, but the references belong to val" in capsys.readouterr().err
 
 
 def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_difference_cnn_input_is_brightness_and_maximum_change() -> None:
 def test_rejects_backbone_of_pairs_for_single_images() -> None:
     with pytest.raises(ConfigError, match="reads pairs; expected one that reads single images"):
         build_backbone("difference")
-    with pytest.raises(ConfigError, match="counts is 3 and backbone reads images one by one"):
+    with pytest.raises(ConfigError, match="counts is 3, but the backbone reads images one by one"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3).build()
     with pytest.raises(ConfigError, match="counts is 3 and freeze_backbone false"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3, backbone="difference").build()

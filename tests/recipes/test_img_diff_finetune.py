@@ -157,7 +157,7 @@ def test_img_diff_is_tuned_on_first_and_each_benchmark_last() -> None:
 
 def test_a_pair_without_a_question_is_refused() -> None:
     model = captioner("llava", prompt="{question}")
-    with pytest.raises(ConfigError, match="asks a pair's own question, and pair 'p0' has none"):
+    with pytest.raises(ConfigError, match="but pair 'p0' has no meta"):
         model.collate(samples(1))
     (pair,) = samples(1)
     pair.meta["question"] = "what is gone?"

@@ -118,7 +118,7 @@ def test_each_command_describes_and_releases_pairs(
     assert any(QUOTED.get(kind, "describe the") in prompt for prompt in InTemplate.prompts)
     told = [record for record in store if record.dropped is None]
     assert all(record.facts["origin"] == kind for record in told)
-    refused = counts[1].get("goes on behind the sentence", 0)
+    refused = counts[1].get("text after the sentence", 0)
     assert refused == (0 if kind == "conventional" else len(InTemplate.prompts) // 3)
     released = FolderPairs(out / "release").pairs_of("train")
     assert [released.captions(place) for place in range(len(released))] == [[r.facts["description"]] for r in told]

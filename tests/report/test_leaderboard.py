@@ -127,7 +127,7 @@ def test_what_is_no_result_is_not_read_and_what_is_damaged_is_named(
     capsys.readouterr()
     assert main(["leaderboard", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr().out
-    assert "b/2026-01-01_10-00-00/test/metrics.json: run again with the same seed, the later one counts" in printed
+    assert "b/2026-01-01_10-00-00/test/metrics.json: repeated with the same seed; the later run counts" in printed
     (tmp_path / "runs" / "a" / "run.json").write_text("{}", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path / "runs")]) == 1
     assert "a/run.json cannot be read" in capsys.readouterr().err
@@ -321,7 +321,7 @@ def test_results_of_some_data_alone(tmp_path: Path, capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert "levir.json" in printed and "spot.json" not in printed
     assert main(["leaderboard", str(tmp_path / "results"), "--data", "0123"]) == 1
-    assert "no result is of the data 0123" in capsys.readouterr().err
+    assert "no result has the data fingerprint 0123" in capsys.readouterr().err
 
 
 def test_text_of_a_result_is_escaped_in_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ def test_captions_of_samples() -> None:
     }
 
 
-def test_a_row_next_to_other_captioners() -> None:
+def test_report_row_of_the_rules() -> None:
     references = {pair.id: pair.captions for pair in pairs()}
     captions = rules_captions(pairs())
     assert score_captions(captions, references, ("CIDEr-D",)).values["CIDEr-D"] > 200

@@ -132,7 +132,7 @@ def test_noise_is_no_change() -> None:
     assert not describe_changes(clean, noisy).changed
 
 
-def test_a_change_beneath_noise_is_seen() -> None:
+def test_change_below_noise_is_detected() -> None:
     answer = describe_changes(encoded(scene()), encoded(scene((120, 40, 14, RED)), "JPEG", quality=75))
     assert kinds(answer) == ["added"]
 
@@ -150,7 +150,7 @@ def test_a_shifted_view_is_no_change(shift: tuple[int, int]) -> None:
     assert "The view shifted by" in answer.sentence
 
 
-def test_a_region_of_a_shifted_view_has_its_place_in_the_before_image() -> None:
+def test_region_of_a_shifted_view_is_in_before_pixels() -> None:
     picture = photograph()
     other = picture.copy()
     ImageDraw.Draw(other).ellipse((70, 60, 100, 90), fill=RED)
@@ -173,7 +173,7 @@ def test_another_brightness_is_no_change(factor: float) -> None:
         assert says_nothing_changed(answer.sentence)
 
 
-def test_opacity_counts_over_white() -> None:
+def test_opacity_is_composited_on_white() -> None:
     before = scene().convert("RGBA")
     after = scene().convert("RGBA")
     ImageDraw.Draw(after).rectangle((60, 60, 90, 90), fill=(0, 0, 0, 0))
@@ -203,7 +203,7 @@ def test_what_is_not_an_image() -> None:
         describe_changes(3, scene())
     with pytest.raises(DataError, match="expected uint8"):
         describe_changes(np.zeros((3, 20, 20)), scene())
-    with pytest.raises(DataError, match="there is no image"):
+    with pytest.raises(DataError, match="no such image file"):
         describe_changes("missing.png", scene())
 
 
@@ -224,7 +224,7 @@ def test_tiny_images(size: tuple[int, int]) -> None:
     describe_changes(before, np.full_like(before, 255))
 
 
-def test_another_image_altogether() -> None:
+def test_unrelated_image() -> None:
     answer = describe_changes(photograph(), scene((80, 80, 30, RED)))
     assert answer.changed
 

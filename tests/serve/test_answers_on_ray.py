@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_idc.cli import main
-from lightning_idc.synthesis.actors import connected
+from lightning_idc.synthesis.actors import connect
 from lightning_idc.utils.errors import ConfigError
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -58,4 +58,4 @@ def test_a_failed_start_of_ray_raises_a_one_line_error(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(ConfigError, match=r"cannot be started or reached \(The current node timed out"):
-        connected(None)
+        connect(None)

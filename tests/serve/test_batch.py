@@ -154,7 +154,7 @@ def test_what_cannot_be_read_or_compared_is_status_two(
         (["compare", folders[0], "nowhere"], "there is no 'nowhere'"),
         (["compare", *folders, "--out", "x.txt"], "expected a name that ends with .jsonl, .csv, .parquet"),
         (["compare", *folders, "--ignore", "left"], "expected X1,Y1,X2,Y2"),
-        (["compare", *folders, "--ignore", "8,24,0,16"], "'8,24,0,16' holds no pixel"),
+        (["compare", *folders, "--ignore", "8,24,0,16"], "'8,24,0,16' has no pixels"),
         (["compare", *folders, "--ignore", "1,2,3,\u00b2"], "expected X1,Y1,X2,Y2"),
     ):
         extra = [] if "--out" in wrong else ["--out", str(tmp_path / "new.jsonl")]

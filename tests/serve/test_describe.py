@@ -115,7 +115,7 @@ def test_borders_that_bring_a_picture_to_another_aspect_change_nothing(
             canvas.paste(image, place)
         padded.append(tmp_path / f"padded_{path.stem}.{ending}")
         canvas.save(padded[-1], **({"lossless": True} if ending == "webp" else {}))
-    with pytest.warns(UserWarning, match=f"borders of one colour are cut off: of {size[0]}x{size[1]} pixels 32x32"):
+    with pytest.warns(UserWarning, match=f"uniform borders are cropped: {size[0]}x{size[1]} to 32x32 pixels"):
         result = answered(model, *padded, crop_bars=True)
     assert (result.caption, result.log_prob, result.change_score) == (
         expected.caption, expected.log_prob, expected.change_score,
@@ -141,11 +141,14 @@ def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
         assert "window" not in InputSpec(size=(32, 32)).read(before, before).meta, "nothing is cut off unasked"
     after = before.clone()
     after[:, 4:8, 2:6] = 200  # in what would be the border
-    with pytest.warns(UserWarning, match="of 64x32 pixels 32x32 are described"):
+    with pytest.warns(UserWarning, match="64x32 to 32x32 pixels"):
         window = spec.read(before, after).meta["window"]
     assert window == (2 / 64, 0.0, 34 / 64, 1.0), "as much on each side as it allows"
     after[:, 4:8, 40:44] = 200
-    with pytest.warns(UserWarning, match="of 64x32 pixels 42x32 are described"), pytest.warns(match="another aspect"):
+    with (
+        pytest.warns(UserWarning, match="uniform borders are cropped: 64x32 to 42x32 pixels"),
+        pytest.warns(match="another aspect"),
+    ):
         assert spec.read(before, after).meta["window"] == (2 / 64, 0.0, 44 / 64, 1.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -153,7 +156,7 @@ def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
         assert "window" not in spec.read(square, square).meta, "of the trained aspect nothing is cut"
     before = torch.randint(0, 255, (3, 32, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     before[:, :, :10], before[:, :, 32:] = 128, 255  # a background on the left, and a border on the right
-    with pytest.warns(UserWarning, match="of 64x32 pixels 32x32 are described"):
+    with pytest.warns(UserWarning, match="64x32 to 32x32 pixels"):
         assert spec.read(before, before).meta["window"] == (0.0, 0.0, 0.5, 1.0)
 
 
@@ -182,13 +185,15 @@ def test_the_value_range_of_the_training_is_that_of_every_file(
 
 
 def test_a_stored_size_is_used_though_no_image_size_was_named() -> None:
-    spec = InputSpec.of({"image_size": None, "input_spec": {"size": [4, 6], "interpolation": "bicubic", "page": 0}})
+    spec = InputSpec.from_hparams(
+        {"image_size": None, "input_spec": {"size": [4, 6], "interpolation": "bicubic", "page": 0}}
+    )
     assert spec.size == (4, 6) and spec.interpolation == "bicubic" and spec.options.page == 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sample = spec.read(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.zeros(3, 8, 8, dtype=torch.uint8))
     assert sample.before.shape == (3, 4, 6) and sample.meta["sizes"] == [(8, 8), (8, 8)]
-    assert InputSpec.of({}).size is None
+    assert InputSpec.from_hparams({}).size is None
 
 
 def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None
     ("arguments", "message"),
     [
         (["onnx", "--out", "out", "--layout", "model"], "--layout is an option of `export hf`"),
-        (["hf", "--out", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
+        (["hf", "--out", "out", "--layout", "model"], "for vision-language models, not for a PairTransformer"),
     ],
 )
 def test_invalid_exports_raise_an_error(

@@ -133,7 +133,7 @@ def test_a_damaged_model_is_named_and_not_served(
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     assert main(["serve", "--model", str(damaged), "--port", str(free_port())]) == 1
-    assert "model.safetensors' has another checksum" in capsys.readouterr().err
+    assert "model.safetensors' differs from the one in" in capsys.readouterr().err
 
 
 def data_url(path: Path) -> str:

@@ -104,7 +104,7 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith(f"# {DEFAULT}")
     assert main(["list", "models", "clevrr"]) == 1
     assert "did you mean 'clevr'?" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="there is no pair of images called 'x'"):
+    with pytest.raises(ConfigError, match="there is no sample 'x'"):
         lightning_idc.sample_pair("x")
 
 

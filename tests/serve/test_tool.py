@@ -48,6 +48,6 @@ def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[...,
     assert (said["caption"], said["regions"]) == (wanted.caption, wanted.boxes) and said["size"] == [32, 32]
     assert said["change_score"] == pytest.approx(wanted.change_score, abs=1e-5) and said["changed"] == wanted.changed
     assert wanted.boxes, "a square was drawn"
-    assert bad.is_error and "is not an image that can be read" in bad.content[0].text
+    assert bad.is_error and "is not a supported image" in bad.content[0].text
     assert elsewhere.is_error and "is not below" in elsewhere.content[0].text
     assert not again.is_error, "one bad file does not end the server"

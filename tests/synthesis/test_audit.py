@@ -57,17 +57,17 @@ def pictures_of(html: str) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_kept_and_dropped_stand_there_with_boxes_scores_and_reasons(tmp_path: Path) -> None:
+def test_page_has_boxes_scores_and_reasons(tmp_path: Path) -> None:
     html = page(tmp_path)
     pairs = data_of(html)["pairs"]
     assert len(pairs) == 10
     assert [pair["reason"] for pair in pairs[:3]] == ["pair too similar", None, None]
-    assert pairs[0]["details"] == "found 0.0, asked 0.9 to 0.98"
+    assert pairs[0]["details"] == "found 0.0, expected 0.9 to 0.98"
     first, second = pairs[1]["areas"]  # type: ignore[misc]
     assert first["box"] == [0.1, 0.1, 0.5, 0.5] and first["reason"] is None
     assert first["scores"] == {"confidence": 0.9, "similarity": 0.1, "match before": 0.5}
     assert "a cup was removed" in first["texts"]
-    assert (second["reason"], second["details"]) == ("confidence", "found 0.01, asked above 0.05")
+    assert (second["reason"], second["details"]) == ("confidence", "found 0.01, expected above 0.05")
     assert pairs[1]["scores"] == {"pair_similarity": 0.1}
     assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
     assert pairs[1]["pictures"] == 2 and list(map(len, pictures_of(html))) == [2] * 10
@@ -75,7 +75,7 @@ def test_kept_and_dropped_stand_there_with_boxes_scores_and_reasons(tmp_path: Pa
     assert re.search(r'<th scope="row">pair too similar</th><td>4</td>', html)
 
 
-def test_nothing_in_a_caption_can_run_and_nothing_is_fetched(tmp_path: Path) -> None:
+def test_captions_are_escaped_and_no_url_is_loaded(tmp_path: Path) -> None:
     html = page(tmp_path)
     assert "alert(1)</script>" not in html and "\u202e" not in html
     assert html.count("<script>") == 1 and html.count("<script") == 2 + len(pictures_of(html)), "data do not run"
@@ -83,7 +83,7 @@ def test_nothing_in_a_caption_can_run_and_nothing_is_fetched(tmp_path: Path) -> 
     assert not re.search(r'(?:src|href)="(?!data:)', html.split('id="data"')[0])
 
 
-def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) -> None:
+def test_max_pairs_keeps_all_reasons_and_counts(tmp_path: Path) -> None:
     html = page(tmp_path, max_pairs=4)
     reasons = [pair["reason"] for pair in data_of(html)["pairs"]]
     assert sorted(map(str, reasons)) == ["None", "None", "pair too similar", "pair too similar"]
@@ -92,7 +92,7 @@ def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) ->
     assert _balanced_counts({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}
 
 
-def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path) -> None:
+def test_record_without_pair_is_displayed_with_its_image(tmp_path: Path) -> None:
     def single(record: Record) -> Record:
         record.put("image", torch.zeros(3, 40, 60, dtype=torch.uint8))
         record.drop("no similar image", None, "in both windows")
@@ -104,7 +104,7 @@ def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path
     assert list(map(len, pictures_of(html))) == [1, 1, 1]
 
 
-def test_a_picture_that_no_stage_read_and_none_can_read_leaves_the_page_whole(tmp_path: Path) -> None:
+def test_unreadable_image_does_not_break_the_page(tmp_path: Path) -> None:
     def gone(record: Record) -> Record:
         record.images = {"before": b"", "after": b"not an image"}
         return record
@@ -114,7 +114,7 @@ def test_a_picture_that_no_stage_read_and_none_can_read_leaves_the_page_whole(tm
     assert [pair["pictures"] for pair in data_of(html)["pairs"]] == [0, 0, 0]
 
 
-def test_failures_and_the_time_of_each_stage_are_shown(tmp_path: Path) -> None:
+def test_failures_and_stage_times_are_displayed(tmp_path: Path) -> None:
     def fails(record: Record) -> Record:
         if record.facts["number"] == 2:
             raise ValueError("no such colour")
@@ -124,7 +124,7 @@ def test_failures_and_the_time_of_each_stage_are_shown(tmp_path: Path) -> None:
     run(Audit(str(tmp_path / "audit.html")), str(tmp_path / "draw" / "records"), tmp_path / "audit" / "records")
     html = (tmp_path / "audit.html").read_text(encoding="utf-8")
     (failed,) = [pair for pair in data_of(html)["pairs"] if pair["reason"] == "error"]
-    assert failed["details"] == "found ValueError: no such colour, asked no error"
+    assert failed["details"] == "found ValueError: no such colour, expected no error"
     assert re.search(r'<th scope="row">error</th><td>1</td>', html)
     for stage in (r"MapStage \(draw\)", r"Audit \(audit\)"):
-        assert re.search(stage + r"</\w+>\s*<\w+>[\d.]+ s of work, \S+ records per second", html), stage
+        assert re.search(stage + r"</\w+>\s*<\w+>[\d.]+ s of processing, \S+ records per second", html), stage

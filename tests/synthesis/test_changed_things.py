@@ -41,49 +41,49 @@ def near(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 @pytest.mark.parametrize("shift", [(0, 0), (6, -4)])
-def test_what_is_gone_is_found_though_light_and_camera_changed(shift: tuple[int, int]) -> None:
+def test_removed_object_is_detected_despite_light_and_camera(shift: tuple[int, int]) -> None:
     (found,) = ChangedThings().regions([scene()], [scene(shift, 0.75, blue=None)])
-    assert len(found) == 1 and found[0].picture == 0 and near(found[0].box, box("blue"))
+    assert len(found) == 1 and found[0].image_index == 0 and near(found[0].box, box("blue"))
     assert found[0].mask is not None and found[0].mask.shape == (128, 128)
     inside = found[0].mask[30 : 30 + SIDE, 80 : 80 + SIDE]
     assert inside.float().mean() > 0.9 and found[0].mask.sum() < 1.3 * SIDE**2
     (found,) = ChangedThings().regions([scene(blue=None)], [scene(shift, 0.75)])
-    assert [region.picture for region in found] == [1] and near(found[0].box, box("blue", shift))
+    assert [region.image_index for region in found] == [1] and near(found[0].box, box("blue", shift))
 
 
-def test_another_colour_is_a_region_of_both_pictures() -> None:
+def test_recoloured_object_is_a_region_of_both_images() -> None:
     (found,) = ChangedThings().regions([scene()], [scene((6, -4), 1.2, green="purple")])
-    assert sorted(region.picture for region in found if region.picture is not None) == [0, 1]
+    assert sorted(region.image_index for region in found if region.image_index is not None) == [0, 1]
     for region in found:
-        assert near(region.box, box("green", (6, -4) if region.picture else (0, 0)))
+        assert near(region.box, box("green", (6, -4) if region.image_index else (0, 0)))
 
 
-def test_nothing_is_found_where_only_light_and_camera_changed() -> None:
+def test_light_and_camera_alone_give_no_region() -> None:
     for shift, light in (((0, 0), 0.8), ((6, -4), 1.15), ((-5, 5), 0.7)):
         (found,) = ChangedThings().regions([scene()], [scene(shift, light)])
         assert found == []
 
 
 @pytest.mark.parametrize("light", [0.75, 1.2])
-def test_what_is_as_gray_as_the_ground_is_found_by_its_outline(light: float) -> None:
+def test_gray_object_is_detected_by_its_outline(light: float) -> None:
     first, second = scene(), scene(light=light)
     for image, factor in ((first, 1.0), (second, light)):  # in both, so that what stays is no region
         image[:, 10:28, 60:78] = round(90 * factor)
     first[:, 50:68, 14:32] = 165
     (found,) = ChangedThings().regions([first], [second])
-    assert [region.picture for region in found] == [0] and near(found[0].box, (14, 50, 32, 68))
+    assert [region.image_index for region in found] == [0] and near(found[0].box, (14, 50, 32, 68))
     (found,) = ChangedThings().regions([second], [first])
-    assert [region.picture for region in found] == [1]
+    assert [region.image_index for region in found] == [1]
 
 
-def test_of_two_things_of_a_hue_that_touch_the_one_that_is_gone_is_found() -> None:
+def test_removed_one_of_two_touching_objects_is_detected() -> None:
     first, second = scene(), scene(light=0.8)
     first[:, 30:48, 98:116] = torch.tensor(COLORS["blue"], dtype=torch.uint8)[:, None, None]  # beside the blue one
     (found,) = ChangedThings().regions([first], [second])
-    assert [region.picture for region in found] == [0] and near(found[0].box, (98, 30, 116, 48))
+    assert [region.image_index for region in found] == [0] and near(found[0].box, (98, 30, 116, 48))
 
 
-def test_other_pictures_are_left_to_contours() -> None:
+def test_other_images_use_the_fallback() -> None:
     noise = torch.randint(256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for before, after in ((noise[0], noise[1]), (scene(), scene(blue=None))):
         (own,), (contours,) = (
@@ -95,7 +95,7 @@ def test_other_pictures_are_left_to_contours() -> None:
 
 
 @pytest.mark.parametrize("size", [(427, 640), (34, 1000), (1000, 34)])
-def test_boxes_of_a_reduced_picture_end_where_the_picture_ends(size: tuple[int, int]) -> None:
+def test_boxes_of_a_resized_image_end_at_its_border(size: tuple[int, int]) -> None:
     """The sides of a reduced picture are rounded to whole pixels, each for itself."""
     mask = resized(np.ones(size, np.float32), 128) > 0
     assert region_of(mask, size, 1.0).box == (0, 0, size[1], size[0])

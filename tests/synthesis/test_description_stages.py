@@ -11,12 +11,12 @@ import torch
 
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
-    Refusal,
+    Rejection,
     component_spans,
     components,
+    names_object,
     object_descriptions,
     repetitions,
-    says_something,
 )
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.img_diff.edits import PasteEdits
@@ -45,13 +45,13 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 
 def reason(answer: str, cut_off: bool = False) -> str:
     """Why an answer is refused."""
-    found = object_descriptions(answer, cut_off)
-    assert isinstance(found, Refusal), found
-    return found.reason
+    result = object_descriptions(answer, cut_off)
+    assert isinstance(result, Rejection), result
+    return result.reason
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
+def test_every_verb_can_be_parsed(verb: str) -> None:
     answer = TEMPLATE.format(verb=verb).replace("[object description]", "a red car", 1)
     assert object_descriptions(answer.replace("[object description]", "an empty street")) == (
         "a red car",
@@ -60,7 +60,7 @@ def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
     assert reason(answer) == "not in the template", "it was not filled in"
 
 
-def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
+def test_verbs_equal_the_paper() -> None:
     assert len(VERBS) == len(set(VERBS)) == 49
 
 
@@ -87,11 +87,11 @@ SAID = f"{HEAD} shows a dog, while the second image shows a cat"
         ),
     ],
 )
-def test_one_whole_sentence_in_the_template_is_kept(answer: str, parts: tuple[str, str]) -> None:
+def test_sentence_in_the_template_is_accepted(answer: str, parts: tuple[str, str]) -> None:
     assert object_descriptions(answer) == parts
 
 
-NOT_IN_IT, CUT, MORE = "not in the template", "cut off", "goes on behind the sentence"
+NOT_IN_IT, CUT, MORE = "not in the template", "truncated", "text after the sentence"
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ NOT_IN_IT, CUT, MORE = "not in the template", "cut off", "goes on behind the sen
         (f"{SAID}. the dog is brown.", MORE),
     ],
 )
-def test_answers_outside_of_the_template_that_break_off_or_go_on_are_refused(answer: str, why: str) -> None:
+def test_invalid_answers_are_rejected(answer: str, why: str) -> None:
     assert reason(answer) == why
 
 
-def test_a_refusal_says_what_stands_behind_the_sentence() -> None:
-    found = object_descriptions(f"{SAID}.\n\nNote: I could not\nverify this.")
-    assert isinstance(found, Refusal) and found.found == "Note: I could not verify this."
+def test_rejection_quotes_text_after_the_sentence() -> None:
+    result = object_descriptions(f"{SAID}.\n\nNote: I could not\nverify this.")
+    assert isinstance(result, Rejection) and result.excerpt == "Note: I could not verify this."
 
 
-def test_an_answer_that_reached_the_limit_of_tokens_is_cut_off_even_behind_a_full_stop() -> None:
+def test_answer_at_the_token_limit_is_truncated() -> None:
     answer = f"{SAID} of Main St."
     assert object_descriptions(answer) == ("a dog", "a cat of Main St") and reason(answer, cut_off=True) == CUT
 
@@ -153,9 +153,9 @@ def pieces(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("answer", GENERATIONS.values(), ids=GENERATIONS)
-def test_the_generations_that_the_paper_prints_are_kept(answer: str) -> None:
+def test_generations_of_the_paper_are_accepted(answer: str) -> None:
     parts = object_descriptions(answer)
-    assert not isinstance(parts, Refusal) and all(map(says_something, parts))
+    assert not isinstance(parts, Rejection) and all(map(names_object, parts))
     assert object_descriptions(answer.replace(", while", " while")) == parts, "a comma is not needed"
     spoken = components(answer)
     assert spoken is not None and [len(text) > 10 for text in spoken] == [True, True]
@@ -168,12 +168,12 @@ def test_the_generations_that_the_paper_prints_are_kept(answer: str) -> None:
 
 
 @pytest.mark.parametrize("empty", ["something does not", "is not", "It isn't.", "something was", "does"])
-def test_negations_and_auxiliaries_alone_say_nothing(empty: str) -> None:
-    assert not says_something(empty)
-    assert says_something(f"{empty} red")
+def test_negations_and_auxiliaries_name_no_object(empty: str) -> None:
+    assert not names_object(empty)
+    assert names_object(f"{empty} red")
 
 
-def test_the_three_instructions_quote_what_they_should() -> None:
+def test_instructions_quote_their_inputs() -> None:
     facts = {"captions": ["A dog runs. It is brown.", "A cat sits"], "difference": "the dog became a cat."}
     texts = {kind: instruction(kind, facts, "shows") for kind in INSTRUCTIONS}
     for text in texts.values():
@@ -185,12 +185,12 @@ def test_the_three_instructions_quote_what_they_should() -> None:
 
 
 @pytest.mark.slow
-def test_pairs_of_a_data_set_bring_the_difference_that_two_instructions_quote(tmp_path: Path) -> None:
+def test_instructions_quote_the_difference_of_data_set_pairs(tmp_path: Path) -> None:
     data = SyntheticPairs(train_pairs=3, val_pairs=1, test_pairs=1, render_size=32, cache_dir=tmp_path, progress=False)
     store = run(
         Sequential([ImageParagraphs(Fixed()), Descriptions(Answers(), "spot_the_diff")]), Pairs(data), tmp_path / "a"
     )
-    assert store.counts() == (1, {"says nothing about the first image": 1, "not in the template": 1})
+    assert store.counts() == (1, {"no object in the first image": 1, "not in the template": 1})
     truths = data.pairs_of("train")
     assert [record.facts["difference"] for record in store] == [truths.captions(i)[0] for i in range(3)]
 
@@ -209,7 +209,7 @@ class Fixed(ImageCaptioner):
 
 
 @pytest.mark.parametrize("texts", [1, 4])
-def test_a_captioner_that_does_not_answer_once_per_picture_is_told(tmp_path: Path, texts: int) -> None:
+def test_captioner_must_answer_once_per_image(tmp_path: Path, texts: int) -> None:
     class Other(ImageCaptioner):
         def caption(self, images: list[torch.Tensor]) -> list[str]:  # type: ignore[override]
             return [f"text {number}" for number in range(len(images) * texts // 2)]
@@ -221,8 +221,8 @@ def test_a_captioner_that_does_not_answer_once_per_picture_is_told(tmp_path: Pat
 def test_repetitions_count_as_in_table_14() -> None:
     # the row of Spot-the-Diff: 7,004 in total, 6,439 unique, 565 repetitions, 8.06 % (565 / 7,004 = 8.067)
     texts = [f"t{i}" for i in range(6439)] + ["t0"] * 565
-    found = repetitions(texts)
-    assert found == {"total": 7004, "unique": 6439, "repetition": 565, "repetition_ratio": 0.0807}
+    result = repetitions(texts)
+    assert result == {"total": 7004, "unique": 6439, "repetition": 565, "repetition_ratio": 0.0807}
     assert repetitions([])["repetition_ratio"] == 0.0
 
 
@@ -253,21 +253,21 @@ class Stopped(VisionLanguageModel):
         return [CutOff(f"{SAID}."), f'"{SAID}."', f"{SAID}. Both are animals."][: len(prompts)]
 
 
-def test_answers_that_were_stopped_are_dropped_and_quotes_are_no_part_of_a_description(
+def test_truncated_answers_are_dropped_and_quotes_removed(
     tmp_path: Path,
 ) -> None:
     store = run(Descriptions(Stopped()), Captioned(), tmp_path / "a")
-    assert store.counts() == (1, {"cut off": 1, "goes on behind the sentence": 1, "no captions": 1})
+    assert store.counts() == (1, {"truncated": 1, "text after the sentence": 1, "no captions": 1})
     assert store.record(1).facts["description"] == f"{SAID}."
     dropped = store.record(2).dropped
     assert dropped is not None and dropped["value"] == "Both are animals."
     free = run(Descriptions(Stopped(), "conventional"), Captioned(), tmp_path / "b")
-    assert free.counts() == (2, {"cut off": 1, "no captions": 1})
+    assert free.counts() == (2, {"truncated": 1, "no captions": 1})
 
 
-def test_refused_answers_are_counted_with_their_reason(tmp_path: Path) -> None:
+def test_rejected_answers_are_counted_by_reason(tmp_path: Path) -> None:
     store = run(Descriptions(Answers()), Captioned(), tmp_path / "a")
-    assert store.counts() == (1, {"says nothing about the first image": 1, "not in the template": 1, "no captions": 1})
+    assert store.counts() == (1, {"no object in the first image": 1, "not in the template": 1, "no captions": 1})
     assert store.record(0).facts["descriptions"] == ["a dog", "a cat"]
     assert json.loads((tmp_path / "a" / "statistics.json").read_text())["total"] == 1
     missing = run(Descriptions(Answers(), "spot_the_diff"), Captioned(), tmp_path / "b")
@@ -285,7 +285,7 @@ def test_the_embedded_describer_fills_the_template_on_photographs(tmp_path: Path
     assert right > 0.85 * 2 * len(described)
 
 
-def test_the_embedded_describer_does_not_make_up_what_it_cannot_name() -> None:
+def test_embedded_describer_names_only_known_objects() -> None:
     torch.manual_seed(0)
     before = torch.full((3, 96, 96), 90, dtype=torch.uint8)
     changed = before.clone()
@@ -298,7 +298,7 @@ def test_the_embedded_describer_does_not_make_up_what_it_cannot_name() -> None:
     assert [reason(answer) for answer in answers] == ["not in the template"] * 2
 
 
-def test_things_are_named_in_loose_boxes_and_parts_of_them_are_not() -> None:
+def test_objects_are_recognised_in_loose_boxes_but_parts_are_not() -> None:
     captioner = NearestPrototype()
     captioner.load()
     things = rendered_things()[::5]

@@ -21,7 +21,7 @@ def painter(parts: dict[str, Any], **options: Any) -> PromptToPrompt:
     from diffusers import StableDiffusionXLPipeline
 
     slot = PromptToPrompt("tiny", dtype="float32", steps=3, size=16, **options)
-    slot.use(StableDiffusionXLPipeline(**parts))
+    slot.set_pipeline(StableDiffusionXLPipeline(**parts))
     return slot
 
 
@@ -32,7 +32,7 @@ def test_words_are_aligned() -> None:
 
 
 @pytest.mark.slow
-def test_one_caption_twice_is_one_picture_and_another_word_is_another(parts: dict[str, Any]) -> None:
+def test_equal_captions_give_equal_images(parts: dict[str, Any]) -> None:
     slot = painter(parts)
     (first, twin), (third, other) = slot.paint([("a cat", "a cat"), ("a cat", "a dog")], [5, 5])
     assert torch.equal(first, twin) and first.shape == (3, 16, 16)
@@ -47,13 +47,19 @@ def test_shared_attention_keeps_the_twin_closer(parts: dict[str, Any]) -> None:
         first, twin = painter(parts, **options).paint(pair, seed)[0]
         return float((first.float() - twin.float()).abs().mean())
 
-    assert 0 < distance(cross=1.0, own=1.0) < distance(cross=0.0, own=0.0)
+    assert (
+        0
+        < distance(cross_replace_steps=1.0, self_replace_steps=1.0)
+        < distance(cross_replace_steps=0.0, self_replace_steps=0.0)
+    )
 
 
-def test_without_control_the_pictures_are_those_of_the_pipeline_itself(parts: dict[str, Any]) -> None:
+def test_without_control_images_equal_the_pipeline(parts: dict[str, Any]) -> None:
     from diffusers import StableDiffusionXLPipeline
 
-    got = torch.stack(painter(parts, cross=0.0, own=0.0).paint([("a cat", "a dog")], [3])[0])
+    got = torch.stack(
+        painter(parts, cross_replace_steps=0.0, self_replace_steps=0.0).paint([("a cat", "a dog")], [3])[0]
+    )
     noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(3)).repeat(2, 1, 1, 1)
     pipe = StableDiffusionXLPipeline(**parts)
     pipe.set_progress_bar_config(disable=True)
@@ -69,7 +75,7 @@ def test_inpainting_changes_the_mask_only(parts: dict[str, Any], tmp_path: Path)
     from diffusers import StableDiffusionXLInpaintPipeline
 
     slot = DiffusionInpainter("tiny", dtype="float32", steps=3, size=16)
-    slot.use(StableDiffusionXLInpaintPipeline(**parts))
+    slot.set_pipeline(StableDiffusionXLInpaintPipeline(**parts))
     generator = torch.Generator().manual_seed(0)
     images = [torch.randint(256, (3, 20, 24), generator=generator, dtype=torch.uint8) for _ in range(2)]
     mask = torch.zeros(20, 24, dtype=torch.bool)

@@ -15,7 +15,7 @@ from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.utils.errors import DataError
 
 
-def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path: Path) -> None:
+def test_malformed_answers_are_counted(tmp_path: Path) -> None:
     caption = "A dog sleeps on the sofa."
     answers = {
         "A cat sleeps on the sofa.": None,
@@ -33,7 +33,7 @@ def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path:
     assert store.counts()[0] == 3
 
 
-def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
+def test_lexicon_replaces_a_noun_by_one_of_its_class(tmp_path: Path) -> None:
     lexicon = Lexicon.builtin()
     assert set(lexicon.nouns) == set(CATEGORIES)
     for seed in range(20):

@@ -86,10 +86,10 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.http.shutdown()
-    found.http.server_close()
+    endpoint_server = Server()
+    yield endpoint_server
+    endpoint_server.http.shutdown()
+    endpoint_server.http.server_close()
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "secret")
 
 
-def test_requests_go_out_together_and_answers_come_back_in_order(server: Server) -> None:
+def test_requests_are_concurrent_and_answers_in_order(server: Server) -> None:
     slot = EndpointText(Endpoint(server.url, "tiny", concurrency=4, temperature=0.8, stop=("\n",), key="TINY_KEY"))
     prompts = [f"p{number}" for number in range(20)]
     assert slot.answer(prompts, list(range(20))) == [f"said p{number}" for number in range(20)]
@@ -109,22 +109,22 @@ def test_requests_go_out_together_and_answers_come_back_in_order(server: Server)
     assert set(server.keys) == {"Bearer secret"} and "secret" not in json.dumps(slot.settings())
 
 
-def test_pictures_are_sent_without_loss(server: Server) -> None:
+def test_images_are_sent_losslessly(server: Server) -> None:
     image = torch.randint(256, (3, 5, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     assert EndpointVision(Endpoint(server.url, "tiny")).answer([[image, image]], ["what?"]) == ["said what?"]
     parts = server.requests[0]["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
     data = base64.b64decode(parts[0]["image_url"]["url"].removeprefix("data:image/png;base64,"))
-    with Image.open(io.BytesIO(data)) as found:
-        assert list(found.get_flattened_data()) == [tuple(p) for p in image.flatten(1).T.tolist()]
+    with Image.open(io.BytesIO(data)) as endpoint_server:
+        assert list(endpoint_server.get_flattened_data()) == [tuple(p) for p in image.flatten(1).T.tolist()]
 
 
-def test_what_passes_is_asked_again_and_what_does_not_ends_the_run(server: Server, tmp_path: Path) -> None:
+def test_temporary_errors_are_retried_and_permanent_ones_raised(server: Server, tmp_path: Path) -> None:
     slot = EndpointText(Endpoint(server.url, "tiny", concurrency=1, retries=3))
     server.fail = [503, 429]
     assert slot.answer(["a"], [0]) == ["said a"] and len(server.requests) == 3
     server.fail = [500] * 4
-    with pytest.raises(ConfigError, match=r"did not answer 4 requests in a row .*status 500"):
+    with pytest.raises(ConfigError, match=r"did not respond to 4 requests in a row .*status 500"):
         slot.answer(["a"], [0])
     server.fail = [401]
     with pytest.raises(ConfigError, match="status 401"):
@@ -137,34 +137,34 @@ def test_what_passes_is_asked_again_and_what_does_not_ends_the_run(server: Serve
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"<html>log in", "4 requests in a row .*'<html>log in', which is not JSON"),
-        ('{"choices": ["caf\u00e9"]}'.encode("latin-1"), "4 requests in a row .*caf.*, which is not JSON"),
-        (b"[" * 100_000, "4 requests in a row .*which is not JSON"),
-        (b'{"choices": []}', "expected choices with a message"),
+        (b"<html>log in", "4 requests in a row .*'<html>log in' is not JSON"),
+        ('{"choices": ["caf\u00e9"]}'.encode("latin-1"), "4 requests in a row .*caf.* is not JSON"),
+        (b"[" * 100_000, "4 requests in a row .*is not JSON"),
+        (b'{"choices": []}', "expected choices with a text message"),
         (
             b'{"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]}',
-            "expected choices with a message",
+            "expected choices with a text message",
         ),
-        (b'{"choices": [{"message": {"content": 5}}]}', "expected choices with a message"),
+        (b'{"choices": [{"message": {"content": 5}}]}', "expected choices with a text message"),
     ],
 )
-def test_what_is_no_answer_is_told(server: Server, body: bytes, message: str) -> None:
+def test_invalid_response_is_an_error(server: Server, body: bytes, message: str) -> None:
     server.body = body
     with pytest.raises(IDCError, match=message):
         Endpoint(server.url, "tiny", concurrency=1, retries=3).ask(["a"])
 
 
-def test_a_list_in_the_place_of_models_is_told(server: Server) -> None:
+def test_invalid_model_list_is_reported(server: Server) -> None:
     slot = Endpoint(server.url, "tiny")
     assert slot.problem() is None
     server.body = b'["tiny"]'
-    assert "lists no models, but answered ['tiny']" in str(slot.problem())
+    assert "does not list its models: ['tiny']" in str(slot.problem())
 
 
 @pytest.mark.parametrize(
     ("asked", "waits"), [("20", [20, 20]), ("0", [0.5, 1]), ("3600", [60, 60]), ("soon", [0.5, 1]), (None, [0.5, 1])]
 )
-def test_a_server_is_asked_again_when_it_says(
+def test_retry_after_is_respected(
     server: Server, monkeypatch: pytest.MonkeyPatch, asked: str | None, waits: list[float]
 ) -> None:
     waited: list[float] = []
@@ -173,7 +173,7 @@ def test_a_server_is_asked_again_when_it_says(
     assert Endpoint(server.url, "tiny", concurrency=1).ask(["a"]) == ["said a"] and waited == waits
 
 
-def test_answers_are_kept_by_request(server: Server, tmp_path: Path) -> None:
+def test_answers_are_cached_by_request(server: Server, tmp_path: Path) -> None:
     slot = EndpointText(Endpoint(server.url, "tiny", cache=str(tmp_path / "kept")))
     first = slot.answer(["a", "b"], [1, 2])
     assert slot.answer(["a", "b"], [1, 2]) == first and len(server.requests) == 2
@@ -182,9 +182,7 @@ def test_answers_are_kept_by_request(server: Server, tmp_path: Path) -> None:
     assert len(server.requests) == 4, "another seed or temperature is another request"
 
 
-def test_an_answer_that_the_servers_limit_cut_off_says_so_and_still_does_when_it_was_kept(
-    server: Server, tmp_path: Path
-) -> None:
+def test_truncation_is_marked_and_cached(server: Server, tmp_path: Path) -> None:
     slot = EndpointText(Endpoint(server.url, "tiny", cache=str(tmp_path / "kept")))
     (whole,) = slot.answer(["a"], [0])
     server.finish_reason = "length"
@@ -194,19 +192,23 @@ def test_an_answer_that_the_servers_limit_cut_off_says_so_and_still_does_when_it
     assert len(server.requests) == 2
 
 
-def test_an_endpoint_that_is_not_there_is_told_beforehand(server: Server) -> None:
+def test_unreachable_endpoint_is_a_preflight_problem(server: Server) -> None:
     assert EndpointText(Endpoint(server.url, "tiny")).requirements() == []
     assert "has no model 'other'; it has ['tiny']" in EndpointText(Endpoint(server.url, "other")).requirements()[0]
     (problem,) = EndpointText(Endpoint("http://127.0.0.1:9/v1", "tiny")).requirements()
-    assert "does not answer" in problem
-    wrong = {"file:///etc": "expected http", "http://me:pw@host/v1": "contains a user", "http://a/v1?k=1": "goes on"}
+    assert "does not respond" in problem
+    wrong = {
+        "file:///etc": "expected http",
+        "http://me:pw@host/v1": "contains a user",
+        "http://a/v1?k=1": "has a query",
+    }
     for url, message in wrong.items():
         with pytest.raises(ConfigError, match=message):
             Endpoint(url, "tiny")
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_named_and_gets_no_key(server: Server, status: int) -> None:
+def test_redirect_gets_no_key(server: Server, status: int) -> None:
     other = Server()
     try:
         server.redirect = (status, f"{other.url}/stolen")
@@ -220,7 +222,7 @@ def test_a_redirect_is_named_and_gets_no_key(server: Server, status: int) -> Non
         other.http.server_close()
 
 
-def test_a_key_goes_to_the_endpoint_alone_and_stands_in_no_message(server: Server, caplog: Any) -> None:
+def test_key_is_sent_to_the_endpoint_only_and_never_printed(server: Server, caplog: Any) -> None:
     caplog.set_level("DEBUG")
     slot = Endpoint(server.url, "tiny", retries=0, key="TINY_KEY")
     other = Server()
@@ -261,7 +263,7 @@ def test_a_key_that_a_server_repeats_is_in_no_file(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"null", b"\xff\xfe", b'{"answer": 5, "cut_off": false}', b'{"answer": "x"}', b"[1]"]
 )
-def test_a_kept_answer_that_is_damaged_is_asked_for_anew(server: Server, tmp_path: Path, content: bytes) -> None:
+def test_damaged_cached_answer_is_requested_again(server: Server, tmp_path: Path, content: bytes) -> None:
     slot = Endpoint(server.url, "tiny", cache=str(tmp_path / "kept"))
     assert slot.ask(["a"]) == ["said a"]
     (file,) = (tmp_path / "kept").iterdir()
@@ -271,7 +273,7 @@ def test_a_kept_answer_that_is_damaged_is_asked_for_anew(server: Server, tmp_pat
     assert len(server.requests) == 2
 
 
-def test_half_an_emoji_is_an_answer_that_can_be_kept(server: Server, tmp_path: Path) -> None:
+def test_answer_with_a_lone_surrogate_is_cached(server: Server, tmp_path: Path) -> None:
     server.body = b'{"choices": [{"message": {"content": "a \\ud83d"}, "finish_reason": "length"}]}'
     slot = Endpoint(server.url, "tiny", cache=str(tmp_path / "kept"))
     assert slot.ask(["a"]) == slot.ask(["a"]) == ["a ?"] and len(server.requests) == 1

@@ -25,7 +25,7 @@ from lightning_idc.cli.recipes.overrides import with_engine
 from lightning_idc.data.store.manifest import ShardName
 from lightning_idc.synthesis.launchers import ArrayTask
 from lightning_idc.synthesis.models.base import ModelInterface
-from lightning_idc.synthesis.progress import PROGRESS, rate
+from lightning_idc.synthesis.progress import PROGRESS, format_rate
 from lightning_idc.synthesis.records import THUMBNAIL, Record
 from lightning_idc.synthesis.run import Job, run
 from lightning_idc.synthesis.sources import Sentences
@@ -44,13 +44,13 @@ def begun(target: Path, count: int = 40) -> tuple[Job, Shade]:
     return job, stage
 
 
-def test_a_shard_is_made_once_whoever_asks(tmp_path: Path) -> None:
+def test_shard_is_processed_once(tmp_path: Path) -> None:
     run(Shade(), Numbers(40), tmp_path / "whole", **SIZES)
     job, stage = begun(tmp_path / "a")
-    assert job.make(stage, 3)
+    assert job.process_shard(stage, 3)
     path = shard(tmp_path / "a", 3)
     written = path.stat().st_mtime_ns
-    assert not job.make(stage, 3)
+    assert not job.process_shard(stage, 3)
     assert path.stat().st_mtime_ns == written
     assert path.read_bytes() == shard(tmp_path / "whole", 3).read_bytes()
     assert shards_of(tmp_path / "a") == {3} and 3 not in job.pending()
@@ -58,17 +58,17 @@ def test_a_shard_is_made_once_whoever_asks(tmp_path: Path) -> None:
     assert digests(tmp_path / "a") == digests(tmp_path / "whole")
 
 
-def test_a_shard_of_as_many_rows_as_another_ones_number_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_row_count_is_not_mistaken_for_a_shard_number(tmp_path: Path) -> None:
     job, stage = begun(tmp_path / "a")
     other = ShardName("records", "00003", 0, "0" * 16)
     (tmp_path / "a" / str(other).replace("-0-", "-00001-")).touch()
-    assert 1 in job.pending() and job.make(stage, 1)
+    assert 1 in job.pending() and job.process_shard(stage, 1)
 
 
-def test_images_of_a_killed_attempt_are_not_those_of_the_next(tmp_path: Path) -> None:
+def test_images_of_a_killed_attempt_are_removed(tmp_path: Path) -> None:
     """A stage whose answers differ from run to run must not leave a record with the images of another attempt."""
     job, stage = begun(tmp_path / "a")
-    job.make(stage, 1)
+    job.process_shard(stage, 1)
     shard(tmp_path / "a", 1).unlink()
     leftover = shard(tmp_path / "a", 1, "images")
     leftover.rename(leftover.with_name("images-00001-6-0000000000000000.arrow"))
@@ -77,16 +77,16 @@ def test_images_of_a_killed_attempt_are_not_those_of_the_next(tmp_path: Path) ->
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def _at_work(target: Path, first: int) -> None:
+def _running_stage(target: Path, first: int) -> None:
     job, stage = begun(target, 60)
-    for number in [*range(first, job.shards), *range(first)]:
-        if job.make(stage, number):
+    for number in [*range(first, job.num_shards), *range(first)]:
+        if job.process_shard(stage, number):
             (target.parent / f"made-{number}-{os.getpid()}").touch()
 
 
-def test_two_launchers_on_one_target_make_every_shard_once(tmp_path: Path) -> None:
+def test_two_launchers_process_every_shard_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    others = [context.Process(target=_at_work, args=(tmp_path / "a", first)) for first in (0, 0, 5)]
+    others = [context.Process(target=_running_stage, args=(tmp_path / "a", first)) for first in (0, 0, 5)]
     for other in others:
         other.start()
     for other in others:
@@ -98,8 +98,8 @@ def test_two_launchers_on_one_target_make_every_shard_once(tmp_path: Path) -> No
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def test_a_worker_killed_in_mid_shard_loses_nothing(tmp_path: Path) -> None:
-    other = multiprocessing.get_context("fork").Process(target=_at_work, args=(tmp_path / "a", 0))
+def test_killed_worker_loses_no_shard(tmp_path: Path) -> None:
+    other = multiprocessing.get_context("fork").Process(target=_running_stage, args=(tmp_path / "a", 0))
     other.start()
     while len(shards_of(tmp_path / "a")) < 3:
         time.sleep(0.005)
@@ -111,21 +111,21 @@ def test_a_worker_killed_in_mid_shard_loses_nothing(tmp_path: Path) -> None:
     assert everything(store) == everything(RecordStore(tmp_path / "b"))
 
 
-def test_ten_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_ten_killed_workers_lose_or_duplicate_nothing(tmp_path: Path) -> None:
     draw, context = random.Random(5), multiprocessing.get_context("fork")
 
     def started() -> multiprocessing.process.BaseProcess:
-        worker = context.Process(target=_at_work, args=(tmp_path / "a", draw.randrange(10)))
+        worker = context.Process(target=_running_stage, args=(tmp_path / "a", draw.randrange(10)))
         worker.start()
         return worker
 
     workers = [started() for _ in range(3)]
     for _ in range(10):
         time.sleep(draw.uniform(0.02, 0.15))
-        place = draw.randrange(3)
-        workers[place].kill()
-        workers[place].join()
-        workers[place] = started()
+        index = draw.randrange(3)
+        workers[index].kill()
+        workers[index].join()
+        workers[index] = started()
     for worker in workers:
         worker.join()
     store = run(Shade(pause=0.02), Numbers(60), tmp_path / "a", **SIZES)
@@ -154,9 +154,7 @@ def launch_task(target: Path, count: int, **task: int) -> None:
     ArrayTask(**task).launch(Shade(), Job(Numbers(count), target, **SIZES))
 
 
-def test_a_task_or_a_number_of_tasks_that_is_named_goes_before_that_of_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_explicit_task_overrides_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ID", "5"), ("MIN", "3"), ("COUNT", "4")):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
     for options, made in (({"task": 1}, {1, 5}), ({"tasks": 3}, {2, 5}), ({}, {2, 6})):
@@ -165,14 +163,14 @@ def test_a_task_or_a_number_of_tasks_that_is_named_goes_before_that_of_slurm(
 
 
 @pytest.mark.parametrize(("number", "last", "count"), [("3", "7", "2"), ("0", "6", "4")])
-def test_an_array_with_gaps_is_refused_unless_the_task_is_named(
+def test_array_with_gaps_needs_an_explicit_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, last: str, count: str
 ) -> None:
     """Tasks that failed are submitted again by their numbers, as ``--array=3,7``: they are not 0 and 1 of 2."""
     for name, value in (("ID", number), ("MIN", number), ("MAX", last), ("COUNT", count)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
     for options in ({}, {"tasks": 8}):
-        with pytest.raises(ConfigError, match=rf"{count} tasks from {number} to {last}.*name task and tasks"):
+        with pytest.raises(ConfigError, match=rf"{count} tasks from {number} to {last}.*set task, and set tasks"):
             launch_task(tmp_path, 80, **options)
     launch_task(tmp_path, 80, task=int(number), tasks=8)
     assert shards_of(tmp_path) == {int(number), int(number) + 8}
@@ -198,7 +196,7 @@ class Fragile(PipelineStage):
         return records
 
 
-def test_a_failing_batch_costs_the_record_that_is_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failing_batch_drops_only_the_failing_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stage = Fragile({5, 17, 18})
     store = run(stage, Numbers(40), tmp_path / "a", batch_size=16, shard_size=20)
     dropped = {r.id: r.dropped for r in store if r.dropped is not None}
@@ -212,7 +210,7 @@ def test_a_failing_batch_costs_the_record_that_is_the_cause(tmp_path: Path, caps
     assert sum(len(r.history) == 1 for r in store) == 37, "one entry each, however often its batch was tried"
 
 
-def test_a_run_ends_when_too_many_records_fail_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_too_many_failures_stop_the_run_and_it_resumes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"3 records failed in Fragile, at most 2 are allowed .*n030.*cannot take 30"):
         run(Fragile({2, 9, 30}), Numbers(40), tmp_path / "a", shard_size=10, max_failures=2)
     assert shards_of(tmp_path / "a") == {0, 1, 2}
@@ -222,7 +220,7 @@ def test_a_run_ends_when_too_many_records_fail_and_goes_on_where_it_stopped(tmp_
     assert again.counts() == (36, {"error": 4}), "those of an earlier stage do not count for this one"
 
 
-def test_a_stage_that_fails_on_everything_ends_the_run(tmp_path: Path) -> None:
+def test_failure_of_all_records_stops_the_run(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"all 5 records of shard 0 failed in Fragile; .*cannot take 0"):
         run(Fragile(set(range(40))), Numbers(40), tmp_path / "a", shard_size=5)
 
@@ -235,7 +233,7 @@ def test_the_stage_that_failed_is_named_within_a_sequence(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
-def test_where_memory_runs_out_the_batch_is_halved_and_stays_so(tmp_path: Path, kind: type[Exception]) -> None:
+def test_out_of_memory_halves_the_batch_permanently(tmp_path: Path, kind: type[Exception]) -> None:
     stage = Fragile(set(), largest=5, kind=kind)
     store = run(stage, Numbers(64), tmp_path / "a", batch_size=16, shard_size=32)
     assert store.counts() == (64, {}), "no record is lost"
@@ -253,7 +251,7 @@ class Pictured(Numbers):
 
 
 @pytest.mark.parametrize("keep", ["all", "thumbnails", "none"])
-def test_what_is_kept_of_dropped_records(tmp_path: Path, keep: str) -> None:
+def test_keep_dropped(tmp_path: Path, keep: str) -> None:
     store = run(Shade(), Pictured(8), tmp_path / keep, keep_dropped=keep)  # type: ignore[arg-type]
     dropped, alive = store.record(0), store.record(1)
     assert dropped.dropped is not None
@@ -267,7 +265,7 @@ def test_what_is_kept_of_dropped_records(tmp_path: Path, keep: str) -> None:
 
 
 @pytest.mark.parametrize(("image_format", "start"), [("png", b"\x89PNG"), ("jpeg", b"\xff\xd8"), ("webp", b"RIFF")])
-def test_pictures_are_written_in_the_format_that_was_asked_for(tmp_path: Path, image_format: str, start: bytes) -> None:
+def test_image_format(tmp_path: Path, image_format: str, start: bytes) -> None:
     store = run(Shade(), Pictured(3), tmp_path / "a", image_format=image_format)  # type: ignore[arg-type]
     assert store.record(1).images["shaded"].startswith(start)
     run(Shade(), Pictured(3), tmp_path / "b", image_format=image_format)  # type: ignore[arg-type]
@@ -277,7 +275,7 @@ def test_pictures_are_written_in_the_format_that_was_asked_for(tmp_path: Path, i
 
 
 @pytest.mark.slow
-def test_many_decoded_pictures_fit_under_1024_open_files(tmp_path: Path) -> None:
+def test_many_decoded_images_need_few_open_files(tmp_path: Path) -> None:
     """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
     script = (
         "import sys, torch; from helpers.toy_stages import Numbers, Shade; "
@@ -313,7 +311,7 @@ class Uses(Shade):
         self.model = Weighted(weights)
 
 
-def test_what_ran_is_in_the_manifest_and_other_weights_are_refused(tmp_path: Path) -> None:
+def test_provenance_is_stored_and_other_weights_rejected(tmp_path: Path) -> None:
     run(Uses("1111"), Numbers(12), tmp_path / "a", shard_size=4)
     (about,) = RecordStore(tmp_path / "a").manifest.notes["provenance"]
     assert about["models"] == {"model": {"commit": "abc", "weights": "1111"}}
@@ -323,23 +321,23 @@ def test_what_ran_is_in_the_manifest_and_other_weights_are_refused(tmp_path: Pat
         run(Uses("2222"), Numbers(12), tmp_path / "a", shard_size=4)
 
 
-def test_time_and_progress_of_every_shard_are_kept(tmp_path: Path) -> None:
+def test_time_of_every_shard_is_logged(tmp_path: Path) -> None:
     run(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
     lines = [json.loads(line) for line in (tmp_path / "a" / "progress.jsonl").read_text().splitlines()]
     assert [(line["shard"], line["records"]) for line in lines] == [(0, 8), (1, 8), (2, 4)]
     assert all(line["seconds"] >= 0 for line in lines)
-    assert "records per second" in rate(tmp_path / "a")
+    assert "records per second" in format_rate(tmp_path / "a")
 
 
-def test_a_line_of_progress_that_was_torn_does_not_stop_the_run(tmp_path: Path) -> None:
+def test_truncated_progress_line_is_ignored(tmp_path: Path) -> None:
     """A machine that loses power, or a disk that is full, leaves a part of the last line."""
     Job(Numbers(20), tmp_path / "a", shard_size=8).begin(MapStage(_as_it_is))
     (tmp_path / "a" / PROGRESS).write_text('{"shard": 0, "rec')
     run(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
-    assert "records per second" in rate(tmp_path / "a")
+    assert "records per second" in format_rate(tmp_path / "a")
 
 
-def test_progress_names_what_is_left(
+def test_progress_prints_the_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("lightning_idc.synthesis.progress._INTERVAL", 0)
@@ -347,10 +345,10 @@ def test_progress_names_what_is_left(
     assert f"{tmp_path / 'a'}: 2 of 3 shards, 0 min left" in capsys.readouterr().out
 
 
-def test_an_engine_is_named_for_the_stages_that_make_records() -> None:
-    found = with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
+def test_launcher_applies_to_record_stages() -> None:
+    arguments = with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
     launcher = {"class": "RayPool", "workers": 4}
-    assert found == {"model.width": 8, "data.launcher": launcher}
+    assert arguments == {"model.width": 8, "data.launcher": launcher}
     for wrong in ({"engine": "spark"}, {"engine.workers": 4}):
         with pytest.raises(ConfigError, match="ray, process, array"):
             with_engine(wrong)
@@ -361,7 +359,7 @@ def _as_it_is(record: Record) -> Record:
 
 
 @pytest.mark.slow
-def test_launchers_by_name_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_write_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a run writes its configuration beside its results
     photos = tmp_path / "photos"
     photos.mkdir()
@@ -370,8 +368,8 @@ def test_launchers_by_name_make_the_same_bytes(tmp_path: Path, monkeypatch: pyte
 
     def predict(target: str, *more: str) -> int:
         source = ["--data.source.class_path", "ImageFolder", "--data.source.init_args.root", str(photos)]
-        given = ["--model", "ImageHashes", "--model.images", "[image]", "--data", "Records", *source]
-        return main(["predict", *given, "--data.target", str(tmp_path / target), "--data.shard_size", "2", *more])
+        options = ["--model", "ImageHashes", "--model.images", "[image]", "--data", "Records", *source]
+        return main(["predict", *options, "--data.target", str(tmp_path / target), "--data.shard_size", "2", *more])
 
     assert predict("trainer", "--return_predictions", "false", "--trainer.logger", "false") == 0
     assert predict("process", "--data.launcher", "InProcess") == 0
@@ -392,9 +390,9 @@ class Letters(PipelineStage):
         return records
 
 
-def test_a_source_that_has_grown_is_another_source(tmp_path: Path) -> None:
+def test_grown_source_is_rejected(tmp_path: Path) -> None:
     run(Letters(), Sentences(["a", "b", "c"]), tmp_path / "a", shard_size=1)
-    with pytest.raises(ConfigError, match="was begun with records that are different"):
+    with pytest.raises(ConfigError, match="was created with records that differ"):
         run(Letters(), Sentences(["a", "b", "c", "d"]), tmp_path / "a", shard_size=1)
 
 

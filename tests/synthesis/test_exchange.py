@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> RecordStore:
     return run(Deduplicate(("captions",)), Described(), tmp_path / "store")  # type: ignore[arg-type]
 
 
-def test_data_juicer_gets_its_own_fields_and_what_it_writes_is_read(store: RecordStore) -> None:
+def test_data_juicer_round_trip(store: RecordStore) -> None:
     target = "memory://juicer/out"
     (path,) = export_records(store, target, "jsonl")
     with fsspec.filesystem("memory").open(path) as file:
@@ -76,7 +76,7 @@ def test_data_juicer_gets_its_own_fields_and_what_it_writes_is_read(store: Recor
         assert ours.images == theirs.images and ours.id == theirs.id
 
 
-def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
+def test_other_lines_are_rejected(tmp_path: Path) -> None:
     empty = {"bbox_tag": [[0, 0, 0, 0]], "region_caption1": [""], "region_caption2": [""]}
     lines = [
         {"images": ["a.png"], "text": "<__dj__image> A bus. <|__dj__eoc|>", "__dj__stats__": {"image_width": [8]}},
@@ -126,7 +126,7 @@ class LocalHub:
         return f"https://hub/datasets/{repo_id}"
 
 
-def test_what_is_pushed_is_read_by_its_card(
+def test_pushed_data_set_loads_by_its_card(
     store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import huggingface_hub
@@ -146,7 +146,7 @@ def test_what_is_pushed_is_read_by_its_card(
     assert rows[0]["before"].size == (40, 40)
 
 
-def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) -> None:
+def test_blank_lines_are_skipped_and_short_lists_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('\n{"text": "A bus."}\n\n{"text": "A car."}\n\n')
     source = JsonLines(str(file))
@@ -157,10 +157,10 @@ def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) ->
         JsonLines(str(file)).record(0)
 
 
-def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: Path) -> None:
+def test_duplicate_ids_are_errors(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text("".join(f'{{"id": "{name}", "text": "A bus."}}\n' for name in ("a", "b", "b")))
-    with pytest.raises(DataError, match="two records are called 'b'"):
+    with pytest.raises(DataError, match="two records have the id 'b'"):
         run(Deduplicate(("caption",)), JsonLines(str(file)), tmp_path / "dedup")
 
     def pair(record: Record) -> Record:
@@ -174,7 +174,7 @@ def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: P
     assert not (tmp_path / "out" / "pairs.jsonl").exists()
 
 
-def test_released_pictures_are_named_after_their_format_and_any_id(tmp_path: Path) -> None:
+def test_released_file_names(tmp_path: Path) -> None:
     ids = ["\u4e00" * 80, "\u4e00" * 79 + "b", "c"]  # of 400 signs as they are
     file = tmp_path / "in.jsonl"
     file.write_text("".join(json.dumps({"id": id, "text": "A bus."}) + "\n" for id in ids))
@@ -200,7 +200,7 @@ def test_released_pictures_are_named_after_their_format_and_any_id(tmp_path: Pat
                 assert image.format == kind
 
 
-def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:
+def test_captions_are_read_by_fsspec(tmp_path: Path) -> None:
     with fsspec.open("memory://captions.txt", "w") as file:
         file.write("a dog\n\na cat\n")
     assert Sentences("memory://captions.txt").texts == ["a dog", "a cat"]

@@ -51,9 +51,7 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
     ("light", "camera", "precision", "recall"),
     [(False, 0.0, 0.9, 0.8), (True, 0.0, 0.85, 0.88), (True, 0.7, 0.7, 0.7)],
 )
-def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
-    light: bool, camera: float, precision: float, recall: float
-) -> None:
+def test_boxes_match_rendered_objects(light: bool, camera: float, precision: float, recall: float) -> None:
     # no threshold was chosen on these scenes
     records = DifferenceAreas(filters="embedded").transform(scenes(80, 128, light, camera, seed=11))
     measured = box_scores(records)
@@ -70,9 +68,9 @@ class Similarity(ImageEncoder):
 
 
 class Boxes(Segmenter):
-    def __init__(self, found: list[tuple[tuple[int, int, int, int], float]]) -> None:
+    def __init__(self, proposals: list[tuple[tuple[int, int, int, int], float]]) -> None:
         super().__init__()
-        self.found = found
+        self.found = proposals
 
     def regions(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> list[list[Found]]:  # type: ignore[override]
         mask = torch.ones(before[0].shape[1:], dtype=torch.bool)
@@ -89,14 +87,16 @@ class Score(ImageTextMatcher):
 @pytest.mark.parametrize(
     ("angle", "reason"), [(0, "pair too similar"), (19, "pair too similar"), (30, None), (46, "pair too different")]
 )
-def test_pairs_are_kept_between_09_and_098(angle: int, reason: str | None) -> None:
+def test_similarity_filter_keeps_090_to_098(angle: int, reason: str | None) -> None:
     # cos .19 = .982, cos .30 = .955, cos .46 = .896
     record = PairSimilarity(Similarity(), "paper").transform([pair_of(0, angle)])[0]
     assert (record.dropped and record.dropped["reason"]) == reason
 
 
-def areas_of(record: Record, filters: str, found: list[tuple[tuple[int, int, int, int], float]]) -> list[str | None]:
-    made = DifferenceAreas(Boxes(found), Similarity(), Score(), filters).transform([record])[0]
+def areas_of(
+    record: Record, filters: str, proposals: list[tuple[tuple[int, int, int, int], float]]
+) -> list[str | None]:
+    made = DifferenceAreas(Boxes(proposals), Similarity(), Score(), filters).transform([record])[0]
     return [None if area["dropped"] is None else area["dropped"]["reason"] for area in made.facts["areas"]]
 
 
@@ -122,7 +122,7 @@ def test_each_filter_of_the_area_generator_has_the_papers_threshold() -> None:
     assert areas_of(pair_of(0, 70), "scripts", [((0, 0, 1, 1), 1.0)]) == ["box size"]
 
 
-def test_of_overlapping_boxes_the_most_different_stays() -> None:
+def test_most_different_of_overlapping_boxes_is_kept() -> None:
     def area(box: list[int], similarity: float) -> dict[str, object]:
         return {"box": box, "similarity": similarity, "dropped": None}
 
@@ -142,7 +142,7 @@ def test_of_overlapping_boxes_the_most_different_stays() -> None:
     assert len(accepted(few)) == 10
 
 
-def test_table_17_is_there_by_name() -> None:
+def test_presets_of_table_17() -> None:
     # IS, BITM, CS, CITM of the four rows
     rows = {
         1: ((0.9, 0.98), 0.3, 0.9, 0.3),
@@ -158,7 +158,7 @@ def test_table_17_is_there_by_name() -> None:
         load_filters("table18")
 
 
-def test_a_bar_and_a_box_are_drawn_as_the_paper_says() -> None:
+def test_bar_and_box_equal_the_paper() -> None:
     image = torch.zeros(3, 50, 60, dtype=torch.uint8)
     boxed = draw_box(image, [20, 20, 30, 30])
     red = (boxed[0] == 255) & (boxed[1] == 0)
@@ -205,19 +205,19 @@ class TestWholePipeline:
             for area in record.facts.get("areas", []):
                 assert area["dropped"] is None or {"reason", "value", "limit"} == set(area["dropped"])
 
-    def test_what_is_kept_lies_where_something_was_pasted(self, folder: Path) -> None:
+    def test_kept_regions_are_where_objects_were_pasted(self, folder: Path) -> None:
         measured = box_scores([r for r in RecordStore(folder / "made") if r.dropped is None])
         assert measured["precision"] > 0.9, measured
 
-    def test_the_captions_name_the_things(self, folder: Path) -> None:
-        right = said = 0
+    def test_captions_name_the_objects(self, folder: Path) -> None:
+        right = num_named = 0
         for record in RecordStore(folder / "made"):
             for area in accepted(record.facts.get("areas", [])) if record.facts.get("edit") == "replace" else []:
                 for noun, caption in zip(record.facts["nouns"], area.get("captions", []), strict=True):
-                    said, right = said + 1, right + (caption == f"a {noun}")
-        assert right / said > 0.9, (right, said)
+                    num_named, right = num_named + 1, right + (caption == f"a {noun}")
+        assert right / num_named > 0.9, (right, num_named)
 
-    def test_what_is_released_is_read_back_equal(self, folder: Path) -> None:
+    def test_release_round_trip(self, folder: Path) -> None:
         """Our reader of the authors' layout finds every box, question, caption and picture that was written."""
         data = ImgDiff(folder / "release", official=False, shares=(1.0, 0.0, 0.0))
         problems = check_benchmark(data)
@@ -255,7 +255,7 @@ class TestWholePipeline:
             assert re.fullmatch(r"\[[01]\.\d\d, [01]\.\d\d, [01]\.\d\d, [01]\.\d\d\]", entry["bbox"])
             assert [turn["from"] for turn in entry["conversations"]] == ["human", "gpt"]
 
-    def test_plain_pictures_can_be_released(self, folder: Path, tmp_path: Path) -> None:
+    def test_images_without_boxes_can_be_released(self, folder: Path, tmp_path: Path) -> None:
         run(Release(str(tmp_path / "plain"), boxes="plain"), str(folder / "made"), tmp_path / "made")
         pairs = ImgDiff(tmp_path / "plain", official=False, shares=(1.0, 0.0, 0.0)).pairs_of("train")
         record = next(record for record in RecordStore(folder / "made") if record.dropped is None)
@@ -267,7 +267,7 @@ class TestWholePipeline:
         assert len(pairs) > 5 and pairs.captions(0)[0]
         assert pairs.load(0).before.shape == (3, 128, 128)
 
-    def test_an_evaluation_set_is_asked_and_rated_without_weights(
+    def test_evaluation_set_without_weights(
         self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         run(EvaluationSet(10), str(folder / "made"), tmp_path / "set", shard_size=16)
@@ -287,7 +287,7 @@ class TestWholePipeline:
         assert "15 of 30 points for 10 answers" in capsys.readouterr().out
 
     @pytest.mark.slow
-    def test_removal_makes_questions_with_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
+    def test_removal_questions_have_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
         chain = Sequential([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
         made = [r for r in run(chain, str(folder / "pairs"), tmp_path / "made") if r.dropped is None]
         entries = json.loads((tmp_path / "release" / "img_diff_object_removal.json").read_text())
@@ -304,7 +304,7 @@ class TestWholePipeline:
             assert entry["path"].startswith("./inpaint/") and isinstance(entry["bbox"], list)
 
 
-def test_choices_of_another_name_are_refused(tmp_path: Path) -> None:
+def test_unknown_choices_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="together is 'files'; expected one of file, id"):
         ReleasePairs(str(tmp_path), together="files")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="score is 'prob'; expected one of cosine, probability"):
@@ -320,12 +320,12 @@ def test_choices_of_another_name_are_refused(tmp_path: Path) -> None:
         ({"noise": math.nan}, "noise is nan; expected at least 0"),
     ],
 )
-def test_edits_that_cannot_be_made_are_refused_before_the_work(options: dict[str, Any], match: str) -> None:
+def test_impossible_edits_are_errors_at_construction(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         PasteEdits(**options)
 
 
-def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
+def test_library_has_enough_objects(tmp_path: Path) -> None:
     for name, value in (("cup", 40), ("cat", 200)):
         cut = np.full((20, 20, 4), value, np.uint8)
         cut[..., 3] = 0
@@ -337,13 +337,13 @@ def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
     assert store.counts()[0] > 0
 
 
-def test_a_caption_that_is_named_and_not_there_ends_the_run_at_once(tmp_path: Path) -> None:
+def test_missing_caption_fact_stops_the_run(tmp_path: Path) -> None:
     stages = Sequential([PasteEdits(size=64), ReleasePairs(str(tmp_path / "out"), caption="sumary")])
     with pytest.raises(ConfigError, match=r"no fact 'sumary'.*captions"):
         run(stages, SamplePhotos(), tmp_path / "a")
 
 
-def test_edits_change_one_place_and_say_which(shared: Path, tmp_path: Path) -> None:
+def test_edits_change_one_box_and_record_it(shared: Path, tmp_path: Path) -> None:
     folder = shared / "realdata" / "aurora_magicbrush"
     if not folder.is_dir():
         pytest.skip("aurora_magicbrush is not in the shared folder")

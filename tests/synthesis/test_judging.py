@@ -25,7 +25,7 @@ class Says(VisionLanguageModel):
         return self.answers
 
 
-def test_the_unnatural_image_filter_asks_about_both_pictures_in_one() -> None:
+def test_unnatural_image_filter_asks_about_the_joined_image() -> None:
     """One question for a pair, and only "no" anywhere in the answer drops it (unnatural_images_filter.py:161-164)."""
     asked: list[tuple[tuple[int, ...], str]] = []
 
@@ -41,7 +41,7 @@ def test_the_unnatural_image_filter_asks_about_both_pictures_in_one() -> None:
     assert asked == [((3, 40, 40 + 20 + 40), UNNATURAL_FILTER)] * 5
 
 
-def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
+def test_embedded_filter_rejects_flat_images_and_noise() -> None:
     photo = next(iter(SamplePhotos().names))
     real = SamplePhotos().record(SamplePhotos().names.index(photo)).image("image")
     noise = torch.randint(256, real.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -54,9 +54,7 @@ def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
     assert [r.dropped and r.dropped["value"] for r in made] == [None, "no", "no"]
 
 
-def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_set_is_sampled_by_id_and_rated_0_to_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Described(Sentences):
         def record(self, index: int) -> Record:
             area = {"box": [0, 0, 1, 1], "similarity": 0.1, "difference": "a was replaced by b", "dropped": None}

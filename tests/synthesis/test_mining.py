@@ -59,7 +59,7 @@ def vectors() -> Vectors:
 
 
 @pytest.mark.slow
-def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> None:
+def test_mined_pairs_equal_the_equations(vectors: Vectors, tmp_path: Path) -> None:
     run(MapStage(as_it_is), vectors, tmp_path / "features")
     stage = SimilarPairs(str(tmp_path / "features"), neighbours=20)
     store = run(stage, str(tmp_path / "features"), tmp_path / "pairs", batch_size=7)
@@ -96,7 +96,7 @@ def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> N
     )  # k-means may cut a symmetric cluster either way
 
 
-def test_the_windows_keep_what_is_neither_the_same_nor_far() -> None:
+def test_similarity_windows() -> None:
     window = SimilarityRange()
     ids = np.arange(5)
     assert window.select(ids, np.array([0.99, 0.95, 0.85, 0.78, 0.5])).tolist() == [1, 2, 3]
@@ -104,7 +104,7 @@ def test_the_windows_keep_what_is_neither_the_same_nor_far() -> None:
     assert window.select(ids[:0], np.array([])).tolist() == []
 
 
-def test_clusters_are_those_that_were_planted() -> None:
+def test_planted_clusters_are_recovered() -> None:
     rng = np.random.default_rng(0)
     planted = np.repeat([0, 1, 2], 8)
     features = 6.0 * np.eye(3)[planted] + 0.05 * rng.normal(size=(24, 3))
@@ -113,7 +113,7 @@ def test_clusters_are_those_that_were_planted() -> None:
     assert spectral_clusters(features[:2], 3, 0.1, 0).tolist() == [0, 1], "few candidates are clusters of their own"
 
 
-def test_the_approximate_index_finds_nearly_what_the_exact_one_does() -> None:
+def test_approximate_index_recall() -> None:
     rng = np.random.default_rng(5)
     values = unit(np.repeat(rng.normal(size=(200, 32)), 15, axis=0) + 0.3 * rng.normal(size=(3000, 32)))
     blocks = [values[:1000], values[1000:]]
@@ -125,7 +125,7 @@ def test_the_approximate_index_finds_nearly_what_the_exact_one_does() -> None:
     assert np.mean([len(set(a) & set(b)) / 11 for a, b in zip(near, far, strict=True)]) > 0.9
 
 
-def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None:
+def test_photographs_are_paired_within_their_class(tmp_path: Path) -> None:
     from lightning_idc.synthesis.sources import SamplePhotos
 
     photos = SamplePhotos(copies=2)
@@ -136,7 +136,7 @@ def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None
     assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
 
 
-def test_what_was_dropped_is_nobodys_partner(vectors: Vectors, tmp_path: Path) -> None:
+def test_dropped_records_are_not_paired(vectors: Vectors, tmp_path: Path) -> None:
     def unreadable_or_double(record: Record) -> Record:
         number = int(record.id[1:])
         if number % 9 == 0:
@@ -156,7 +156,7 @@ def test_what_was_dropped_is_nobodys_partner(vectors: Vectors, tmp_path: Path) -
     assert not {int(facts["second"][1:]) % 9 for facts in made} & {0, 1, 2}
 
 
-def test_an_index_of_another_name_is_refused() -> None:
+def test_unknown_index_is_an_error() -> None:
     with pytest.raises(ConfigError, match="index is 'exakt'; expected one of auto, exact, approximate"):
         SimilarPairs("features", index="exakt")  # type: ignore[arg-type]
 

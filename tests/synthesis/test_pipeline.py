@@ -27,7 +27,7 @@ def number_plus(record: Record) -> Record:
     return record
 
 
-def test_records_come_out_in_order_with_what_made_them(tmp_path: Path) -> None:
+def test_records_are_in_order_with_history(tmp_path: Path) -> None:
     store = run(Shade(), Numbers(23), tmp_path / "a", batch_size=4, shard_size=6)
     records = list(store)
     assert [r.id for r in records[:7]] == ["n000", "n001", "n002", "n003", "n004", "n005/a", "n005/b"]
@@ -41,7 +41,7 @@ def test_records_come_out_in_order_with_what_made_them(tmp_path: Path) -> None:
     assert (shade == int(step["scores"]["offset"])).all()
 
 
-def test_a_later_stage_passes_dropped_records_on_and_looks_images_up(tmp_path: Path) -> None:
+def test_later_stage_keeps_dropped_records_and_inherits_images(tmp_path: Path) -> None:
     run(Shade(), Numbers(23), tmp_path / "a", shard_size=6)
     store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=5)
     records = {r.id: r for r in store}
@@ -53,11 +53,11 @@ def test_a_later_stage_passes_dropped_records_on_and_looks_images_up(tmp_path: P
     third = run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c")
     assert torch.equal(third.record(1).image("shaded"), records["n001"].image("shaded"))
     (tmp_path / "a").rename(tmp_path / "moved")
-    with pytest.raises(StoreError, match="holds no records"):
+    with pytest.raises(StoreError, match="has no records"):
         RecordStore(tmp_path / "b").record(1).image("picture")
 
 
-def test_a_source_that_was_replaced_since_is_not_read_for_another(tmp_path: Path) -> None:
+def test_replaced_source_is_detected(tmp_path: Path) -> None:
     run(Shade(), Numbers(23), tmp_path / "a", shard_size=6)
     store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=5)
     (tmp_path / "a").rename(tmp_path / "moved")
@@ -86,7 +86,7 @@ def test_neither_batches_nor_workers_change_the_result(tmp_path: Path, batch_siz
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path: Path) -> None:
+def test_result_is_equal_after_ten_kills(tmp_path: Path) -> None:
     stage, source = Shade(pause=0.02), Numbers(120)
     run(Shade(pause=0.02), source, tmp_path / "whole", batch_size=4, shard_size=6)
     draw = random.Random(7)
@@ -108,7 +108,7 @@ def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path
     assert not list((tmp_path / "cut").glob("*.partial"))
 
 
-def test_a_trainer_makes_the_same_bytes_and_keeps_the_shards_of_a_stopped_run(tmp_path: Path) -> None:
+def test_trainer_writes_equal_bytes_and_resumes(tmp_path: Path) -> None:
     sizes = {"batch_size": 4, "shard_size": 6}
     with pytest.raises(StoreError, match="was not finished"):
         run_under_trainer(Shade(), Numbers(60), tmp_path / "a", {"limit_predict_batches": 4}, **sizes)
@@ -121,7 +121,7 @@ def test_a_trainer_makes_the_same_bytes_and_keeps_the_shards_of_a_stopped_run(tm
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
-def test_a_shard_that_was_cut_is_named_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_shard_is_reported_and_processed_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     intact = digests(tmp_path / "a")
     cut, lost = shard(tmp_path / "a", 2), shard(tmp_path / "a", 3)
@@ -131,15 +131,15 @@ def test_a_shard_that_was_cut_is_named_and_made_again(tmp_path: Path, capsys: py
     with pytest.raises(StoreError, match=rf"{cut.name} has 0 bytes, expected"):
         RecordStore(tmp_path / "a")
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    told = capsys.readouterr().out
-    assert "damaged, made again: " in told and cut.name in told and lost.name in told
+    output = capsys.readouterr().out
+    assert "damaged shards are processed again: " in output and cut.name in output and lost.name in output
     assert digests(tmp_path / "a") == intact
     cut.unlink()
     with pytest.raises(StoreError, match=rf"{cut.name} is missing"):
         RecordStore(tmp_path / "a")
 
 
-def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: Path) -> None:
+def test_corrupt_source_shard_is_an_error(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
     intact, stage = digests(tmp_path / "b"), MapStage(number_plus, reads=("picture",))
@@ -156,7 +156,7 @@ def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: 
 
 
 @pytest.mark.slow
-def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> None:
+def test_images_of_many_shards_need_few_maps(tmp_path: Path) -> None:
     run(Shade(), Numbers(200), tmp_path / "a", shard_size=2)
     store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)
     assert sum(record.image("picture").sum() > 0 for record in store if record.dropped is None) > 100
@@ -200,10 +200,10 @@ def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> No
     assert "n003" in str(dropped["n003"]["value"])
 
 
-def test_another_setting_or_source_is_refused(tmp_path: Path) -> None:
+def test_other_settings_or_source_are_rejected(tmp_path: Path) -> None:
     run(Shade(), Numbers(12), tmp_path / "a")
     for stage, source, what in (
-        (Shade(most=3), Numbers(12), "settings that are different"),
+        (Shade(most=3), Numbers(12), "settings that differ"),
         (Shade(), Numbers(13), "records"),
         (MapStage(number_plus), Numbers(12), "stage"),
     ):
@@ -211,14 +211,14 @@ def test_another_setting_or_source_is_refused(tmp_path: Path) -> None:
             run(stage, source, tmp_path / "a")
 
 
-def test_another_size_of_shards_is_named_as_what_differs(tmp_path: Path) -> None:
+def test_other_shard_size_is_rejected(tmp_path: Path) -> None:
     run(Shade(), Numbers(12), tmp_path / "a", shard_size=4)
-    with pytest.raises(ConfigError, match="was begun with shard_size 4, which is 6 now"):
+    with pytest.raises(ConfigError, match="was created with shard_size 4, now 6"):
         run(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
 
 
 @pytest.mark.parametrize("name", ["batch_size", "shard_size", "limit", "num_workers", "max_failures"])
-def test_a_number_out_of_range_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+def test_out_of_range_arguments_create_no_files(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is -1; expected at least"):
         run(Shade(), Numbers(12), tmp_path / "a", **{name: -1})
     with pytest.raises(ConfigError, match="limit is 0"):  # which would make an empty store
@@ -226,7 +226,7 @@ def test_a_number_out_of_range_is_refused_before_anything_is_made(tmp_path: Path
     assert not (tmp_path / "a").exists()
 
 
-def test_arrays_come_back(tmp_path: Path) -> None:
+def test_arrays_round_trip(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
 
     def add(record: Record) -> Record:
@@ -249,7 +249,7 @@ def test_shards_are_plain_arrow_files_with_typed_columns(tmp_path: Path) -> None
 
 @pytest.mark.dist
 @pytest.mark.timeout(300)
-def test_two_processes_make_the_same_set_as_one(tmp_path: Path) -> None:
+def test_two_processes_equal_one(tmp_path: Path) -> None:
     run(Shade(), Numbers(40), tmp_path / "one", batch_size=4, shard_size=6)
     launch(Path(__file__).with_name("two_processes_synthesis.py"), tmp_path / "two")
     assert everything(RecordStore(tmp_path / "two")) == everything(RecordStore(tmp_path / "one"))

@@ -29,7 +29,7 @@ def edits(model: dict[str, Any]) -> dict[str, Any]:
     return {"class_path": "lightning_idc.methods.img_diff.captions.PromptedEdits", "init_args": {"model": model}}
 
 
-def test_all_problems_of_all_stages_are_told_together(tmp_path: Path) -> None:
+def test_problems_of_all_stages_are_listed(tmp_path: Path) -> None:
     (tmp_path / "captions.txt").write_text("a dog\n" * 50_000)
     sentences = {
         "class_path": "lightning_idc.synthesis.sources.Sentences",
@@ -64,7 +64,7 @@ def test_all_problems_of_all_stages_are_told_together(tmp_path: Path) -> None:
         assert len(own) == 1 and part in own[0], (start, problems)
 
 
-def test_a_model_without_a_chat_template_is_refused_beforehand(tmp_path: Path) -> None:
+def test_missing_chat_template_is_a_problem(tmp_path: Path) -> None:
     from helpers.tiny_models import tokenizer
     from transformers import LlamaConfig
 
@@ -75,7 +75,7 @@ def test_a_model_without_a_chat_template_is_refused_beforehand(tmp_path: Path) -
     assert preflight([step("edit", edits(chat(model=str(tmp_path / "bare"), template="vicuna")))], tmp_path) == []
 
 
-def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_weights_larger_than_memory_are_a_problem(tmp_path: Path) -> None:
     from helpers.tiny_models import tokenizer
     from transformers import LlamaConfig
 
@@ -91,7 +91,7 @@ def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_paper_recipe_ends_before_its_first_stage(tmp_path: Path) -> None:
+def test_paper_recipe_stops_before_its_first_stage(tmp_path: Path) -> None:
     recipe = load(ROOT / "recipes" / "paper" / "img_diff.yaml")
     (tmp_path / "captions.txt").write_text("a dog\n")
     override(recipe, {"stages.edit.data.source.texts": str(tmp_path / "captions.txt")})

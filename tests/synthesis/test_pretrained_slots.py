@@ -36,7 +36,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_clip(tmp_path_factory.mktemp("clip")))
 
 
-def test_clip_encodes_pictures_and_texts_the_same_in_any_batch(clip: str, pictures: list[torch.Tensor]) -> None:
+def test_clip_embeddings_do_not_depend_on_the_batch(clip: str, pictures: list[torch.Tensor]) -> None:
     for slot, inputs in ((ClipImages(clip), pictures), (ClipTexts(clip), TEXTS)):
         slot.load()
         together = slot.encode(inputs)  # type: ignore[arg-type]
@@ -47,12 +47,12 @@ def test_clip_encodes_pictures_and_texts_the_same_in_any_batch(clip: str, pictur
     assert ClipImages(clip, revision="abc").settings() == {"model": clip, "revision": "abc", "dtype": "float32"}
 
 
-def test_a_model_that_is_not_there_says_how_to_get_it() -> None:
+def test_missing_model_suggests_the_download() -> None:
     with pytest.raises(CheckpointError, match="hf download nobody/nothing"):
         ClipImages("nobody/nothing").load()
 
 
-def test_missing_weights_are_refused(clip: str, tmp_path: Path) -> None:
+def test_incomplete_checkpoint_is_an_error(clip: str, tmp_path: Path) -> None:
     import shutil
 
     from safetensors.torch import load_file, save_file
@@ -91,24 +91,24 @@ def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[to
         assert score == "cosine" or (together >= 0).all()
 
 
-def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
+def test_sam_segments_both_images(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
     from transformers import MaskGenerationPipeline
 
     make_sam(tmp_path)
     slot = SamSegmenter(str(tmp_path), confidence=-1e9, stability=-1.0, overlap=0.7, points=6, points_at_once=20)
     slot.load()
     twins = [picture.flip(2) for picture in pictures]
-    found = slot.regions(pictures, twins, masks=True)
-    for regions, height in zip(found, (20, 24, 28), strict=True):
+    regions_of_pairs = slot.regions(pictures, twins, masks=True)
+    for regions, height in zip(regions_of_pairs, (20, 24, 28), strict=True):
         for region in regions:
             x1, y1, x2, y2 = region.box
             assert 0 <= x1 < x2 <= 24 and 0 <= y1 < y2 <= height
-            assert region.mask is not None and region.picture in (0, 1)
+            assert region.mask is not None and region.image_index in (0, 1)
             inside = region.mask.nonzero()
             assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
         assert regions == sorted(regions, key=lambda region: -region.confidence)
     slot.batch_size = 1
-    for together, alone in zip(found, slot.regions(pictures, twins), strict=True):
+    for together, alone in zip(regions, slot.regions(pictures, twins), strict=True):
         assert [region.box for region in together] == [region.box for region in alone] != []
     # the masks of one picture are those of the pipeline of transformers
     pipeline = MaskGenerationPipeline(model=slot.net, image_processor=slot.processor)
@@ -137,7 +137,7 @@ def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None
     assert greedy == slot.answer(TEXTS, [4, 5, 6]), "padding on the left changes no answer"
 
 
-def test_draws_have_the_distribution_that_was_asked_for() -> None:
+def test_gumbel_sampling_distribution() -> None:
     count, temperature = 20_000, 0.7
     scores = torch.tensor([1.0, 0.0, -0.5]).expand(count, 3)
     drawn = GumbelSampling(range(count), temperature, torch.device("cpu"))(torch.zeros(count, 0), scores).argmax(1)
@@ -145,7 +145,7 @@ def test_draws_have_the_distribution_that_was_asked_for() -> None:
     assert torch.allclose(drawn.bincount(minlength=3) / count, expected, atol=0.015)
 
 
-def test_like_sizes_share_a_batch_and_answers_come_back_in_order() -> None:
+def test_batches_have_similar_sizes_and_answers_are_in_order() -> None:
     slot = Pretrained("none", batch_size=2)
     seen = []
 
@@ -163,23 +163,23 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_llava(tmp_path_factory.mktemp("llava")))
 
 
-def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, pictures: list[torch.Tensor]) -> None:
+def test_vision_language_model_accepts_one_or_two_images(llava: str, pictures: list[torch.Tensor]) -> None:
     slot = ChatVisionModel(llava, dtype="float32", max_new_tokens=6)
     slot.load()
     pairs = [[pictures[0], pictures[1]], [pictures[1], pictures[2]], [pictures[2], pictures[0]]]
     together = slot.answer(pairs, TEXTS)
     slot.batch_size = 1
     assert together == slot.answer(pairs, TEXTS) and len(together) == 3
-    captioner = PromptedCaptioner(slot, "a red", least_side=16)
+    captioner = PromptedCaptioner(slot, "a red", min_side=16)
     assert len(captioner.caption(pictures)) == 3
     same = [picture[:, :20] for picture in pictures]
-    told = PromptedTeller(slot, "a {caption1} on {caption2}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
-    assert len(told) == 2
+    sentences = PromptedTeller(slot, "a {caption1} on {caption2}").tell(
+        same[:2], same[1:], [("cat", "dog"), ("dog", "mat")]
+    )
+    assert len(sentences) == 2
 
 
-def test_a_vision_language_model_says_which_answers_its_limit_of_tokens_cut_off(
-    llava: str, pictures: list[torch.Tensor]
-) -> None:
+def test_vision_language_model_marks_truncated_answers(llava: str, pictures: list[torch.Tensor]) -> None:
     slot = ChatVisionModel(llava, dtype="float32", max_new_tokens=6)
     slot.load()
     shown = [[picture] for picture in pictures]
@@ -213,7 +213,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_llama(tmp_path_factory.mktemp("llama"))
 
 
-def test_a_model_without_a_template_is_never_asked_bare(llama: Path, tmp_path: Path) -> None:
+def test_model_without_template_is_rejected(llama: Path, tmp_path: Path) -> None:
     import shutil
 
     with pytest.raises(CheckpointError, match="has no chat template"):
@@ -227,7 +227,7 @@ def test_a_model_without_a_template_is_never_asked_bare(llama: Path, tmp_path: P
     assert slot.settings()["template"] == "vicuna"
 
 
-def test_the_first_token_is_not_doubled(llama: Path) -> None:
+def test_bos_token_is_not_duplicated(llama: Path) -> None:
     for template, firsts in (("<bos> {{ messages[0]['content'] }}", 1), ("{{ messages[0]['content'] }}", 1)):
         slot = ChatModel(str(llama), dtype="float32", max_new_tokens=1, template="none")
         slot.load()
@@ -246,7 +246,7 @@ def test_an_answer_ends_before_a_stop_string(llama: Path) -> None:
     assert slot.answer(TEXTS, [1, 2, 3]) == [answer.partition(word)[0] for answer in whole]
 
 
-def test_weights_are_known_by_their_digest(clip: str) -> None:
+def test_weights_digest(clip: str) -> None:
     import hashlib
 
     slot = ClipImages(clip)
@@ -257,7 +257,7 @@ def test_weights_are_known_by_their_digest(clip: str) -> None:
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_halves_the_forward_passes() -> None:
+def test_out_of_memory_halves_forward_passes() -> None:
     slot = Pretrained("none", batch_size=8)
     seen: list[int] = []
 

@@ -91,14 +91,14 @@ def authors(shared: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", prompts.ORIGINS)
-def test_a_prompt_is_the_authors_string(authors: dict[str, Any], name: str) -> None:
+def test_prompts_equal_the_authors(authors: dict[str, Any], name: str) -> None:
     own, path, line = prompts.ORIGINS[name]
     theirs = next(prompt for prompt in authors["prompts"] if prompt["id"] == name)
     assert own == theirs["text"]
     assert (f"Img-Diff-codes/{path}", line, "ImgDiff") == (theirs["path"], theirs["line"], theirs["branch"])
 
 
-def test_no_prompt_number_or_rule_of_the_authors_is_passed_over(authors: dict[str, Any]) -> None:
+def test_all_prompts_numbers_and_rules_are_covered(authors: dict[str, Any]) -> None:
     for kind, ours, others in (
         ("prompts", set(prompts.ORIGINS), OTHER_PROMPTS),
         ("numbers", set(our_numbers()), OTHER_NUMBERS),
@@ -113,7 +113,7 @@ def test_no_prompt_number_or_rule_of_the_authors_is_passed_over(authors: dict[st
     assert next(text["text"] for text in authors["paper"] if text["id"] == "cocot") == prompts.COCOT
 
 
-def test_vicuna_is_asked_in_its_template(authors: dict[str, Any]) -> None:
+def test_vicuna_template(authors: dict[str, Any]) -> None:
     assert VICUNA.replace("{prompt}", "{message}") == authors["templates"]["vicuna_v1"]["rendered"]
 
 
@@ -129,12 +129,12 @@ def of_recipe(name: str, kind: str) -> dict[str, Any]:
             if str(value.get("class", "")).rpartition(".")[2] == kind:
                 return {argument: setting for argument, setting in value.items() if argument != "class"}
             value = list(value.values())
-        found = (search(item) for item in value) if isinstance(value, list) else ()
-        return next((item for item in found if item is not None), None)
+        matches = (search(item) for item in value) if isinstance(value, list) else ()
+        return next((item for item in matches if item is not None), None)
 
-    found = search(yaml.safe_load((PAPER / name).read_text(encoding="utf-8")))
-    assert found is not None, f"{kind} is not in {name}"
-    return found
+    matches = search(yaml.safe_load((PAPER / name).read_text(encoding="utf-8")))
+    assert matches is not None, f"{kind} is not in {name}"
+    return matches
 
 
 def file_name(model: str) -> str:
@@ -255,7 +255,7 @@ def of_data_juicer() -> dict[str, Any]:
     }
 
 
-def test_every_number_is_the_authors(authors: dict[str, Any]) -> None:
+def test_numbers_equal_the_authors(authors: dict[str, Any]) -> None:
     theirs = {number["id"]: number["value"] for number in authors["numbers"]}
     compared = {name: theirs[name][PARTS[name]] if name in PARTS else theirs[name] for name in our_numbers()}
     assert our_numbers() == compared
@@ -319,7 +319,7 @@ def rule_noun_match(rule: dict[str, Any]) -> None:
 
 def rule_boxes_of_both(rule: dict[str, Any]) -> None:
     merged = merge_regions([Region((0, 0, 5, 5), 0.2)], [Region((0, 0, 5, 5), 0.9), Region((1, 1, 3, 3), 0.1)])
-    assert [region.picture for region in merged] == [1, 0, 1]
+    assert [region.image_index for region in merged] == [1, 0, 1]
 
 
 def overlapping(preset: str) -> list[bool]:
@@ -345,7 +345,7 @@ def rule_dj_noun_match(rule: dict[str, Any]) -> None:
 
 
 def rule_removal_both_pictures(rule: dict[str, Any]) -> None:
-    first, second = Region((0, 0, 5, 5), 0.9, picture=0), Region((8, 8, 14, 14), 0.9, picture=1)
+    first, second = Region((0, 0, 5, 5), 0.9, image_index=0), Region((8, 8, 14, 14), 0.9, image_index=1)
     pair = [torch.zeros(3, 16, 16, dtype=torch.uint8), torch.full((3, 16, 16), 255, dtype=torch.uint8)]
     pair[0][:, :8], pair[1][:, :8, :8] = 255, 0
     stage = removal.EraseObjects(max_similarity=2.0)
@@ -388,16 +388,16 @@ del RULES["never_painted"]
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_rule_is_the_authors(authors: dict[str, Any], name: str) -> None:
+def test_rules_equal_the_authors(authors: dict[str, Any], name: str) -> None:
     RULES[name](next(rule for rule in authors["rules"] if rule["id"] == name))
 
 
-def test_boxes_are_written_as_the_authors_write_them() -> None:
+def test_box_format_equals_the_authors() -> None:
     assert prompts.box_in_fractions([0, 20.5, 512, 51.2], [1024, 512]) == ["0.00", "0.02", "1.00", "0.05"]
     assert prompts.box_in_pixels([0, 20, 512, 51.5], [1024, 512]) == ["0.0", "20.0", "512.0", "51.5"]
 
 
-def test_the_paper_recipes_ask_as_the_authors_do() -> None:
+def test_paper_recipes_use_the_authors_prompts() -> None:
     regions = of_recipe("img_diff.yaml", "PromptedRegions")
     assert "prompt" not in regions and regions.get("coordinates", "fractions") == "fractions"
     for name in ("PromptedTeller", "PromptedEdits"):

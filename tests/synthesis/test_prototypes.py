@@ -36,28 +36,30 @@ def made(library: str | None, known: str | None, folder: Path) -> list[Record]:
 
 
 @pytest.mark.slow
-def test_own_cutouts_are_recognised(cutouts: str, tmp_path: Path) -> None:
+def test_cutouts_of_the_library_are_recognised(cutouts: str, tmp_path: Path) -> None:
     records = made(cutouts, cutouts, tmp_path / "a")
     right, total = rightly_named(records)
     assert total >= 20 and right / total >= 0.8, f"{right} of {total} kept boxes right"
 
 
 @pytest.mark.slow
-def test_pictures_of_another_library_are_refused(cutouts: str, tmp_path: Path) -> None:
+def test_images_of_another_library_are_rejected(cutouts: str, tmp_path: Path) -> None:
     records = made(cutouts, None, tmp_path / "a")
     reasons = {r.dropped["reason"] for r in records if r.dropped is not None}
     assert all(record.dropped is not None for record in records), "what is not known is not named"
-    assert "unknown to the model" in reasons
-    text = next(r.dropped["value"] for r in records if r.dropped and r.dropped["reason"] == "unknown to the model")
+    assert "not supported by the model" in reasons
+    text = next(
+        r.dropped["value"] for r in records if r.dropped and r.dropped["reason"] == "not supported by the model"
+    )
     assert "library 'rendered'" in text and library_identity(cutouts) in text
 
 
-def test_real_pairs_are_refused(shared: Path, tmp_path: Path) -> None:
+def test_real_pairs_are_rejected(shared: Path, tmp_path: Path) -> None:
     folder = shared / "realdata" / "aurora_magicbrush"
     if not folder.is_dir():
         pytest.skip("aurora_magicbrush is not in the shared folder")
     store = run(Sequential([PairsOf(), Descriptions()]), ImageFolder(str(folder)), tmp_path / "a", limit=12)
-    assert store.counts()[0] == 0 and store.counts()[1].keys() == {"unknown to the model"}
+    assert store.counts()[0] == 0 and store.counts()[1].keys() == {"not supported by the model"}
 
 
 class PairsOf(PasteEdits):
@@ -71,7 +73,7 @@ class PairsOf(PasteEdits):
         return records
 
 
-def test_unequal_pictures_are_compared_in_the_size_of_the_first(tmp_path: Path) -> None:
+def test_unequal_images_are_compared_at_the_first_size(tmp_path: Path) -> None:
     """MagicBrush has pairs of 512 and 500 pixels; the second is resized, as generate_bbox.py:100 does."""
     run(PasteEdits(size=128), SamplePhotos(copies=2), tmp_path / "pairs", shard_size=16)
 
@@ -88,15 +90,15 @@ def test_unequal_pictures_are_compared_in_the_size_of_the_first(tmp_path: Path) 
     assert "error" not in made.counts()[1] and made.counts()[0] > 0, made.counts()
 
 
-def test_what_is_said_of_the_ground_is_a_setting() -> None:
+def test_background_caption_is_a_setting() -> None:
     assert NearestPrototype(background="nothing").settings() != NearestPrototype().settings()
 
 
-def test_the_least_side_of_a_picture_that_is_asked_about_is_a_setting() -> None:
+def test_min_side_is_a_setting() -> None:
     class Says(VisionLanguageModel):
         def answer(self, images: list[list[Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
             return [str(tuple(shown[0].shape[1:])) for shown in images]
 
     picture = torch.zeros(3, 20, 60, dtype=torch.uint8)
-    usual, large = PromptedCaptioner(Says()), PromptedCaptioner(Says(), least_side=224)
+    usual, large = PromptedCaptioner(Says()), PromptedCaptioner(Says(), min_side=224)
     assert usual.caption([picture]) != large.caption([picture]) and usual.settings() != large.settings()

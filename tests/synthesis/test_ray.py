@@ -52,7 +52,7 @@ def is_worker(path: Path, mark: str) -> bool:
 
 @pytest.mark.dist
 @pytest.mark.timeout(1500)
-def test_killed_workers_cost_nothing_and_the_bytes_are_the_same(tmp_path: Path) -> None:
+def test_killed_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
     first, second, killed = tmp_path / "ray" / "first", tmp_path / "ray" / "second", list[int]()
     killer = threading.Thread(target=kill_workers, args=(first, str(tmp_path), killed), daemon=True)
     killer.start()

@@ -70,9 +70,7 @@ def outcome(record: Record) -> tuple[object, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["embedded", "table17_4", "paper"])
-def test_refiltered_records_are_those_of_a_run_with_the_preset(
-    preset: str, edited: Path, scored: RecordStore, tmp_path: Path
-) -> None:
+def test_refilter_equals_a_run_with_the_preset(preset: str, edited: Path, scored: RecordStore, tmp_path: Path) -> None:
     direct = run(stages(preset), str(edited), tmp_path / "direct")
     again = run(Refilter(preset), str(scored.folder), tmp_path / "again")
     assert [outcome(record) for record in again] == [outcome(record) for record in direct]
@@ -89,7 +87,7 @@ def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("empty", ["caption", "answer"])
-def test_a_region_without_words_hides_what_it_overlaps_as_in_a_run_with_the_preset(empty: str) -> None:
+def test_uncaptioned_region_suppresses_overlaps_like_a_run(empty: str) -> None:
     class Boxes(Segmenter):
         def regions(self, before: list[Tensor], after: list[Tensor], masks: bool = False) -> list[list[Region]]:  # type: ignore[override]
             return [[Region((0, 0, 40, 40), 1.0), Region((0, 0, 40, 32), 1.0)] for _ in before]
@@ -131,7 +129,7 @@ def test_a_region_without_words_hides_what_it_overlaps_as_in_a_run_with_the_pres
 
 
 @pytest.mark.slow
-def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: RecordStore, tmp_path: Path) -> None:
+def test_filtered_records_cannot_be_refiltered(edited: Path, scored: RecordStore, tmp_path: Path) -> None:
     strict = run(stages("embedded"), str(edited), tmp_path / "strict")
     with pytest.raises(ConfigError, match="filters: scores"):
         run(Refilter("paper"), str(strict.folder), tmp_path / "a")
@@ -141,7 +139,7 @@ def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: R
         run(Refilter("paper"), str(edited), tmp_path / "c")
 
 
-def test_pairs_that_were_left_out_cannot_come_back(edited: Path, tmp_path: Path) -> None:
+def test_missing_pairs_cannot_be_restored(edited: Path, tmp_path: Path) -> None:
     """A wider window of similarity, as Table 17 (4) has it, would find none but those that the narrower one kept."""
     parts = [PairSimilarity(filters="embedded"), DifferenceAreas(filters="scores"), RegionCaptions(filters="scores")]
     store = run(Sequential(parts), str(edited), tmp_path / "some")
@@ -149,7 +147,7 @@ def test_pairs_that_were_left_out_cannot_come_back(edited: Path, tmp_path: Path)
         run(Refilter("paper"), str(store.folder), tmp_path / "again")
 
 
-def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_commands(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "kept"
     assert main(["data", "refilter", str(scored.folder), "--out", str(target), "--preset", "embedded"]) == 0
     assert RecordStore(target).counts()[0] > 0
@@ -160,7 +158,7 @@ def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFi
     assert "table17_4" in capsys.readouterr().err
 
 
-def test_parquet_has_typed_columns_and_pictures(scored: RecordStore, tmp_path: Path) -> None:
+def test_parquet_has_typed_columns_and_images(scored: RecordStore, tmp_path: Path) -> None:
     import pyarrow as pa
     from datasets import load_dataset
 
@@ -176,9 +174,7 @@ def test_parquet_has_typed_columns_and_pictures(scored: RecordStore, tmp_path: P
     )
 
 
-def test_a_flipped_bit_of_a_parquet_file_is_found_by_a_reader_that_verifies(
-    scored: RecordStore, tmp_path: Path
-) -> None:
+def test_parquet_page_checksums_detect_a_flipped_bit(scored: RecordStore, tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     path = Path(export_records(scored, str(tmp_path / "out"))[0])
@@ -190,7 +186,7 @@ def test_a_flipped_bit_of_a_parquet_file_is_found_by_a_reader_that_verifies(
         pq.read_table(path, page_checksum_verification=True)
 
 
-def test_webdataset_has_a_picture_of_each_side_and_the_facts(scored: RecordStore) -> None:
+def test_webdataset_has_both_images_and_facts(scored: RecordStore) -> None:
     import fsspec
 
     target = "memory://out/of/the/store"
@@ -207,13 +203,13 @@ def test_webdataset_has_a_picture_of_each_side_and_the_facts(scored: RecordStore
         export_records(scored, target, "webdataset")
 
 
-def test_nothing_to_export_and_mixed_types_are_named(tmp_path: Path) -> None:
+def test_empty_export_and_mixed_types_are_errors(tmp_path: Path) -> None:
     class Mixed(Numbers):
         def record(self, index: int) -> Record:
             return Record(str(index), {"value": "text" if index else [1]})
 
     store = run(Shade(), Numbers(1), tmp_path / "one")  # 0 is dropped
-    with pytest.raises(DataError, match="no record that was kept"):
+    with pytest.raises(DataError, match="no kept records"):
         export_records(store, str(tmp_path / "a"))
     mixed = run(Deduplicate(("value",)), Mixed(2), tmp_path / "mixed")
     with pytest.raises(DataError, match="different types"):
@@ -243,7 +239,7 @@ class Pictures:
         return record
 
 
-def test_copies_of_a_pair_are_dropped_in_whatever_format(tmp_path: Path) -> None:
+def test_duplicates_are_dropped_in_any_format(tmp_path: Path) -> None:
     hashed = run(ImageHashes(), Pictures(), tmp_path / "hashed")  # type: ignore[arg-type]
     store = run(Deduplicate(), str(hashed.folder), tmp_path / "unique", batch_size=1, shard_size=1)
     assert [record.dropped and record.dropped["reason"] for record in store] == [None, "duplicate", None, "duplicate"]
@@ -255,7 +251,7 @@ def test_copies_of_a_pair_are_dropped_in_whatever_format(tmp_path: Path) -> None
         run(Deduplicate(), Pictures(), tmp_path / "bare")  # type: ignore[arg-type]
 
 
-def test_hashes_of_different_pictures_differ() -> None:
+def test_hashes_of_different_images_differ() -> None:
     images = torch.randint(0, 256, (50, 3, 40, 60), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     assert len({difference_hash(image) for image in images}) == 50
     assert difference_hash(pair_of(0, 70).image("before")) == "0" * 16, "a flat picture has no differences"

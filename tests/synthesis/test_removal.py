@@ -61,7 +61,7 @@ def pair() -> Record:
     return record
 
 
-def test_each_picture_loses_its_own_objects_three_at_most() -> None:
+def test_at_most_three_objects_are_removed_per_image() -> None:
     record, segmenter = pair(), Own()
     before, after = record.image("before"), record.image("after")
     made = EraseObjects(segmenter, inpainter=Paints()).transform([record])
@@ -79,7 +79,7 @@ def test_each_picture_loses_its_own_objects_three_at_most() -> None:
         )
 
 
-def test_of_overlapping_objects_of_a_picture_one_is_erased() -> None:
+def test_one_of_overlapping_objects_is_removed() -> None:
     class Twice(Own):
         def regions(self, before: list[Tensor], after: list[Tensor], masks: bool = False) -> list[list[Region]]:  # type: ignore[override]
             (found,) = super().regions(before, after, masks)
@@ -91,7 +91,7 @@ def test_of_overlapping_objects_of_a_picture_one_is_erased() -> None:
     assert len(made) == 1, "one of two that overlap by more than half, and none with a confidence of 0.1 or less"
 
 
-def test_pairs_made_of_one_pair_are_in_one_split(tmp_path: Path) -> None:
+def test_derived_pairs_are_in_one_split(tmp_path: Path) -> None:
     names = {}
     for number in range(12):
         record = pair()
@@ -103,7 +103,7 @@ def test_pairs_made_of_one_pair_are_in_one_split(tmp_path: Path) -> None:
     assert len(set.union(*names.values())) == 3
 
 
-def test_pictures_are_resized_first(tmp_path: Path) -> None:
+def test_images_are_resized_first(tmp_path: Path) -> None:
     class Small(Own):
         def regions(self, before: list[Tensor], after: list[Tensor], masks: bool = False) -> list[list[Region]]:  # type: ignore[override]
             assert {tuple(image.shape) for image in [*before, *after]} == {(3, 64, 64)}
@@ -114,7 +114,7 @@ def test_pictures_are_resized_first(tmp_path: Path) -> None:
     assert {tuple(child.facts["size"]) for child in made} == {(64, 64)}
 
 
-def test_the_object_is_described_in_the_whole_picture_with_its_box_in_pixels() -> None:
+def test_object_is_described_in_the_full_image_with_a_pixel_box() -> None:
     """Section 19.2.4, in the words of generate_inpaint.py:374."""
     seen: list[tuple[tuple[int, ...], str]] = []
 
@@ -132,7 +132,7 @@ def test_the_object_is_described_in_the_whole_picture_with_its_box_in_pixels() -
     ]
 
 
-def test_questions_are_read_back_equal(tmp_path: Path) -> None:
+def test_questions_round_trip(tmp_path: Path) -> None:
     class Made:
         fingerprint = "made"
 

@@ -20,7 +20,7 @@ from lightning_idc.synthesis.models.sam import (
 from lightning_idc.utils.errors import ConfigError
 
 
-def test_a_hundred_masks_of_1024_pixels_become_boxes_in_time() -> None:
+def test_100_masks_are_converted_to_boxes_in_time() -> None:
     """Two pictures of 100 masks took 14.9 s when masks were compared; the audit asks for 0.3 s."""
     corners = torch.randint(0, 900, (100, 2), generator=torch.Generator().manual_seed(0))
     masks = torch.zeros(100, 1024, 1024, dtype=torch.bool)
@@ -35,7 +35,7 @@ def test_a_hundred_masks_of_1024_pixels_become_boxes_in_time() -> None:
     )
     assert time.process_time() - began < 0.3
     assert torch.equal(boxes, torch.cat([corners, corners + torch.tensor([60, 100])], 1))
-    assert [region.picture for region in merged] == [0] * 100 + [1] * 100, "nothing is merged across the pictures"
+    assert [region.image_index for region in merged] == [0] * 100 + [1] * 100, "nothing is merged across the pictures"
 
 
 def test_boxes_enclose_their_masks() -> None:
@@ -88,14 +88,14 @@ def sam2(folder: Path) -> str:
     return str(folder)
 
 
-def test_sam2_is_read_by_name_and_finds_regions_of_both_pictures(tmp_path: Path) -> None:
+def test_sam2_segments_both_images(tmp_path: Path) -> None:
     slot = SamSegmenter(sam2(tmp_path), confidence=-1e9, stability=-1.0, points=5, points_at_once=10)
     slot.load()
     pictures = [
         torch.randint(256, (3, 40, 56), generator=torch.Generator().manual_seed(n), dtype=torch.uint8) for n in (0, 1)
     ]
     (found,) = slot.regions(pictures[:1], pictures[1:])
-    assert {region.picture for region in found} == {0, 1} and all(region.mask is None for region in found)
+    assert {region.image_index for region in found} == {0, 1} and all(region.mask is None for region in found)
     for region in found:
         x1, y1, x2, y2 = region.box
         assert 0 <= x1 < x2 <= 56 and 0 <= y1 < y2 <= 40
@@ -107,7 +107,7 @@ def test_sam2_is_read_by_name_and_finds_regions_of_both_pictures(tmp_path: Path)
     assert slot.provenance()["weights"] and slot.provenance()["dtype"] == "torch.float32"
 
 
-def test_fastsam_finds_nothing_in_an_empty_picture() -> None:
+def test_fastsam_without_detections() -> None:
     """Ultralytics gives None in the place of no masks."""
 
     class NoBoxes:
@@ -125,6 +125,6 @@ def test_fastsam_finds_nothing_in_an_empty_picture() -> None:
     assert slot.regions([picture], [picture], masks=True) == [[]]
 
 
-def test_fastsam_says_that_it_is_installed_by_hand() -> None:
+def test_fastsam_missing_package() -> None:
     with pytest.raises(ConfigError, match="ultralytics"):
         FastSamSegmenter().load()

@@ -64,7 +64,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
 
 @pytest.mark.slow
 @needs_browser
-def test_pictures_differ_where_the_element_is(rendered: RecordStore) -> None:
+def test_images_differ_at_the_element(rendered: RecordStore) -> None:
     kept = [record for record in rendered if record.dropped is None]
     assert len(kept) > 30
     for record in kept:
@@ -84,9 +84,7 @@ def test_pictures_differ_where_the_element_is(rendered: RecordStore) -> None:
 
 @pytest.mark.slow
 @needs_browser
-def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dropped(
-    rendered: RecordStore, tmp_path: Path
-) -> None:
+def test_rendering_is_deterministic_and_contradicting_pairs_are_dropped(rendered: RecordStore, tmp_path: Path) -> None:
     again = run(
         RenderPages(pickle.loads(pickle.dumps(Chromium(*VIEW)))),
         WebPages(40, width=VIEW[0], no_change=0.2),
@@ -126,7 +124,7 @@ def test_a_page_reaches_no_network_and_runs_no_script() -> None:
     assert image.float().mean() > 200
 
 
-def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_browser_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_idc.synthesis.web.browser.shutil.which", lambda name: None)
     assert any("playwright install chromium" in problem for problem in Chromium().requirements())
     with pytest.raises(ConfigError, match=r"Chromium|Playwright"):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lightning_idc.data.annotations import Row, find, sentences
+from lightning_idc.data.annotations import AnnotationRow, find_file, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import Faults, missing_column, read_objects
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
@@ -17,7 +17,7 @@ PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
 """Number of sentences in the tokenised copy."""
 COLUMNS = (
-    *(f"img{side}{what}" for side in (1, 2) for what in ("ObservationURL", "ImgURL", "Species", "Selection")),
+    *(f"img{side}{field}" for side in (1, 2) for field in ("ObservationURL", "ImgURL", "Species", "Selection")),
     "split",
     "annN",
     "description",
@@ -25,7 +25,7 @@ COLUMNS = (
 """Columns of the official table."""
 _TABLE = "birds-to-words-v1.0.tsv"
 _PHOTO = re.compile(r"/photos/(\d{1,15})")
-_LAST = re.compile(r"(\d{1,15})/?$")
+_FINAL_NUMBER = re.compile(r"(\d{1,15})/?$")
 
 
 class BirdsToWords(Benchmark):
@@ -53,12 +53,12 @@ class BirdsToWords(Benchmark):
     folder = "birds_to_words"
     title = "Birds-to-Words"
     tree = """
-images/11924212.jpg                  a photograph by its number at iNaturalist
+images/11924212.jpg                  photograph by its iNaturalist number
 birds-to-words-v1.0.tsv              the official table, with 11 columns
 train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img2", "description": [words or lists]}"""
     steps = (
-        "`lightning-idc data prepare birds_to_words --root FOLDER` fetches the table; fetch the photographs from the "
-        "addresses in it by hand (their licences differ). Some are gone: on_missing: skip leaves those pairs out."
+        "`lightning-idc data prepare birds_to_words --root FOLDER` downloads the table; download the photographs from "
+        "its URLs by hand (their licences differ). Some are no longer online: on_missing: skip leaves out their pairs."
     )
     remotes = (
         Remote(
@@ -73,14 +73,14 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
         return [[_TABLE, f"{split}.json"]]
 
     def expected(self, split: Split) -> Counts:
-        if find(self.root, _TABLE):
+        if find_file(self.root, _TABLE):
             return Counts(PAIRS[split])  # the number of sentences is known for the tokenised copy only
         return Counts(PAIRS[split], SENTENCES[split], 0, 0)
 
-    def read(self, split: Split) -> list[Record]:
-        table = find(self.root, _TABLE)
+    def read(self, split: Split) -> list[PairRecord]:
+        table = find_file(self.root, _TABLE)
         rows = _official(table, split) if table else read_objects(self.file(f"{split}.json"))
-        pairs: dict[str, Record] = {}
+        pairs: dict[str, PairRecord] = {}
         for row in rows:
             names = [_photo(row, side) for side in (1, 2)]
             before, after = (self.files.file(f"images/{name}.jpg", row.where) for name in names)
@@ -88,14 +88,14 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
             # a list of words is one paragraph, a list of lists of words is several paragraphs
             if isinstance(description, list) and all(isinstance(word, str) for word in description):
                 description = " ".join(description)
-            record = Record("_".join(names), row.where, before, after, sentences(description, row.where))
+            record = PairRecord("_".join(names), row.where, before, after, sentences(description, row.where))
             if pairs.setdefault(record.id, record) is not record:
                 pairs[record.id].captions += record.captions
         return list(pairs.values())
 
 
-def _official(path: Path, split: str) -> list[Row]:
-    rows: list[Row] = []
+def _official(path: Path, split: str) -> list[AnnotationRow]:
+    rows: list[AnnotationRow] = []
     faults = Faults(path)
     header: list[str] = []
     for number, line in lines_of(read_text(path)):
@@ -108,7 +108,7 @@ def _official(path: Path, split: str) -> list[Row]:
         elif len(fields) != len(header):
             faults.add(number, f"{len(fields)} fields, expected {len(header)}")
         else:
-            row = Row(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)), number)
+            row = AnnotationRow(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)), number)
             with faults.collect(row):
                 check_split(row.text("split"), row.where)
             if row.text("split") == split:
@@ -122,14 +122,17 @@ def _unquoted(field: str) -> str:
     return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
 
 
-def _photo(row: Row, side: int) -> str:
-    """Number of a photograph, from the column itself or from its address."""
+def _photo(row: AnnotationRow, side: int) -> str:
+    """Return the number of a photograph, from its own column or from a URL."""
     number = row.text(f"img{side}")
     if number is not None and number.isascii() and number.isdecimal():
         return number
-    addresses = [row.text(f"img{side}{what}") or "" for what in ("ImgURL", "ObservationURL")]
-    for pattern in (_PHOTO, _LAST):
+    addresses = [row.text(f"img{side}{field}") or "" for field in ("ImgURL", "ObservationURL")]
+    for pattern in (_PHOTO, _FINAL_NUMBER):
         for address in addresses:
             if match := pattern.search(address):
                 return match.group(1)
-    raise DataError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")
+    raise DataError(
+        f"{row.where}: expected the number of a photograph in img{side}ImgURL or img{side}ObservationURL, "
+        f"found {addresses}"
+    )

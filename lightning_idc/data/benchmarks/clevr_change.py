@@ -1,4 +1,4 @@
-"""CLEVR-Change: rendered tables, each paired with a semantic change and with a change of camera and light only."""
+"""CLEVR-Change: rendered tables, each in a pair with a semantic change and in a pair with new camera and light only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import find, sentences
+from lightning_idc.data.annotations import find_file, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -65,8 +65,8 @@ splits.json                                    {"train": [numbers], "val": [...]
 type_mapping.json                              {"color": ["000000.png", ...], "material", "add", "drop", "move"}
 change_captions_by_IOU.json                    optional: {"0": overlap of the views, ...}"""
     steps = (
-        "fetch the archive data.tar.gz that the README of the repository Seth-Park/RobustChangeCaptioning links "
-        "(Google Drive, so by hand), unpack it, and give its folder data as root."
+        "download data.tar.gz from the link in the README of the repository Seth-Park/RobustChangeCaptioning "
+        "(Google Drive, by hand), unpack it, and set root to its folder data."
     )
     remotes = tuple(
         Remote(path, "https://github.com/Seth-Park/RobustChangeCaptioning", page=True)
@@ -81,7 +81,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         self.pairs: Pairs = pairs
         if scenes_together and (pairs != "all" or self.batch_size % 2):
             raise ConfigError(
-                "scenes_together puts both pairs of a scene into a step; expected pairs: all and an even batch_size, "
+                "scenes_together needs both pairs of a scene in each step; expected pairs: all and an even batch_size, "
                 f"found {pairs} and {self.batch_size}"
             )
         self.scenes_together = scenes_together
@@ -109,12 +109,12 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
             return f"{self.title} type_mapping.json: expected {_scenes(expected)}; found {_scenes(scenes_by_type)}"
         return super().miscount(split)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         scenes = numbers_of(self.file("splits.json"), split)
-        records: list[Record] = []
+        records: list[PairRecord] = []
         if self.pairs != "no_change":
             kinds = self._types()
-            iou = find(self.root, _IOU)
+            iou = find_file(self.root, _IOU)
             overlaps = read_json(iou, dict) if iou else {}
             for scene in scenes:
                 overlap = overlaps.get(str(scene))
@@ -126,14 +126,14 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
             records += [self._record(scene, "_n", NO_CHANGE, {}) for scene in scenes]
         return records
 
-    def _record(self, number: int, ending: str, kind: str, meta: dict[str, Any]) -> Record:
+    def _record(self, number: int, ending: str, kind: str, meta: dict[str, Any]) -> PairRecord:
         where = f"{self.title} scene {number}"
         table = self._table("no_change_captions.json" if ending else "change_captions.json")
         key = f"CLEVR_default_{number:06d}.png"
         if key not in table:
-            raise DataError(f"{where}: the captions hold no {key!r}")
+            raise DataError(f"{where}: {key!r} has no captions")
         folder, label = ("nsc_images", "nonsemantic") if ending else ("sc_images", "semantic")
-        return Record(
+        return PairRecord(
             f"{number:06d}.png{ending}",
             where,
             self.files.file(f"images/CLEVR_default_{number:06d}.png", where),
@@ -149,14 +149,14 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         return self._tables[name]
 
     def _types(self) -> dict[int, str]:
-        """Type of change by scene number."""
+        """Read the type of change of each scene, by its number."""
         path = self.file("type_mapping.json")
         types: dict[int, str] = {}
         for kind, names in read_json(path, dict).items():
             for name in names if isinstance(names, list) else [names]:
                 number = name.removesuffix(".png") if isinstance(name, str) else ""
                 if not (number.isascii() and number.isdecimal() and len(number) <= 9):
-                    raise DataError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
+                    raise DataError(f"{path}: {kind} lists {name!r}; expected a name such as '000000.png'")
                 types[int(number)] = _NAMES.get(kind, kind)
         return types
 
@@ -166,7 +166,7 @@ def _scenes(kinds: Mapping[str, int]) -> str:
 
 
 def numbers_of(path: Path, split: str) -> list[int]:
-    """Scene numbers of a split from a file ``{"train": [numbers], ...}``.
+    """Read the scene numbers of a split from a file ``{"train": [numbers], ...}``.
 
     Raises:
         DataError: the split is absent, or is not a list of integers.

@@ -8,7 +8,7 @@ from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.clevr_change import numbers_of
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_json
@@ -60,8 +60,8 @@ aft/0.png                  after
 captions.json              {"0": [sentences], ...}; also captions_dc.json
 split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
     steps = (
-        "fetch the archive that the README of the repository hsgkim/clevr-dc links (by hand), unpack it, and give the "
-        "folder with bef and aft as root."
+        "download the archive from the link in the README of the repository hsgkim/clevr-dc by hand, unpack it, and "
+        "set root to the folder with bef and aft."
     )
     remotes = tuple(
         Remote(path, "https://github.com/hsgkim/clevr-dc", page=True) for path in ("bef", "aft", "split.json")
@@ -73,7 +73,7 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
     def expected(self, split: Split) -> Counts:
         return Counts(pairs=PAIRS[split])
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         captions: dict[str, Any] = read_json(self.file("captions.json", "captions_dc.json"), dict)
         pair_numbers = numbers_of(self.file("split.json", "splits.json"), split)
         # image names have no leading zeros in the release, and six digits in the copies of other repositories
@@ -83,11 +83,11 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
         for number in pair_numbers:
             where = f"{self.title} pair {number}"
             if str(number) not in captions:
-                raise DataError(f"{where}: the captions hold no {str(number)!r}")
+                raise DataError(f"{where}: no captions for {str(number)!r}")
             texts = sentences(captions[str(number)], where)
             image = f"{number:06d}.png" if is_padded else f"{number}.png"
             before, after = (self.files.file(f"{side}/{image}", where) for side in ("bef", "aft"))
             is_unchanged = bool(texts) and all(text.lower().rstrip(" .") in UNCHANGED for text in texts)
             change_type = NO_CHANGE if is_unchanged else CHANGE
-            records.append(Record(str(number), where, before, after, texts, change_type=change_type))
+            records.append(PairRecord(str(number), where, before, after, texts, change_type=change_type))
         return records

@@ -19,7 +19,7 @@ from lightning_idc.data.benchmarks.defects import (
     captions_of,
     change_type_of,
     parse_defects,
-    parse_places,
+    parse_positions,
 )
 from lightning_idc.data.datamodule import PairDataModule, Split, check_no_options
 from lightning_idc.data.source import PairSource
@@ -79,42 +79,42 @@ class BoardPairs(PairSource):
         boxes = (boxes * torch.tensor([width / BOARD, height / BOARD] * 2)).repeat(1, 2, 1)
         kinds = [defect.kind for defect in self.defects[index]]
         return PairSample(
-            self.ids[index],
-            before,
-            after,
-            list(self._captions[index]),
-            self.change_type(index),
-            boxes,
-            masks.clone(),
-            {"kinds": kinds},
+            id=self.ids[index],
+            before=before,
+            after=after,
+            captions=list(self._captions[index]),
+            change_type=self.change_type(index),
+            boxes=boxes,
+            masks=masks.clone(),
+            meta={"kinds": kinds},
         )
 
     def _read(self, index: int) -> tuple[Tensor, Tensor]:
-        """Both boards ``(2, H, W)``, and masks ``(2, H, W)`` of the differences within the official boxes, resized."""
+        """Read both boards ``(2, H, W)`` and the masks ``(2, H, W)`` of their differences within the boxes, resized."""
         sides = []
         original = index % len(self.entries)
         for path in find_images(self.root, self.entries[original][0]):
             image = read_image(path, name=f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise DataError(
-                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "
-                    f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
+                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; expected "
+                    f"{BOARD}x{BOARD} pixels, the coordinate system of the boxes"
                 )
             sides.append(image)
         for defect in self.defects[original] if original != index else []:
             x1, y1, x2, y2 = defect.box
             sides[1][:, y1:y2, x1:x2] = sides[0][:, y1:y2, x1:x2]
         # a high threshold, as JPEG blurs the edges of the black and white boards
-        differs = (sides[0][0].short() - sides[1][0].short()).abs() > 127
-        boxed = torch.zeros_like(differs)
+        is_different = (sides[0][0].short() - sides[1][0].short()).abs() > 127
+        is_in_box = torch.zeros_like(is_different)
         for defect in self.defects[index]:
             x1, y1, x2, y2 = defect.box
-            boxed[y1:y2, x1:x2] = True
-        mask = differs & boxed
+            is_in_box[y1:y2, x1:x2] = True
+        mask = is_different & is_in_box
         if self.size is None:
             return torch.stack([side[0] for side in sides]), mask.expand(2, -1, -1)
-        small = F.adaptive_max_pool2d(mask[None].float(), self.size)[0] > 0
-        return torch.stack([resize(side[:1], self.size)[0] for side in sides]), small.expand(2, -1, -1)
+        resized_mask = F.adaptive_max_pool2d(mask[None].float(), self.size)[0] > 0
+        return torch.stack([resize(side[:1], self.size)[0] for side in sides]), resized_mask.expand(2, -1, -1)
 
 
 def read_defects(root: Path, annotation: str) -> list[Defect]:
@@ -125,7 +125,7 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
     """
     path = inside(root, annotation, "DeepPCB")
     if not path.is_file():
-        raise DataError(f"there is no annotation {str(path)!r}; is the download complete?")
+        raise DataError(f"no such annotation file: {str(path)!r}; check that the download is complete")
     defects = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         fields = re.split(r"[\s,]+", line.strip())
@@ -146,7 +146,7 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
 
 
 def find_images(root: Path, listed: str) -> tuple[Path, Path]:
-    """Image files (JPEG or PNG) of the template and the tested board for an entry of a list.
+    """Find the image files (JPEG or PNG) of the template and the tested board of an entry.
 
     Raises:
         DataError: a file is missing.
@@ -158,12 +158,15 @@ def find_images(root: Path, listed: str) -> tuple[Path, Path]:
         paths.append(next((path for path in options if path.is_file()), options[0]))
     absent = [str(path) for path in paths if not path.is_file()]
     if absent:
-        raise DataError(f"pair {Path(listed).stem!r}: there is no {absent[0]!r} (nor a PNG); is the download complete?")
+        raise DataError(
+            f"pair {Path(listed).stem!r}: no such image file: {absent[0]!r} (or .png); check that the download is "
+            "complete"
+        )
     return paths[0], paths[1]
 
 
 class DeepPCB(PairDataModule):
-    """Circuit boards with six types of defect: template before, tested board after; 900 / 100 / 500 pairs.
+    """DeepPCB: templates of circuit boards (before) and tested boards with six types of defects (after).
 
     The official test list is the test split. Every tenth pair of the official ``trainval.txt`` (1,000 pairs) is in the
     validation split, which therefore covers all boards. Captions are generated from the official boxes and types;
@@ -220,26 +223,28 @@ class DeepPCB(PairDataModule):
             if name != "test":
                 entries = [entry for number, entry in enumerate(entries) if (number % 10 == 9) == (name == "val")]
             repaired = self.repaired if name == "train" else 0
-            self._boards[name] = BoardPairs(self.root, entries, self.image_size, self.long, self.cache, repaired)
+            self._boards[name] = BoardPairs(
+                self.root, entries, size=self.image_size, long=self.long, cache=self.cache, repaired=repaired
+            )
         return self._boards[name]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Whether a caption has the right types, counts, total, and positions of the most frequent type."""
+        """Check types, counts, total number, and the positions of the most frequent type of defects in a caption."""
         board = self.source(split)
         defects = board.defects[board.ids.index(id)]
         actual = Counter(TYPES[defect.kind] for defect in defects)
-        claimed = parse_defects(caption)
-        reference = parse_places(captions_of(defects, self.long)[0])
-        positions = parse_places(caption)
+        stated = parse_defects(caption)
+        reference = parse_positions(captions_of(defects, self.long)[0])
+        positions = parse_positions(caption)
         return {
-            "types": set(claimed) == set(actual),
-            "counts": claimed == actual,
-            "total": sum(claimed.values()) == len(defects),
-            "places": all(positions.get(kind) == names for kind, names in reference.items()) if reference else None,
+            "types": set(stated) == set(actual),
+            "counts": stated == actual,
+            "total": sum(stated.values()) == len(defects),
+            "positions": all(positions.get(kind) == names for kind, names in reference.items()) if reference else None,
         }
 
     def _entries(self, name: str) -> list[tuple[str, str]]:
-        """Paths of images and annotations of an official list."""
+        """Read the paths of images and annotations from an official list."""
         path = self.root / f"{name}.txt"
         folders = sorted(self.root.glob("group*")) if self.root.is_dir() else []
         missing = [f"{other}.txt" for other in LISTED if not (self.root / f"{other}.txt").is_file()]
@@ -255,8 +260,8 @@ class DeepPCB(PairDataModule):
             entries.append((fields[0], fields[1]))
         if self.official and len(entries) != LISTED[name]:
             raise DataError(
-                f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Fetch it again, or set "
-                "official: false if the list is your own"
+                f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Download it again, or "
+                "set official: false for a custom list"
             )
         # report a missing folder now; single missing files are reported when they are read
         absent = sorted({image.rsplit("/", 1)[0] for image, _ in entries if "/" in image})
@@ -267,13 +272,13 @@ class DeepPCB(PairDataModule):
 
 
 def _layout(root: Path, missing: Sequence[str]) -> str:
-    return f"""{str(root)!r} does not hold DeepPCB; missing: {", ".join(missing)}. Expected:
+    return f"""{str(root)!r} does not contain DeepPCB; missing: {", ".join(missing)}. Expected:
 
   {root}/
     trainval.txt                       1,000 lines: group20085/20085/20085000.jpg group20085/20085_not/20085000.txt
     test.txt                           500 lines
     group20085/
-      20085/20085000_temp.jpg          the template; PNG will do as well
+      20085/20085000_temp.jpg          the template; PNG is supported, too
       20085/20085000_test.jpg          the tested board
       20085_not/20085000.txt           lines of x1 y1 x2 y2 type
     ... ten more folders group*

@@ -18,7 +18,7 @@ IGNORED = -100
 
 
 def change_cells(sample: PairSample, cell: int) -> Tensor:
-    """Class labels of the grid cells of a pair, int64 ``(1, rows, columns)``, from its boxes after the change.
+    """Label the grid cells of a pair, int64 ``(1, rows, columns)``, by its boxes in the after image.
 
     The cell of a box's centre and its eight neighbours are labelled 1 + ``meta["kinds"]`` of that box, so that each
     defect has 3 x 3 positive cells; the cells around these are -100 (ignored), and all other cells are 0.
@@ -28,17 +28,17 @@ def change_cells(sample: PairSample, cell: int) -> Tensor:
         cell: height and width of a cell in pixels.
     """
     if sample.boxes is None:
-        raise DataError(f"pair {sample.id!r} has no boxes to label cells from")
+        raise DataError(f"pair {sample.id!r} has no boxes; expected boxes to label the cells")
     rows, columns = (side // cell for side in sample.after.shape[1:])
     cells = torch.zeros(rows, columns, dtype=torch.long)
     centres = ((sample.boxes[:, 1, :2] + sample.boxes[:, 1, 2:]) / 2 / cell).tolist()
     kinds = sample.meta["kinds"]
     boxes = [(centre, kind) for centre, kind in zip(centres, kinds, strict=True) if not math.isnan(centre[0])]
-    for reach in (2, 1, 0):  # the innermost last, so that each of two close boxes keeps the cell of its centre
+    for radius in (2, 1, 0):  # the innermost last, so that each of two close boxes keeps the cell of its centre
         for (x, y), kind in boxes:
-            top, left = math.floor(y) - reach, math.floor(x) - reach
-            block = cells[max(0, top) : max(0, top + 2 * reach + 1), max(0, left) : max(0, left + 2 * reach + 1)]
-            block[...] = IGNORED if reach == 2 else kind + 1
+            top, left = math.floor(y) - radius, math.floor(x) - radius
+            block = cells[max(0, top) : max(0, top + 2 * radius + 1), max(0, left) : max(0, left + 2 * radius + 1)]
+            block[...] = IGNORED if radius == 2 else kind + 1
     return cells[None]
 
 

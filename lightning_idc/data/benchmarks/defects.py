@@ -1,4 +1,4 @@
-"""Defects of circuit boards: generation of captions, and parsing of captions."""
+"""Defects of circuit boards: generate captions from them, and parse them from captions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _UNCHANGED = (
 )
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
 _COUNTED = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d{{1,9}}|an?)\s+({'|'.join(_NOUNS)})s?\b")
-_PLACE = r"the (?:(?:top|bottom)(?: (?:left|right))?|left|right|centre)"
-_PLACED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_PLACE}(?:,? (?:and )?{_PLACE})*)")
+_POSITION = r"the (?:(?:top|bottom)(?: (?:left|right))?|left|right|centre)"
+_POSITIONED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_POSITION}(?:,? (?:and )?{_POSITION})*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Defect:
 
 
 def captions_of(defects: Sequence[Defect], long: bool = False) -> list[str]:
-    """Five paraphrases of the same caption, with the count of each type in the order of :data:`TYPES`.
+    """Generate five paraphrases of one caption, with the count of each type in the order of :data:`TYPES`.
 
     Args:
         defects: defects of one pair.
@@ -83,7 +83,7 @@ def captions_of(defects: Sequence[Defect], long: bool = False) -> list[str]:
 
 
 def parse_defects(caption: str) -> dict[str, int]:
-    """Number of defects of each type in a caption; the inverse of :func:`captions_of`."""
+    """Parse the number of defects of each type from a caption; the inverse of :func:`captions_of`."""
     counts: Counter[str] = Counter()
     for number, noun in _COUNTED.findall(caption.lower()):
         count = int(number) if number.isdecimal() else 1 if number in ("a", "an") else _NUMBERS.index(number)
@@ -91,17 +91,17 @@ def parse_defects(caption: str) -> dict[str, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 
-def parse_places(caption: str) -> dict[str, set[str]]:
-    """Positions in a caption by type, such as ``{"open": {"top left", "centre"}}``."""
+def parse_positions(caption: str) -> dict[str, set[str]]:
+    """Parse the positions of each type from a caption, such as ``{"open": {"top left", "centre"}}``."""
     positions_by_type: dict[str, set[str]] = {}
-    for noun, positions in _PLACED.findall(caption.lower()):
-        names = {position.removeprefix("the ") for position in re.findall(_PLACE, positions)}
+    for noun, positions in _POSITIONED.findall(caption.lower()):
+        names = {position.removeprefix("the ") for position in re.findall(_POSITION, positions)}
         positions_by_type.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
     return positions_by_type
 
 
 def change_type_of(defects: Sequence[Defect]) -> str:
-    """Most frequent type of defect, ``mixed`` for a tie, ``no_change`` without defects."""
+    """Return the most frequent type of defect, ``mixed`` for a tie, ``no_change`` without defects."""
     ranked = Counter(TYPES[defect.kind] for defect in defects).most_common(2)
     if not ranked:
         return NO_CHANGE

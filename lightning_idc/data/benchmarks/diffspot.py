@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, TableSource, load_tables
+from lightning_idc.data.benchmarks.hf_loading import load_tables
+from lightning_idc.data.benchmarks.hf_source import Captioned, HuggingFaceSource
+from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
@@ -37,7 +39,7 @@ class DiffSpot(PairDataModule):
         https://github.com/Tencent/DiffSpot
 
     Args:
-        root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, fetched by hand.
+        root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, downloaded by hand.
         difficulty: difficulty of the pairs; ``no_diff`` selects unchanged pairs.
         options: arguments of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
@@ -48,7 +50,7 @@ class DiffSpot(PairDataModule):
     """
 
     domain = "screenshots of web pages (DiffSpot)"
-    labelled = ("test",)
+    available_splits = ("test",)
 
     def __init__(self, root: str | Path = "data/diffspot", difficulty: Difficulty = "all", **options: Any) -> None:
         check_arguments(DiffSpot.__init__, locals())
@@ -56,12 +58,12 @@ class DiffSpot(PairDataModule):
         self.root, self.difficulty = Path(root).expanduser(), difficulty
 
     def source(self, split: Split) -> PairSource:
-        if split not in (*self.labelled, "predict"):
-            raise ConfigError(f"DiffSpot has test pairs only, which are not for {split!r}")
+        if split not in (*self.available_splits, "predict"):
+            raise ConfigError(f"DiffSpot has no split {split!r}; it has test pairs only")
         if not self.root.exists():
             raise DatasetNotFoundError(
-                f"there is no {str(self.root)!r}; fetch the parquet files of the Hugging Face dataset tencent/DiffSpot "
-                "by hand and give their folder as root"
+                f"no such folder: {str(self.root)!r}; download the parquet files of the Hugging Face dataset "
+                "tencent/DiffSpot by hand and set root to their folder"
             )
         import datasets
 
@@ -71,19 +73,21 @@ class DiffSpot(PairDataModule):
         source = MutationSource(rows, str(self.root), options=self.image_options, **resizing)
         if self.difficulty == "all":
             return source
-        return View(source, [n for n in range(len(source)) if source.meta(n)["difficulty"] == self.difficulty])
+        return View(
+            source, [index for index in range(len(source)) if source.meta(index)["difficulty"] == self.difficulty]
+        )
 
-    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
+    def may_be_uncaptioned(self, split: Split, change_type: str | None) -> bool:
         return change_type == NO_CHANGE
 
 
-class MutationSource(TableSource):
+class MutationSource(HuggingFaceSource):
     """Pairs of DiffSpot's table with their mutations.
 
     Args:
         table: a `datasets.Dataset`.
         where: name of the table, for messages.
-        options: arguments of :class:`~lightning_idc.data.benchmarks.hf_table.TableSource`.
+        options: arguments of :class:`~lightning_idc.data.benchmarks.hf_source.HuggingFaceSource`.
 
     Raises:
         DataError: a column is missing, or a mutation is malformed.

@@ -7,7 +7,7 @@ from pathlib import Path
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.benchmarks.levir_cc import listed_images
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_json
 
@@ -52,12 +52,12 @@ class DubaiCC(Benchmark):
     def expected(self, split: Split) -> Counts:
         return Counts(PAIRS[split], 5 * PAIRS[split], 0, 0)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         path = self.file(self._sentences(split))
         records = []
         for where, name, _, texts in listed_images(path, read_json(path, dict).get("images"), split):
             before, after = (self.files.file(f"{_TILES}/500_{year}/{name}", where) for year in (2000, 2010))
-            records.append(Record(name, where, before, after, texts))
+            records.append(PairRecord(name, where, before, after, texts))
         return records
 
     def _sentences(self, split: Split) -> str:

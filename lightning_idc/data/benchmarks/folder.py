@@ -1,4 +1,4 @@
-"""FolderPairs: custom pairs, as two folders of images or as a table."""
+"""FolderPairs: data module of custom pairs, from two folders of images or from a table."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import numpy as np
 
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, splits_of
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, fault_of, progress, splits_by_hash
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS, is_pair_column, pairs_of
+from lightning_idc.data.tables.files import (
+    FileSource,
+    PairRecord,
+    Root,
+    check_shares,
+    image_error,
+    progress,
+    splits_by_hash,
+)
+from lightning_idc.data.tables.pair_columns import SPLIT_ALIASES, SPLITS, is_pair_column, pairs_of
 from lightning_idc.data.tables.pair_folders import read_two_folders, side_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
+from lightning_idc.data.tables.tables import MAX_LISTED, read_table, table_ending, table_stem
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.paths import inside
@@ -25,7 +33,7 @@ OnBad = Literal["raise", "skip"]
 
 
 class TableSource(FileSource):
-    """Pairs of image files listed in a table in shared memory."""
+    """Source of the pairs of image files in a :class:`RecordTable`."""
 
     records: RecordTable
 
@@ -77,7 +85,7 @@ class FolderPairs(PairDataModule):
         3
     """
 
-    domain = "pairs of one's own"
+    domain = "custom pairs"
 
     def __init__(
         self,
@@ -99,7 +107,7 @@ class FolderPairs(PairDataModule):
         self.on_empty, self.on_bad = on_empty, on_bad
         self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
-        self._preferences: list[Record] = []
+        self._preferences: list[PairRecord] = []
 
     def source(self, split: Split) -> FileSource:
         if not self._by_split and not self._preferences:
@@ -108,13 +116,13 @@ class FolderPairs(PairDataModule):
 
     def _preference_source(self, split: Split) -> FileSource:
         if "skip" in (self.on_empty, self.on_bad):
-            raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
-        by_split: dict[str, list[Record]] = {}
+            raise ConfigError("on_empty and on_bad do not apply to preferences; remove them, and correct the table")
+        by_split: dict[str, list[PairRecord]] = {}
         for record, name in zip(self._preferences, splits_of(self._preferences, self.shares), strict=True):
             by_split.setdefault(name, []).append(record)
         records = by_split.get(split) or (by_split.get("test") if split == "predict" else None)
         if not records:
-            raise DataError(f"{self.root}: the split {split!r} has no preferences; name it in a column split")
+            raise DataError(f"{self.root}: the split {split!r} has no preferences; assign rows to it in a column split")
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
     def _captioned_source(self, split: Split) -> TableSource:
@@ -132,46 +140,53 @@ class FolderPairs(PairDataModule):
         if not len(records):
             counts = ", ".join(f"{len(part)} {name}" for name, part in by_split.items() if len(part))
             raise DataError(
-                f"{self.root}: the split {split!r} has no pairs left to use; read were {counts or 'none at all'}. Name "
-                f"it in a column split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
+                f"{self.root}: the split {split!r} has no usable pairs; found {counts or 'no pairs'}. Assign "
+                f"rows to it in a column split, add a table {split}.csv, or, without either, increase its fraction in "
+                "shares"
             )
         return TableSource(records, self.image_size, self.interpolation, self.image_options)
 
     # ---- missing captions and images --------------------------------------------------------------------
 
     def _with_captions(self, records: RecordTable, split: str) -> RecordTable:
-        empty = records.lacking()
+        empty = records.uncaptioned_indices()
         if not len(empty):
             return records
-        named = _named([records[int(index)] for index in empty[:SHOWN]], len(empty))
-        message = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {named}"
+        examples = _list_names([records[int(index)] for index in empty[:MAX_LISTED]], len(empty))
+        message = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {examples}"
         if self.on_empty == "raise":
-            raise DataError(f"{message}. Write them, or leave them out with on_empty: skip")
+            raise DataError(f"{message}. Add captions, or set on_empty: skip")
         captioned = records.without_empty()
         message = printable(message)
-        warnings.warn(f"{message}. Left out: {len(records) - len(captioned)} pairs without any caption", stacklevel=2)
+        warnings.warn(f"{message}. Skipped {len(records) - len(captioned)} pairs without any caption", stacklevel=2)
         return captioned
 
     def _with_images(self, records: RecordTable, split: str) -> RecordTable:
         absent = records.absent()
         if self.on_bad == "raise":
             if absent:
-                names = "; ".join(f"{where}: {str(path)!r}" for where, path in absent[:SHOWN])
+                names = "; ".join(f"{where}: {str(path)!r}" for where, path in absent[:MAX_LISTED])
                 raise DatasetNotFoundError(
-                    f"{len(absent)} images of the {split} split are not there: {names}"
-                    f"{'; ...' if len(absent) > SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
+                    f"{len(absent)} images of the {split} split are missing: {names}"
+                    f"{'; ...' if len(absent) > MAX_LISTED else ''}. Add them, or set on_bad: skip"
                 )
             return records
         is_resized, options = self.image_size is not None, self.image_options
-        opened = progress(records, f"reading the {split} images")
-        bad = {index: fault for index, record in enumerate(opened) if (fault := fault_of(record, is_resized, options))}
-        if not bad:
+        scanned = progress(records, f"reading the {split} images")
+        unreadable = {
+            index: fault for index, record in enumerate(scanned) if (fault := image_error(record, is_resized, options))
+        }
+        if not unreadable:
             return records
-        names = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(bad.items())[:SHOWN])
-        more = f"; and {', '.join(records.ids[index] for index in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
-        named = printable(f"{names}{more}")
-        warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {named}", stacklevel=2)
-        return records.take(np.setdiff1d(np.arange(len(records)), list(bad)))
+        names = "; ".join(f"{records[index].name}: {fault}" for index, fault in list(unreadable.items())[:MAX_LISTED])
+        others = (
+            f"; and {', '.join(records.ids[index] for index in list(unreadable)[MAX_LISTED:])}"
+            if len(unreadable) > MAX_LISTED
+            else ""
+        )
+        examples = printable(f"{names}{others}")
+        warnings.warn(f"skipped {len(unreadable)} of {len(records)} {split} pairs: {examples}", stacklevel=2)
+        return records.take(np.setdiff1d(np.arange(len(records)), list(unreadable)))
 
     # ---- reading ----------------------------------------------------------------------------------------
 
@@ -206,16 +221,20 @@ class FolderPairs(PairDataModule):
         pyarrow.default_memory_pool().release_unused()  # reading takes several times the memory of the pairs
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
-        """Paths of the tables, each with its split; None for two folders."""
+        """Find the tables, each with its split; None for two folders."""
         if not self.root.is_dir():
-            raise DatasetNotFoundError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
+            raise DatasetNotFoundError(f"no such folder: {str(self.root)!r}.{_EXPECTED}")
         if self.annotations is not None:
             path = inside(self.root, self.annotations, "annotations", self.files.follow_links)
             if not path.is_file() or table_ending(path) is None:
                 raise DataError(f"annotations is {str(path)!r}; expected an existing CSV, TSV, JSONL or JSON file")
             return [(path, None)]
         files = tables_in(self.root)
-        parts = [(path, split) for path in files if (split := SAME.get(table_stem(path), table_stem(path))) in SPLITS]
+        parts = [
+            (path, split)
+            for path in files
+            if (split := SPLIT_ALIASES.get(table_stem(path), table_stem(path))) in SPLITS
+        ]
         if parts:
             return list(parts)
         two_folders = bool(side_folders(self.root, self.sides))
@@ -224,24 +243,24 @@ class FolderPairs(PairDataModule):
             return [(others[0], None)]
         if others:
             names = ", ".join(path.name for path in others)
-            raise DataError(f"{self.root} holds several tables ({names}); say which with annotations: NAME")
+            raise DataError(f"{self.root} has several tables ({names}); choose one with annotations: NAME")
         if not two_folders:
             sides = self.sides or ("before", "after")
             raise DatasetNotFoundError(
-                f"{self.root} holds neither a table nor the folders {sides[0]}/ and {sides[1]}/.{_EXPECTED}"
+                f"{self.root} has neither a table nor the folders {sides[0]}/ and {sides[1]}/.{_EXPECTED}"
             )
         return None
 
 
 _EXPECTED = """ Expected one of:
 
-  before/NAME.png, after/NAME.png, captions.csv     columns id (NAME), captions; perhaps split, change_type
-  A/ and B/, T1/ and T2/, im1/ and im2/             in place of before/ and after/; other names with sides: [OLD, NEW]
-  pairs.csv or pairs.jsonl                          columns before, after, captions; perhaps id, split, change_type
+  before/NAME.png, after/NAME.png, captions.csv     columns id (NAME), captions; optional: split, change_type
+  A/ and B/, T1/ and T2/, im1/ and im2/             instead of before/ and after/; other names with sides: [OLD, NEW]
+  pairs.csv or pairs.jsonl                          columns before, after, captions; optional: id, split, change_type
   train.csv, val.csv, test.csv                      the same columns, one file per split
 
-Paths in a table are relative to the folder itself."""
+Paths in a table are relative to this folder."""
 
 
-def _named(records: Sequence[Record], count: int) -> str:
+def _list_names(records: Sequence[PairRecord], count: int) -> str:
     return ", ".join(record.name for record in records) + (", ..." if count > len(records) else "")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_idc.data.annotations import needed, sentences
+from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 
 PAIRS = {"train": 3_061, "val": 383, "test": 495}
@@ -40,7 +40,7 @@ class ImageEditingRequest(Benchmark):
     protocol = "image-editing-request"
     scale_after = True
     tree = """
-images/*.jpg                         before and after, as the annotations name them
+images/*.jpg                         before and after, named by the annotations
 train.json, valid.json, test.json    [{"uid", "img0", "img1", "sents": [...]}, ...]"""
     steps = (
         "the annotations are dataset/adobe/*.json of the repository airsplay/VisualRelationships; the images come from "
@@ -77,10 +77,12 @@ train.json, valid.json, test.json    [{"uid", "img0", "img1", "sents": [...]}, .
     def expected(self, split: Split) -> Counts:
         return Counts(PAIRS[split], SENTENCES[split], 0, 0)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         records = []
         for row in read_objects(self.file(*self.annotations(split)[0])):
-            before, after = (self.files.file(f"images/{needed(row, side)}", row.where) for side in ("img0", "img1"))
+            before, after = (
+                self.files.file(f"images/{required_text(row, side)}", row.where) for side in ("img0", "img1")
+            )
             texts = sentences(row.values.get("sents"), row.where)
-            records.append(Record(needed(row, "uid"), row.where, before, after, texts))
+            records.append(PairRecord(required_text(row, "uid"), row.where, before, after, texts))
         return records

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_idc.data.annotations import Row, needed, sentences
+from lightning_idc.data.annotations import AnnotationRow, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import FileSource, Record, check_shares, splits_by_hash
+from lightning_idc.data.tables.files import FileSource, PairRecord, check_shares, splits_by_hash
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import Share, check_arguments
@@ -59,7 +59,7 @@ img_diff_object_removal.json
 object_replacement/filtered_new_edit_data/PATH_0.jpg   before; folders in between may be absent
 object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_removal"""
     steps = (
-        "fetch the two JSON files and object_replacement.zip, object_removal.zip from the Hugging Face dataset "
+        "download the two JSON files and object_replacement.zip, object_removal.zip from the Hugging Face dataset "
         "datajuicer/Img-Diff, and unpack the archives below the root."
     )
     remotes = tuple(
@@ -84,7 +84,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         check_shares(shares)
         self.part: Part = part
         self.shares = tuple(shares)
-        self._all: list[Record] | None = None
+        self._all: list[PairRecord] | None = None
 
     def heading(self) -> str:
         return f"{self.title} ({self.part})"
@@ -95,11 +95,11 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
     def expected(self, split: Split) -> Counts:
         return Counts(records=REMOVAL if self.part == "removal" else None)
 
-    def found(self, split: Split) -> Counts:
+    def counts(self, split: Split) -> Counts:
         records = self.records(split)
         return Counts(len(records), sum(len(record.captions) for record in records), records=len(self._all_records()))
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         records = self._all_records()
         splits = splits_by_hash((image_of(record.id) for record in records), self.shares)
         return [record for record, name in zip(records, splits, strict=True) if name == split]
@@ -107,13 +107,13 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
     def source_of(self, records: Any) -> BoxedSource:
         return BoxedSource(records, self.image_size, self.interpolation, self.image_options)
 
-    def _all_records(self) -> list[Record]:
+    def _all_records(self) -> list[PairRecord]:
         if self._all is None:
-            records: list[Record] = []
+            records: list[PairRecord] = []
             occurrences: dict[str, int] = {}
             folder = None
             for row in read_objects(self.file(*self.annotations("train")[0])):
-                path = needed(row, "path").removeprefix("./")
+                path = required_text(row, "path").removeprefix("./")
                 if folder is None:
                     folder = self._folder(path, row.where)
                 occurrences[path] = occurrences.get(path, 0) + 1
@@ -122,12 +122,12 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
                 meta = {"question": question, "box": box_of(row)}
                 meta |= {key: row.values[key] for key in ("captions1", "captions2") if key in row.values}
                 name = path if occurrences[path] == 1 else f"{path}#{occurrences[path]}"
-                records.append(Record(name, row.where, before, after, sentences(answer, row.where), meta=meta))
+                records.append(PairRecord(name, row.where, before, after, sentences(answer, row.where), meta=meta))
             self._all = records
         return self._all
 
     def _folder(self, path: str, where: str) -> str:
-        """Folder of the unpacked archive, detected from the first image."""
+        """Detect the folder of the unpacked archive by the first image."""
         top = f"object_{self.part}/"
         options = (f"{top}filtered_new_edit_data/", top, "")
         return next((o for o in options if self.files.file(f"{o}{path}_0.jpg", where).is_file()), options[0])
@@ -145,7 +145,7 @@ class BoxedSource(FileSource):
 
 
 def image_of(id: str) -> str:
-    """Name of the image pair of a record.
+    """Return the name of the image pair of a record.
 
     Removals are named ``IMAGE_img0_k_PART``, with the side of the pair and the index of the object.
 
@@ -156,8 +156,8 @@ def image_of(id: str) -> str:
     return re.sub(r"(?<=[^/])(_img[01]_\d+(_[^/_]+)?|_\d+)$", "", id.partition("#")[0])
 
 
-def box_of(row: Row) -> list[float]:
-    """Box of a record, x1, y1, x2, y2 in relative coordinates; the release has a list or its text.
+def box_of(row: AnnotationRow) -> list[float]:
+    """Parse the box of a record, x1, y1, x2, y2 in relative coordinates, from a list or its text.
 
     Raises:
         DataError: the box is malformed.
@@ -175,14 +175,14 @@ def box_of(row: Row) -> list[float]:
     raise DataError(f"{row.where}: bbox is {short(row.values.get('bbox'))}; expected x1, y1, x2, y2 in [0, 1]")
 
 
-def _conversation(row: Row) -> tuple[str, str]:
-    """Last question and last answer of a conversation."""
+def _conversation(row: AnnotationRow) -> tuple[str, str]:
+    """Return the last question and the last answer of a conversation."""
     turns = row.values.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise DataError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
     messages = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
-    questions = [text for who, text in messages if who == "human"]
-    answers = [text for who, text in messages if who == "gpt"]
+    questions = [text for speaker, text in messages if speaker == "human"]
+    answers = [text for speaker, text in messages if speaker == "gpt"]
     if not questions or not answers:
         raise DataError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
     return questions[-1], answers[-1]

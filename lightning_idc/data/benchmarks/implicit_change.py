@@ -23,11 +23,11 @@ _VERBS = """
 VERBS = tuple(_VERBS.split())
 """The predefined descriptive verbs of appendix D.2."""
 
-_EMPTY_WORDS = """
+_NON_OBJECT_WORDS = """
     a an the it this that one something anything there image nothing not no n't never is are was were be been do does
     did has have had can could will would may might must isn't aren't wasn't weren't doesn't don't didn't hasn't haven't
 """
-_EMPTY = frozenset(_EMPTY_WORDS.split())
+_NON_OBJECTS = frozenset(_NON_OBJECT_WORDS.split())
 """Placeholders, auxiliaries and negations; a description of only these words does not describe an object."""
 _HEADS = tuple(
     # the template in the paper has "the two images", but its four examples omit "the"
@@ -35,22 +35,22 @@ _HEADS = tuple(
     for images in ("the two images", "two images")
 )
 _SECOND = ("while", "the", "second", "image")
-WITHIN_LIMIT = "an answer that ends within the model's limit of tokens"
+WITHIN_LIMIT = "an answer within the model's token limit"
 _QUOTES = "\"'\u201c\u201d\u2018\u2019"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """Reason for rejecting an answer as an implicit-change description.
+class Rejection:
+    """Rejection of a model's answer as an implicit-change description.
 
     Args:
         reason: short category, by which rejected answers are counted.
-        found: offending part of the answer.
+        excerpt: offending part of the answer.
         expected: description of a valid answer.
     """
 
     reason: str
-    found: str
+    excerpt: str
     expected: str
 
 
@@ -63,7 +63,7 @@ def compose(first: str, second: str, verbs: tuple[str, str] = ("shows", "shows")
 
 
 def component_spans(words: Sequence[str]) -> tuple[range, range] | None:
-    """Word spans of the two object descriptions, or None if the description does not follow the template.
+    """Return the word spans of both object descriptions; None if the description does not follow the template.
 
     This function defines the template; a remaining bracket means that the template was not filled in. The final full
     stop is not required, since a captioner's output may be truncated; `object_descriptions` requires it.
@@ -96,7 +96,7 @@ def _without_marks(words: Sequence[str], start: int, end: int) -> int:
 
 
 def components(description: str) -> tuple[str, str] | None:
-    """Both object descriptions in lower case, or None if the description does not follow the template."""
+    """Extract both object descriptions in lower case; None if the description does not follow the template."""
     words = words_of(description)
     spans = component_spans(words)
     if spans is None:
@@ -106,7 +106,7 @@ def components(description: str) -> tuple[str, str] | None:
 
 
 def component_slices(text: str) -> tuple[slice, slice] | None:
-    """Character slices of the two object descriptions, or None if the text does not follow the template."""
+    """Return the character slices of both object descriptions; None if the text does not follow the template."""
     word_slices = word_spans(text)
     spans = component_spans([text[word_slice].lower() for word_slice in word_slices])
     if spans is None:
@@ -121,7 +121,7 @@ def _characters(word_slices: Sequence[slice], words: range, end: int) -> slice:
 
 
 def unquoted(text: str) -> str:
-    """Text without surrounding white space and quotes."""
+    """Remove surrounding white space and quotes."""
     text = text.strip()
     if text[:1] in _QUOTES:
         text = text[1:].strip()
@@ -129,49 +129,49 @@ def unquoted(text: str) -> str:
     return text
 
 
-def object_descriptions(answer: str, cut_off: bool = False) -> tuple[str, str] | Refusal:
-    """Both object descriptions of a model's answer in their original case, or the reason for rejecting it.
+def object_descriptions(answer: str, is_truncated: bool = False) -> tuple[str, str] | Rejection:
+    """Extract both object descriptions, in their original case, from a model's answer, or reject it.
 
     A valid answer is one sentence in the template with a full stop; only quotes around it are allowed. A description
     that consists of negations and auxiliary verbs is rejected as well (appendix D.2).
 
     Args:
         answer: answer of the model.
-        cut_off: whether the model reached its token limit.
+        is_truncated: whether the model reached its token limit.
 
     Example:
         >>> text = "The difference between two images is that the first image shows a dog, while the second image shows"
         >>> object_descriptions(f"{text} a cat.")
         ('a dog', 'a cat')
         >>> object_descriptions(f"{text} a cat. Note: both are animals.").reason
-        'goes on behind the sentence'
+        'text after the sentence'
     """
     text = unquoted(answer)
     line = " ".join(text.split())
-    if cut_off:
-        return Refusal("cut off", line, WITHIN_LIMIT)
+    if is_truncated:
+        return Rejection("truncated", line, WITHIN_LIMIT)
     slices, end = component_slices(text), sentence_end(text)
     if slices is None or (end is not None and end < slices[1].start):
-        return Refusal("not in the template", line, "one sentence in the template of Appendix D.2")
+        return Rejection("not in the template", line, "one sentence in the template of Appendix D.2")
     rest = "" if end is None else " ".join(text[end:].split())
     if rest:
-        return Refusal("goes on behind the sentence", rest, "nothing behind the description")
+        return Rejection("text after the sentence", rest, "no text after the description")
     if end is None:
-        return Refusal("cut off", line, "a full stop at the end")
+        return Rejection("truncated", line, "a full stop at the end")
     first, second = (" ".join(text[part].split()) for part in slices)
     for side, description in (("first", first), ("second", second)):
-        if not says_something(description):
-            return Refusal(f"says nothing about the {side} image", line, "more than negations and auxiliaries")
+        if not names_object(description):
+            return Rejection(f"no object in the {side} image", line, "more than negations and auxiliaries")
     return first, second
 
 
-def says_something(description: str) -> bool:
+def names_object(description: str) -> bool:
     """Whether a description has a word other than negations, auxiliaries and placeholders."""
-    return any(word not in _EMPTY for word in re.findall(r"[a-z0-9']+", description.lower()))
+    return any(word not in _NON_OBJECTS for word in re.findall(r"[a-z0-9']+", description.lower()))
 
 
 def repetitions(texts: Iterable[str]) -> dict[str, float | int]:
-    """Table 14: number of descriptions, number of distinct ones, and ratio of repetitions."""
+    """Count all and distinct descriptions, and compute the ratio of repetitions (Table 14)."""
     counts = Counter(texts)
     total, unique = counts.total(), len(counts)
     return {

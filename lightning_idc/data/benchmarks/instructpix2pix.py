@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import FileSource, Record, Root
+from lightning_idc.data.tables.files import FileSource, PairRecord, Root
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
@@ -57,8 +57,8 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
 0000132/127380018_0.jpg              before
 0000132/127380018_1.jpg              after"""
     steps = (
-        "fetch the set clip-filtered-dataset as the README of the repository timothybrooks/instruct-pix2pix says, by "
-        "hand (about 430 GB), and unpack all shards below one folder, or use the same data as a table of Hugging Face: "
+        "download clip-filtered-dataset by hand (about 430 GB; see the README of the repository "
+        "timothybrooks/instruct-pix2pix) and unpack all shards below one folder, or use the Hugging Face table: "
         "`hf_table` with path timbrooks/instructpix2pix-clip-filtered, before original_image, after edited_image, "
         "captions edit_prompt."
     )
@@ -78,11 +78,11 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         # the total number of seeds is not published
         return Counts(pairs=last - first if self.seeds == "first" else None, records=last - first)
 
-    def found(self, split: Split) -> Counts:
+    def counts(self, split: Split) -> Counts:
         first, last = _bounds(len(self._prompts()), split)
         return Counts(pairs=len(self.records(split)), records=last - first)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         prompts = self._prompts()
         first, last = _bounds(len(prompts), split)
         records = []
@@ -90,7 +90,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
             for seed in seeds if self.seeds == "all" else seeds[:1]:
                 name = f"{folder}/{seed}"
                 before, after = (self.files.file(f"{name}_{side}.jpg", name) for side in (0, 1))
-                records.append(Record(name, f"{self.title} {name}", before, after))
+                records.append(PairRecord(name, f"{self.title} {name}", before, after))
         return records
 
     def source(self, split: Split) -> PromptSource:
@@ -101,11 +101,11 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         if absent and self.on_missing == "raise":
             raise self.images_error(split, set(absent))
         if self.on_missing == "skip":
-            records = self.present(split, records, PROMPT)
+            records = self.with_existing_files(split, records, PROMPT)
         return PromptSource(records, self.files, self.image_size, self.interpolation, self.image_options)
 
     def _prompts(self) -> list[tuple[str, list[str]]]:
-        """Folders and their seeds, in the order of ``seeds.json``."""
+        """Read the folders and their seeds, in the order of ``seeds.json``."""
         if self._listed is None:
             path = self.file("seeds.json")
             listed = []
@@ -114,7 +114,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
                 if not is_valid or not isinstance(entry[1], list) or not entry[1]:
                     raise DataError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
                 if not all(isinstance(seed, (str, int)) for seed in entry[1]):
-                    raise DataError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
+                    raise DataError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected strings")
                 listed.append((entry[0], [str(seed) for seed in entry[1]]))
             self._listed = listed
         return self._listed
@@ -129,7 +129,7 @@ class PromptSource(FileSource):
         options: arguments of :class:`~lightning_idc.data.tables.files.FileSource`.
     """
 
-    def __init__(self, records: Sequence[Record], files: Root, *options: Any) -> None:
+    def __init__(self, records: Sequence[PairRecord], files: Root, *options: Any) -> None:
         super().__init__(records, *options)
         self._files = files
 
@@ -139,7 +139,7 @@ class PromptSource(FileSource):
             path = self._files.file(f"{record.id.rpartition('/')[0]}/{PROMPT}", record.where)
             prompt = parse_json(read_text(path), str(path))
             if not isinstance(prompt, dict) or "edit" not in prompt:
-                raise DataError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
+                raise DataError(f"{path} is {short(prompt)}; expected an object with the key edit")
             record.captions = sentences(prompt["edit"], str(path))
         return record.captions
 
@@ -149,7 +149,7 @@ class PromptSource(FileSource):
 
 
 def _bounds(number: int, split: str) -> tuple[int, int]:
-    """Start and stop index of a split in the list of folders, rounded down as in the reference loader."""
+    """Return start and stop index of a split in the list of folders, rounded down as in the reference loader."""
     cuts = [0, *(math.floor(fraction * number) for fraction in SHARES), number]
     number_of_split = {"train": 0, "val": 1, "test": 2}["test" if split == "predict" else split]
     return cuts[number_of_split], cuts[number_of_split + 1]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.annotations import Row, needed, sentences
+from lightning_idc.data.annotations import AnnotationRow, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.benchmarks.masks import MaskedSource
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_json, short
@@ -57,10 +57,10 @@ class LEVIRCC(Benchmark):
 images/train/A/train_000001.png      before; likewise val and test
 images/train/B/train_000001.png      after
 LevirCCcaptions.json                 {"images": [{"filename", "split", "sentences": [{"raw", ...}]}, ...]}
-levir_cc_captions.json               instead, as token files give it back: {"train_000001.png": [sentences], ...}"""
+levir_cc_captions.json               instead, from token files: {"train_000001.png": [sentences], ...}"""
     steps = (
-        "fetch Levir-CC-dataset.zip from the links in the README of the repository Chen-Yang-Liu/LEVIR-CC-Dataset (by "
-        "hand; academic use), unpack it, and give the folder with images as root."
+        "download Levir-CC-dataset.zip from the links in the README of the repository Chen-Yang-Liu/LEVIR-CC-Dataset "
+        "(by hand; academic use), unpack it, and set root to the folder with images."
     )
     remotes = tuple(
         Remote(path, "https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset", page=True)
@@ -73,7 +73,7 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
     def expected(self, split: Split) -> Counts:
         return Counts(PAIRS[split], 5 * PAIRS[split], 0, 0)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         path = self.file(*self.annotations(split)[0])
         value = read_json(path, dict)
         listed = listed_images(path, value["images"]) if "images" in value else _plain(path, value)
@@ -84,7 +84,7 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
                 before, after = (self.files.file(f"images/{record_split}/{side}/{name}", where) for side in "AB")
                 is_unchanged = bool(texts) and UNCHANGED.issuperset(texts)
                 change_type = NO_CHANGE if is_unchanged else CHANGE
-                records.append(Record(name, where, before, after, texts, change_type=change_type))
+                records.append(PairRecord(name, where, before, after, texts, change_type=change_type))
         return records
 
 
@@ -117,7 +117,7 @@ class LEVIRMCI(LEVIRCC):
     )
     remotes = (Remote("images", "https://huggingface.co/datasets/lcybuaa/LEVIR-MCI", page=True),)
 
-    def source_of(self, records: Sequence[Record]) -> MaskedSource:
+    def source_of(self, records: Sequence[PairRecord]) -> MaskedSource:
         plain = super().source_of(records)
         return MaskedSource(plain, lambda before: [before.parents[1] / "label" / before.name])
 
@@ -144,11 +144,11 @@ def listed_images(path: Path, images: Any, split: Split | None = None) -> Listed
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
             raise DataError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
-        row = Row(where, image)
+        row = AnnotationRow(where, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # sentences in the release end with " .", which the scoring protocols of this family remove
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]
-        listed.append((where, needed(row, "filename"), split or needed(row, "split"), texts))
+        listed.append((where, required_text(row, "filename"), split or required_text(row, "split"), texts))
     return listed
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_idc.data.annotations import find, needed, sentences
+from lightning_idc.data.annotations import find_file, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
+from lightning_idc.data.benchmarks.hf_loading import load_tables
+from lightning_idc.data.benchmarks.hf_source import HuggingFaceSource
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.source import PairSource
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
@@ -49,8 +50,8 @@ train/images/1/1-input.png, 1-output1.png    before and after; likewise dev and 
 data/train-*.parquet, data/dev-*.parquet     instead: source_img, target_img, instruction, img_id, turn_index
 data_magicbrush_train.json, test.json        instead: AURORA's lists, whose paths are relative to the root"""
     steps = (
-        "fetch the Hugging Face dataset osunlp/MagicBrush; its test split is an archive with a password, behind the "
-        "link in the README of the repository OSU-NLP-Group/MagicBrush, by hand."
+        "download the Hugging Face dataset osunlp/MagicBrush; its test split is a password-protected archive, linked "
+        "in the README of the repository OSU-NLP-Group/MagicBrush (by hand)."
     )
     remotes = (
         Remote("train", "https://huggingface.co/datasets/osunlp/MagicBrush", page=True),
@@ -65,29 +66,31 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
     def expected(self, split: Split) -> Counts:
         return Counts(TURNS[split], TURNS[split], 0, 0)
 
-    def found(self, split: Split) -> Counts:
+    def counts(self, split: Split) -> Counts:
         if self._tables(split):
             table = self._table(split)
             texts = [text for index in range(len(table)) for text in table.captions(index)]
             return Counts(len(table), len(texts), 0, sum(not table.captions(index) for index in range(len(table))))
-        return super().found(split)
+        return super().counts(split)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         if self._tables(split):
-            return []  # TableSource reads the tables
+            return []  # HuggingFaceSource reads the tables
         folder = _FOLDERS[split]
-        turns = find(self.root, f"{folder}/edit_turns.json")
+        turns = find_file(self.root, f"{folder}/edit_turns.json")
         rows = read_objects(turns or self.file(_AURORA[split]))
         records = []
         for row in rows:
             if row.values.get("task", "magicbrush") != "magicbrush":
                 continue  # AURORA's test list includes seven other data sets
-            sides = [needed(row, side) for side in ("input", "output")]
+            sides = [required_text(row, side) for side in ("input", "output")]
             if turns is not None:
                 sides = [f"{folder}/images/{side.partition('-')[0]}/{side}" for side in sides]
             before, after = (self.files.file(side, row.where) for side in sides)
             name = sides[1].rpartition("/")[2].rpartition(".")[0]
-            records.append(Record(name, row.where, before, after, sentences(needed(row, "instruction"), row.where)))
+            records.append(
+                PairRecord(name, row.where, before, after, sentences(required_text(row, "instruction"), row.where))
+            )
         return records
 
     def source(self, split: Split) -> PairSource:
@@ -98,16 +101,16 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
         return self._table(name)
 
     def _tables(self, split: Split) -> Sequence[str]:
-        """Parquet files of a split."""
+        """List the parquet files of a split."""
         folder = self.root / "data"
         return sorted(map(str, folder.glob(f"{_FOLDERS[split]}-*.parquet"))) if folder.is_dir() else []
 
-    def _table(self, split: Split) -> TableSource:
+    def _table(self, split: Split) -> HuggingFaceSource:
         name = _FOLDERS[split]
         tables: Any = load_tables(str(self.root / "data"))
         columns = ("source_img", "target_img", "instruction", ("img_id", "turn_index"))
         where = f"{self.root}/data ({name})"
         table = tables["validation" if name == "dev" and name not in tables else name]
-        return TableSource(
+        return HuggingFaceSource(
             table, where, *columns, size=self.image_size, interpolation=self.interpolation, options=self.image_options
         )

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.annotations import needed, sentences
+from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote, check_split
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import missing_column, read_rows
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
@@ -73,7 +73,7 @@ files/p10/p10000032/s50414267/NAME.jpg      images of MIMIC-CXR-JPG; pXX are the
     def annotations(self, split: Split) -> list[list[str]]:
         return [[QUESTIONS], [STUDIES]]
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         path = self.file(QUESTIONS)
         columns, rows = read_rows(path)
         for column in ("study_id", "ref_id", "question_type", "question", "answer", "split"):
@@ -82,20 +82,20 @@ files/p10/p10000032/s50414267/NAME.jpg      images of MIMIC-CXR-JPG; pXX are the
         self._images = self._images or self._images_of_studies()
         records, counts = [], dict[str, int]()
         for row in rows:
-            kind, record_split = needed(row, "question_type"), needed(row, "split")
+            kind, record_split = required_text(row, "question_type"), required_text(row, "split")
             check_split(record_split, row.where)
             if kind not in get_args(Kind):
                 raise DataError(f"{row.where}: question_type is {kind!r}; expected one of {', '.join(get_args(Kind))}")
             if record_split != split or kind not in self.kinds:
                 continue
-            studies = [needed(row, column) for column in ("ref_id", "study_id")]
+            studies = [required_text(row, column) for column in ("ref_id", "study_id")]
             before, after = (self._image(study, row.where) for study in studies)
             name = f"{studies[1]}_{studies[0]}"
             counts[name] = counts.get(name, 0) + 1
             name += f"#{counts[name]}" if counts[name] > 1 else ""
-            meta = {"question": needed(row, "question"), "question_type": kind}
-            answers = sentences(needed(row, "answer"), row.where)
-            records.append(Record(name, row.where, before, after, answers, meta=meta))
+            meta = {"question": required_text(row, "question"), "question_type": kind}
+            answers = sentences(required_text(row, "answer"), row.where)
+            records.append(PairRecord(name, row.where, before, after, answers, meta=meta))
         return records
 
     def _images_of_studies(self) -> dict[str, str]:
@@ -107,7 +107,7 @@ files/p10/p10000032/s50414267/NAME.jpg      images of MIMIC-CXR-JPG; pXX are the
                 raise DataError(missing_column(columns, column, path, ""))
         images: dict[str, str] = {}
         for row in rows:
-            subject, study, image = (needed(row, column) for column in ("subject_id", "study_id", "dicom_id"))
+            subject, study, image = (required_text(row, column) for column in ("subject_id", "study_id", "dicom_id"))
             images.setdefault(study, f"files/p{subject[:2]}/p{subject}/s{study}/{image}.jpg")
         return images
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import Row, sentences
+from lightning_idc.data.annotations import AnnotationRow, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
@@ -60,11 +60,10 @@ class OmniDiff(Benchmark):
     tree = """
 real/train.json          [{"id", "image1", "image2", "caption", "types": ["addition", ...]}, ...] or one object per line
 real/val.json, real/test.json, render/train.json, ...
-*                        images, as the records name them, relative to the root"""
+*                        images, named by the records relative to the root"""
     steps = (
-        "fetch OmniDiff from its authors (yuan-liu-omnidiff.github.io; the Hugging Face dataset IVC-liuyuan/"
-        "training_m3diff holds what M3Diff is trained on), by hand. Where its fields have other names, say so with "
-        "`fields` and `annotations_file`."
+        "request OmniDiff from its authors (yuan-liu-omnidiff.github.io; M3Diff's training data are the Hugging Face "
+        "dataset IVC-liuyuan/training_m3diff). If its fields have other names, set `fields` and `annotations_file`."
     )
     remotes = (Remote("real", "https://yuan-liu-omnidiff.github.io", page=True),)
 
@@ -93,7 +92,7 @@ real/val.json, real/test.json, render/train.json, ...
         pairs = PAIRS[self.subset][split]
         return Counts(pairs, pairs, 0, 0)
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         name = self.annotations(split)[0][0]
         self.files.file(name, "annotations_file")
         records = []
@@ -104,16 +103,16 @@ real/val.json, real/test.json, render/train.json, ...
             if isinstance(id, bool) or not isinstance(id, (str, int)) or id == "":
                 raise DataError(f"{row.where}: {self.fields['id']} is {short(id)}; expected a name")
             texts = sentences(self._value(row, "caption"), row.where)
-            records.append(Record(str(id), row.where, before, after, texts, change_type=self._type(row)))
+            records.append(PairRecord(str(id), row.where, before, after, texts, change_type=self._type(row)))
         return records
 
-    def _value(self, row: Row, what: str) -> Any:
-        """Value of a field of a record.
+    def _value(self, row: AnnotationRow, name: str) -> Any:
+        """Return the value of a field of a record.
 
         Raises:
             DataError: the record lacks the field.
         """
-        path = self.fields[what]
+        path = self.fields[name]
         value: Any = row.values
         for step in path.split("."):
             if isinstance(value, dict) and step in value:
@@ -122,19 +121,19 @@ real/val.json, real/test.json, render/train.json, ...
                 value = value[int(step[:9])]
             else:
                 raise DataError(
-                    f"{row.where}: no field {path!r} for {what}; the record has "
-                    f"{', '.join(map(repr, row.values)) or 'nothing'}. Say where it is with fields: {{{what}: ...}}"
+                    f"{row.where}: no field {path!r} for {name}; the record has "
+                    f"{', '.join(map(repr, row.values)) or 'nothing'}. Set its path with fields: {{{name}: ...}}"
                 )
         return value
 
-    def _path(self, row: Row, side: str) -> str:
+    def _path(self, row: AnnotationRow, side: str) -> str:
         value = self._value(row, side)
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{row.where}: {self.fields[side]} is {short(value)}; expected the path of an image")
         return value.strip()
 
-    def _type(self, row: Row) -> str | None:
-        """Type of change, ``mixed`` for several, None if the record has no types."""
+    def _type(self, row: AnnotationRow) -> str | None:
+        """Return the type of change, ``mixed`` for several, None if the record has no types."""
         top = self.fields["types"].split(".")[0]
         if not top or top not in row.values:
             return None

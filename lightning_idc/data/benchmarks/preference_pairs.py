@@ -1,4 +1,4 @@
-"""PreferencePairs: preference data in the layouts of TRL, ms-swift, LLaMA-Factory, MMPR or a plain table."""
+"""PreferencePairs: data module of preferences in the layouts of TRL, ms-swift, LLaMA-Factory, MMPR or a plain table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.annotations import Row
+from lightning_idc.data.annotations import AnnotationRow
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.tables.files import FileSource, Record, Root, check_shares, splits_by_hash
+from lightning_idc.data.tables.files import FileSource, PairRecord, Root, check_shares, splits_by_hash
 from lightning_idc.data.tables.messages import last_text, message_text
-from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
+from lightning_idc.data.tables.pair_columns import SPLIT_ALIASES, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError, DatasetNotFoundError
@@ -46,7 +46,7 @@ class PreferencePairs(PairDataModule):
         (['it moved'], ['it is gone'])
     """
 
-    domain = "preferences of one's own"
+    domain = "custom preferences"
 
     def __init__(
         self,
@@ -59,18 +59,20 @@ class PreferencePairs(PairDataModule):
         super().__init__(**options)
         check_shares(shares)
         self.files, self.annotations, self.shares = Root(root), annotations, tuple(shares)
-        self._records: list[Record] | None = None
+        self._records: list[PairRecord] | None = None
 
     def source(self, split: Split) -> FileSource:
         if self._records is None:
             path = self.files.path / self.annotations
             if not path.is_file():
-                raise DatasetNotFoundError(f"there is no file {str(path)!r}; name it with annotations")
+                raise DatasetNotFoundError(f"no such file: {str(path)!r}; set annotations to the table")
             self._records = read_preferences(self.files, [(path, None)])
         splits = splits_of(self._records, self.shares)
         records = [record for record, name in zip(self._records, splits, strict=True) if name == split]
         if not records:
-            raise DataError(f"{self.annotations}: the split {split!r} has no pairs; name it in a column split")
+            raise DataError(
+                f"{self.annotations}: the split {split!r} has no pairs; assign rows to it in a column split"
+            )
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
 
@@ -84,13 +86,13 @@ _CONVERSATION = ("prompt", "conversations", "messages", "chosen")
 _MARKERS = re.compile(r"(?:Image-\d+:\s*)?<(?:image|video)>")
 
 
-def splits_of(records: Sequence[Record], shares: Sequence[float]) -> list[str]:
-    """Split of each pair from its record; a hash of the ids decides where records have none.
+def splits_of(records: Sequence[PairRecord], shares: Sequence[float]) -> list[str]:
+    """Return the split of each pair from its record, or from a hash of its id if the record has none.
 
     Raises:
         DataError: the split of a record is unknown.
     """
-    names = [SAME.get(name, name) for name in ((record.split or "").lower() for record in records)]
+    names = [SPLIT_ALIASES.get(name, name) for name in ((record.split or "").lower() for record in records)]
     hashed = iter(splits_by_hash((record.id for record, name in zip(records, names, strict=True) if not name), shares))
     splits = [name or next(hashed) for name in names]
     for record, split in zip(records, splits, strict=True):
@@ -99,7 +101,7 @@ def splits_of(records: Sequence[Record], shares: Sequence[float]) -> list[str]:
     return splits
 
 
-def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[Record]:
+def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[PairRecord]:
     """Read tables in one of the layouts of :class:`PreferencePairs`.
 
     Args:
@@ -109,7 +111,7 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     Raises:
         DataError: a row is malformed.
     """
-    records: dict[tuple[Any, ...], Record] = {}
+    records: dict[tuple[Any, ...], PairRecord] = {}
     names: set[str] = set()
     for path, split in tables:
         faults = Faults(path)
@@ -120,11 +122,13 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     return list(records.values())
 
 
-def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...], Record], names: set[str]) -> None:
+def _add(
+    files: Root, row: AnnotationRow, split: str | None, records: dict[tuple[Any, ...], PairRecord], names: set[str]
+) -> None:
     before, after = _images(row)
     chosen, rejected = _answers(row)
     if chosen == rejected:
-        raise DataError(f"{row.where}: chosen and rejected are the same text {short(chosen)}")
+        raise DataError(f"{row.where}: chosen and rejected are equal: {short(chosen)}")
     margin, kind = margin_of(row.values.get("margin"), row.where), row.text("error_type")
     split, question = split or row.text("split"), _question(row)
     key = (before, after, chosen, margin, kind, split, question)
@@ -134,18 +138,26 @@ def _add(files: Root, row: Row, split: str | None, records: dict[tuple[Any, ...]
     name = row.text("id") or f"{len(records):06d}"
     name = f"{name}#{len(records)}" if name in names else name
     names.add(name)
-    first, second = files.file(before, row.where), files.file(after, row.where)
     meta = preference([rejected], margin, kind) | ({"question": question} if question else {})
-    records[key] = Record(name, row.where, first, second, [chosen], split, kind, meta)
+    records[key] = PairRecord(
+        id=name,
+        where=row.where,
+        before=files.file(before, row.where),
+        after=files.file(after, row.where),
+        captions=[chosen],
+        split=split,
+        change_type=kind,
+        meta=meta,
+    )
 
 
 def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
-    """Entries of a pair's ``meta`` for a preference; missing values are left out."""
+    """Build the entries of ``meta`` for a preference; missing values are left out."""
     values = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _images(row: Row) -> tuple[str, str]:
+def _images(row: AnnotationRow) -> tuple[str, str]:
     for column in ("images", "image"):
         if column in row.values:
             return two_images(row.values[column], f"{row.where}: {column}")
@@ -155,14 +167,14 @@ def _images(row: Row) -> tuple[str, str]:
     return before, after
 
 
-def _answers(row: Row) -> tuple[str, str]:
-    """Chosen and rejected caption of a row."""
+def _answers(row: AnnotationRow) -> tuple[str, str]:
+    """Return the chosen and the rejected caption of a row."""
     rejected = next((column for column in _REJECTED if column in row.values), "rejected")
     chosen = "chosen" if rejected == "rejected" else "messages"
     return _caption(row, chosen), _caption(row, rejected)
 
 
-def _caption(row: Row, column: str) -> str:
+def _caption(row: AnnotationRow, column: str) -> str:
     value = row.values.get(column)
     text = last_text(value)
     if not text:
@@ -170,8 +182,8 @@ def _caption(row: Row, column: str) -> str:
     return text
 
 
-def _question(row: Row) -> str | None:
-    """Question about the pair without image markers; None if the row has no question."""
+def _question(row: AnnotationRow) -> str | None:
+    """Return the question about the pair, without image markers; None if the row has no question."""
     if question := row.values.get("question"):
         return _without_markers(message_text(question))
     for column in _CONVERSATION:

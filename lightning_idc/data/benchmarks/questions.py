@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_idc.data.annotations import Row
+from lightning_idc.data.annotations import AnnotationRow
 from lightning_idc.data.tables.files import Root
 from lightning_idc.data.tables.tables import Faults, missing_column, read_rows
 from lightning_idc.metrics.paired_accuracy import corrected_key
 from lightning_idc.utils.errors import ConfigError, DataError
 
 COLUMNS = ("pair", "question", "answer", "before", "after")
-ALONE = ("pair", "question", "answer", "image")
+SINGLE_IMAGE_COLUMNS = ("pair", "question", "answer", "image")
 MMVP = ("Question", "Options", "Correct Answer")
 MMVP_FOLDER = "MMVP Images"
 SPATIAL = ("id", "text", "image", "oracle_answer", "oracle_option")
@@ -23,7 +23,7 @@ SPATIAL_SUFFIX = (
 )
 """Instruction that SpatialEval appends to each question, according to its README."""
 SIDES = ("first", "second")
-Picture = Path | bytes
+ImageFile = Path | bytes
 """Path or contents of an image file."""
 
 
@@ -43,8 +43,8 @@ class Question:
     pair: str
     text: str
     answer: str
-    images: tuple[Picture, ...]
-    compared: tuple[Picture, ...] = ()
+    images: tuple[ImageFile, ...]
+    compared: tuple[ImageFile, ...] = ()
     words: str = ""
 
 
@@ -71,28 +71,30 @@ def read_questions(
     """
     table = Path(path)
     if table.suffix == ".parquet":
-        return list(_spatial(table))
+        return list(_spatialeval_questions(table))
     files = Root(table.parent if root is None else root)
     columns, rows = read_rows(table)
-    mmvp, alone = MMVP[0] in columns, ALONE[3] in columns
-    needed = MMVP if mmvp else ALONE if alone else COLUMNS
-    for name in needed:
+    is_mmvp, has_single_images = MMVP[0] in columns, SINGLE_IMAGE_COLUMNS[3] in columns
+    required = MMVP if is_mmvp else SINGLE_IMAGE_COLUMNS if has_single_images else COLUMNS
+    for name in required:
         if name not in columns:
             raise DataError(missing_column(columns, name, table, "of questions"))
-    if single and not (mmvp or alone):
+    if single and not (is_mmvp or has_single_images):
         raise ConfigError(
-            f"{table.name} asks about pairs; single images need a column image instead of before and after, or "
-            "MMVP's Questions.csv"
+            f"{table.name} has questions about pairs; for single images, expected a column image instead of before "
+            "and after, or MMVP's Questions.csv"
         )
     questions: list[Question] = []
     faults = Faults(table)
     for number, row in enumerate(rows, 1):
         with faults.collect(row):
-            values = [row.text(name) or "" for name in needed]
+            values = [row.text(name) or "" for name in required]
             if not all(values):
-                raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
-            if mmvp:
-                questions.append(_of_mmvp(number, row, values, files, single, published_keys))
+                raise DataError(f"{row.where}: a column is empty; expected values for {', '.join(required)}")
+            if is_mmvp:
+                questions.append(
+                    _mmvp_question(number, row, values, files=files, single=single, published_keys=published_keys)
+                )
             else:
                 pair, text, answer, *names = values
                 questions.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
@@ -100,11 +102,13 @@ def read_questions(
     images = (image for question in questions for image in (*question.images, *question.compared))
     absent = files.absent(dict.fromkeys(image for image in images if isinstance(image, Path)))
     if absent:
-        raise DataError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
+        raise DataError(f"{len(absent)} images of {table.name} are missing, such as {str(absent[0])!r}")
     return questions
 
 
-def _of_mmvp(number: int, row: Row, values: list[str], files: Root, single: bool, published_keys: bool) -> Question:
+def _mmvp_question(
+    number: int, row: AnnotationRow, values: list[str], *, files: Root, single: bool, published_keys: bool
+) -> Question:
     question, options, answer = values
     if not published_keys:
         answer = corrected_key(number, question, answer)
@@ -116,7 +120,7 @@ def _of_mmvp(number: int, row: Row, values: list[str], files: Root, single: bool
     return Question(pair, f"This is about the {SIDES[number - first]} image only. {text}", answer, both)
 
 
-def _spatial(path: Path) -> Iterator[Question]:
+def _spatialeval_questions(path: Path) -> Iterator[Question]:
     """Questions of a file of MilaWang/SpatialEval, each about the image in its row."""
     from pyarrow import ArrowInvalid
     from pyarrow.parquet import ParquetFile

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.data.annotations import Row, needed, sentences
+from lightning_idc.data.annotations import AnnotationRow, required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record, check_shares, splits_by_hash
+from lightning_idc.data.tables.files import PairRecord, check_shares, splits_by_hash
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError
@@ -46,8 +46,8 @@ class ChangeChat(Benchmark):
     title = "ChangeChat-105k"
     tree = """
 annotations/train.json, val.json, test.json   [{"id", "image": [before, after], "conversations": [{"from", "value"}]}]
-images/*                                      images, as the records name them, relative to images"""
-    steps = "fetch ChangeChat-105k as docs/DATA.md of the repository hanlinwu/DeltaVLM says, by hand."
+images/*                                      images, named by the records relative to images/"""
+    steps = "download ChangeChat-105k by hand; see docs/DATA.md of the repository hanlinwu/DeltaVLM."
     remotes = (Remote("annotations", "https://github.com/hanlinwu/DeltaVLM", page=True),)
 
     def __init__(self, root: str | Path | None = None, turn: Turn = "last", **options: Any) -> None:
@@ -61,7 +61,7 @@ images/*                                      images, as the records name them, 
     def expected(self, split: Split) -> Counts:
         return Counts(INSTRUCTIONS.get(split))
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         records = []
         for row in read_objects(self.file(f"annotations/{split}.json")):
             images = row.values.get("image")
@@ -71,12 +71,14 @@ images/*                                      images, as the records name them, 
             turns = conversation(row)
             question, answer = turns[-1 if self.turn == "last" else 0]
             meta = {"question": question, "turns": turns}
-            records.append(Record(needed(row, "id"), row.where, before, after, sentences(answer, row.where), meta=meta))
+            records.append(
+                PairRecord(required_text(row, "id"), row.where, before, after, sentences(answer, row.where), meta=meta)
+            )
         return records
 
 
-def conversation(row: Row) -> list[tuple[str, str]]:
-    """Turns of a conversation as (question, answer), without image placeholders.
+def conversation(row: AnnotationRow) -> list[tuple[str, str]]:
+    """Parse the turns of a conversation as (question, answer), without image placeholders.
 
     Raises:
         DataError: the turns do not alternate between ``human`` and ``gpt``.
@@ -84,12 +86,12 @@ def conversation(row: Row) -> list[tuple[str, str]]:
     turns = row.values.get("conversations")
     is_valid = isinstance(turns, list) and len(turns) >= 2 and len(turns) % 2 == 0
     if not is_valid or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
-        raise DataError(f"{row.where}: conversations is {short(turns)}; expected questions and answers in turn")
+        raise DataError(f"{row.where}: conversations is {short(turns)}; expected alternating questions and answers")
     assert isinstance(turns, list)
     messages = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
     speakers = [speaker for speaker, _ in messages]
     if speakers != ["human", "gpt"] * (len(messages) // 2):
-        raise DataError(f"{row.where}: the turns are of {short(speakers)}; expected human, gpt, ...")
+        raise DataError(f"{row.where}: the speakers are {short(speakers)}; expected human, gpt, ...")
     return [(question, answer) for (_, question), (_, answer) in zip(messages[::2], messages[1::2], strict=True)]
 
 
@@ -122,10 +124,10 @@ class RSCC(Benchmark):
     title = "RSCC"
     tree = """
 RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per line
-*                  images, as the lines name them, relative to the root"""
+*                  images, named by the lines relative to the root"""
     steps = (
-        "fetch RSCC_qvq.jsonl and EBD from the Hugging Face dataset BiliSakura/RSCC, and xBD from xview2.org under its "
-        "own terms, by hand."
+        "download RSCC_qvq.jsonl and EBD from the Hugging Face dataset BiliSakura/RSCC, and xBD from xview2.org under "
+        "its own terms, by hand."
     )
     remotes = (Remote("RSCC_qvq.jsonl", "https://huggingface.co/datasets/BiliSakura/RSCC", page=True),)
 
@@ -145,10 +147,10 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
     def annotations(self, split: Split) -> list[list[str]]:
         return [["RSCC_qvq.jsonl"], *([[self.test_list]] if self.test_list else [])]
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         listed = self._listed()
         rows = [
-            (row, [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")])
+            (row, [required_text(row, side).removeprefix("./") for side in ("pre_image", "post_image")])
             for row in read_objects(self.file("RSCC_qvq.jsonl"))
         ]
         pre_images = {sides[0] for _, sides in rows}
@@ -159,20 +161,20 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
             if splits.get(sides[0], "test") == split:
                 before, after = (self.files.file(side, row.where) for side in sides)
                 texts = sentences(row.values.get("change_caption"), row.where)
-                records.append(Record(sides[0], row.where, before, after, texts))
+                records.append(PairRecord(sides[0], row.where, before, after, texts))
         unknown = sorted(listed - pre_images)
         if unknown and self.official:  # these test pairs would end up in the training split
-            shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            examples = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
             raise DataError(
-                f"{self.root / str(self.test_list)} names {len(unknown)} of {len(listed)} images before that "
-                f"RSCC_qvq.jsonl does not: {shown}. Write them as pre_image has them, such as "
-                f"{min(pre_images, default='')!r}; where the annotations are some of the official ones, official: "
-                "false passes over the others"
+                f"{self.root / str(self.test_list)} lists {len(unknown)} of {len(listed)} first images that are not "
+                f"a pre_image of RSCC_qvq.jsonl: {examples}. Expected paths such as "
+                f"{min(pre_images, default='')!r}; for a part of the official annotations, set official: false to "
+                "ignore the others"
             )
         return records
 
     def _listed(self) -> set[str]:
-        """Paths of the first images of the test pairs; empty without ``test_list``.
+        """Read the paths of the first images of the test pairs; empty without ``test_list``.
 
         Raises:
             DataError: the list is empty.
@@ -182,7 +184,7 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
         path = self.file(self.test_list)
         listed = {line.strip().removeprefix("./") for line in read_text(path).splitlines()} - {""}
         if not listed:
-            raise DataError(f"{path} names no image; expected one path a line, as pre_image has them")
+            raise DataError(f"{path} lists no image; expected one pre_image per line")
         return listed
 
     def _without_test(self, listed: bool) -> Sequence[float]:

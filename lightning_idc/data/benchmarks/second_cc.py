@@ -9,7 +9,7 @@ from lightning_idc.data.benchmark import Benchmark, Remote, check_split
 from lightning_idc.data.benchmarks.levir_cc import listed_images
 from lightning_idc.data.benchmarks.masks import MaskedSource
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import read_json
@@ -55,7 +55,7 @@ train/sem/A/00001.png, sem/B      maps of land cover"""
     def annotations(self, split: Split) -> list[list[str]]:
         return [[ANNOTATIONS]]
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         path = self.file(ANNOTATIONS)
         images = read_json(path, dict).get("images")
         records = []
@@ -67,10 +67,10 @@ train/sem/A/00001.png, sem/B      maps of land cover"""
             if record_split == split:
                 before, after = (self.files.file(f"{record_split}/rgb/{side}/{name}", where) for side in "AB")
                 change_type = CHANGE if flag else NO_CHANGE
-                records.append(Record(name, where, before, after, texts, change_type=change_type))
+                records.append(PairRecord(name, where, before, after, texts, change_type=change_type))
         return records
 
-    def source_of(self, records: Sequence[Record]) -> MaskedSource:
+    def source_of(self, records: Sequence[PairRecord]) -> MaskedSource:
         return MaskedSource(super().source_of(records), _maps)
 
 

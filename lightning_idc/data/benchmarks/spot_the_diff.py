@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.annotations import needed, sentences
+from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
@@ -19,8 +19,8 @@ RECORDS = {"train": 9_524, "val": 1_634, "test": 1_404}
 PAIRS = {"train": 8_566, "val": 1_493, "test": 1_270}
 SENTENCES = {"train": 17_676, "val": 3_310, "test": 2_107}
 EMPTY = {"train": 53, "val": 6, "test": 7}
-SILENT_RECORDS = {"train": 47, "val": 6, "test": 7}
-SILENT_PAIRS = {"train": 37, "val": 4, "test": 7}
+UNCAPTIONED_RECORDS = {"train": 47, "val": 6, "test": 7}
+UNCAPTIONED_PAIRS = {"train": 37, "val": 4, "test": 7}
 
 _RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246355a503c3f8f1def9295dda2/data"
 
@@ -68,7 +68,7 @@ resized_images/76.png, 76_2.png      before and after
 annotations/train.json               [{"img_id": "76", "sentences": ["there are no differences"]}, ...]
 annotations/val.json, test.json"""
     steps = (
-        "`lightning-idc data prepare spot_the_diff --root FOLDER` fetches the annotations from the repository "
+        "`lightning-idc data prepare spot_the_diff --root FOLDER` downloads the annotations from the repository "
         "harsh19/spot-the-diff; the images come from the Google Drive link in its data/get_images.txt, by hand."
     )
     remotes = (
@@ -114,9 +114,9 @@ annotations/val.json, test.json"""
 
     def expected(self, split: Split) -> Counts:
         entry = self.grouping == "entry"
-        silent = SILENT_RECORDS if entry else SILENT_PAIRS
+        uncaptioned = UNCAPTIONED_RECORDS if entry else UNCAPTIONED_PAIRS
         pairs = RECORDS if entry else PAIRS
-        return Counts(pairs[split], SENTENCES[split], EMPTY[split], silent[split], RECORDS[split])
+        return Counts(pairs[split], SENTENCES[split], EMPTY[split], uncaptioned[split], RECORDS[split])
 
     def heading(self) -> str:
         return f"{self.title} ({self.grouping})"
@@ -128,37 +128,37 @@ annotations/val.json, test.json"""
             "multi": "one pair per image, with all sentences of its records joined to one reference",
         }
         entry = self.grouping == "entry"
-        totals, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
-        with_silent = (
-            f"{totals['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+        totals, uncaptioned = (RECORDS, UNCAPTIONED_RECORDS) if entry else (PAIRS, UNCAPTIONED_PAIRS)
+        with_uncaptioned = (
+            f"{totals['test']:,} test pairs, as in published numbers: {uncaptioned['test']} without a sentence score 0"
         )
-        without_silent = (
-            f"{totals['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
-            "have no sentence and are left out (empty_references: leave_out)"
+        without_uncaptioned = (
+            f"{totals['test'] - uncaptioned['test']:,} test pairs; {uncaptioned['test']} more, which published numbers "
+            "count, have no sentence and are left out (empty_references: leave_out)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
-            f"grouping {self.grouping}: {meaning[self.grouping]}; its numbers do not compare with those of {others}",
-            with_silent if self.empty_references == "keep" else without_silent,
+            f"grouping {self.grouping}: {meaning[self.grouping]}; scores are not comparable with those of {others}",
+            with_uncaptioned if self.empty_references == "keep" else without_uncaptioned,
         ]
 
-    def keeps(self, split: Split) -> bool:
+    def keeps_uncaptioned(self, split: Split) -> bool:
         return self.empty_references == "keep" and split != "train"
 
-    def found(self, split: Split) -> Counts:
+    def counts(self, split: Split) -> Counts:
         self.records(split)
         return self._counts[split]
 
-    def read(self, split: Split) -> list[Record]:
+    def read(self, split: Split) -> list[PairRecord]:
         rows = read_objects(self.file(*self.annotations(split)[0]))
-        pairs: dict[str, Record] = {}
+        pairs: dict[str, PairRecord] = {}
         occurrences: dict[str, int] = {}
         for row in rows:
-            name = needed(row, "img_id")
+            name = required_text(row, "img_id")
             occurrences[name] = occurrences.get(name, 0) + 1
             before, after = (self.files.file(f"resized_images/{name}{ending}.png", row.where) for ending in ("", "_2"))
             key = f"{name}#{occurrences[name]}" if self.grouping == "entry" and occurrences[name] > 1 else name
-            record = Record(key, row.where, before, after, sentences(row.values.get("sentences"), row.where))
+            record = PairRecord(key, row.where, before, after, sentences(row.values.get("sentences"), row.where))
             if pairs.setdefault(key, record) is not record:
                 pairs[key].captions += record.captions
         records = list(pairs.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.annotations import needed, sentences
+from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote
 from lightning_idc.data.datamodule import Split
-from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.files import PairRecord
 from lightning_idc.data.tables.tables import read_objects
 from lightning_idc.utils.errors import ConfigError
 
@@ -44,11 +44,11 @@ class VLMSubtleBench(Benchmark):
 
     folder = "vlm_subtlebench"
     title = "VLM-SubtleBench"
-    labelled = ("val", "test")
+    available_splits = ("val", "test")
     tree = """
 data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "distractors", "caption", ...}
-*                                 images, as the records name them, relative to the root or by address at the hub"""
-    steps = "fetch the Hugging Face dataset KRAFTON/VLM-SubtleBench by hand, and give its folder as root."
+*                                 images, named by the records relative to the root or by URL on the hub"""
+    steps = "download the Hugging Face dataset KRAFTON/VLM-SubtleBench by hand, and set root to its folder."
     remotes = (Remote("data", "https://huggingface.co/datasets/KRAFTON/VLM-SubtleBench", page=True),)
 
     def __init__(
@@ -64,8 +64,8 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
     def annotations(self, split: Split) -> list[list[str]]:
         return [[f"data/{split}.jsonl"]]
 
-    def read(self, split: Split) -> list[Record]:
-        records: list[Record] = []
+    def read(self, split: Split) -> list[PairRecord]:
+        records: list[PairRecord] = []
         occurrences: dict[str, int] = {}
         values_of: dict[str, set[str]] = {"category": set(), "domain_name": set()}
         for row in read_objects(self.file(f"data/{split}.jsonl")):
@@ -73,7 +73,7 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
             values_of["category"].add(str(kind))
             values_of["domain_name"].add(str(field))
             # published paths are URLs of the hub; the part after the prefix is the path in the repository
-            sides = [needed(row, side).rpartition(_HUB)[2] for side in ("image_1", "image_2")]
+            sides = [required_text(row, side).rpartition(_HUB)[2] for side in ("image_1", "image_2")]
             name = "_".join(filter(None, (kind, row.text("source"), row.text("source_id")))) or "..".join(sides)
             occurrences[name] = occurrences.get(name, 0) + 1  # before the filter, so that ids do not depend on it
             if self.category not in (None, kind) or self.domain_name not in (None, field):
@@ -82,7 +82,7 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
             caption = row.values.get("caption")
             meta = {key: row.values.get(key) for key in ("question", "answer", "distractors")}
             records.append(
-                Record(
+                PairRecord(
                     name if occurrences[name] == 1 else f"{name}#{occurrences[name]}",
                     row.where,
                     before,

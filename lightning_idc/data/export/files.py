@@ -71,7 +71,7 @@ def export_pairs(
     data.prepare_data()
     counts: dict[Split, int] = {}
     with Output(out, "data export", overwrite) as draft:
-        for split in splits or data.labelled:
+        for split in splits or data.available_splits:
             rows = ExportRows(data, split, None if rejected is None else rejected[split], rows_per_pair, prompt)
             if not len(rows):
                 raise DataError(f"the split {split!r} has no pair with a caption; expected at least one")

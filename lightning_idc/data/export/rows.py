@@ -114,7 +114,7 @@ class ExportRows:
 def resized_pairs(data: PairDataModule, split: Split) -> PairDataset:
     """The pairs of a split at the ``image_size`` of the data module, without its transform."""
     transforms = [Resize(data.image_size, data.interpolation)] if data.image_size else []
-    return PairDataset(data.pairs_of(split), transforms, seed=0, drawn=False)
+    return PairDataset(data.pairs_of(split), transforms, seed=0, sample_captions=False)
 
 
 def _without_nan(boxes: Tensor) -> list[list[list[float | None]]]:

@@ -1,4 +1,4 @@
-"""Atomic construction of a store: one process writes it to a temporary folder and renames that; the others wait."""
+"""Build a store atomically: one process writes it to a temporary folder and renames it; other processes wait."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from lightning_idc.utils.errors import StoreError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Description of a store to build.
+    """Store to build.
 
     Args:
         folder: folder of the store.
         identity: settings that determine the rows.
-        what: name of the content, for messages.
+        content: name of the content, for messages.
         size: approximate size in bytes.
-        elsewhere: advice on choosing another folder, for messages.
+        folder_advice: advice on choosing another folder, for messages.
     """
 
     folder: Path
     identity: Mapping[str, Any]
-    what: str
+    content: str
     size: int
-    elsewhere: str
+    folder_advice: str
 
     def open(self) -> Store:
         """Open the store.
@@ -41,7 +41,7 @@ class Plan:
             StoreError: the store is missing, damaged or has another identity.
         """
         remedy = f"delete {self.folder} and run again to rebuild it"
-        return Store(self.folder, self.what, remedy, self.identity)
+        return Store(self.folder, self.content, remedy, self.identity)
 
     def usable(self) -> bool:
         """Whether the store exists, with shards of the right sizes."""
@@ -53,11 +53,11 @@ class Plan:
 
 
 def rows_per_shard(rows: int, row_bytes: int) -> int:
-    """Number of rows per shard: 256 MB, or more if the shards could not all stay mapped under random access."""
+    """Compute the number of rows per shard, for shards of 256 MB, or more if too many shards to keep all mapped."""
     return max(1, int(max(256e6, rows * row_bytes / (0.75 * OPEN_SHARDS)) / max(row_bytes, 1)))
 
 
-def complete(folder: Path, identity: Mapping[str, Any], shards: Iterable[Shard], **notes: Any) -> None:
+def write_manifest(folder: Path, identity: Mapping[str, Any], shards: Iterable[Shard], **notes: Any) -> None:
     """Write the manifest of a store after all shards are written.
 
     Args:
@@ -70,12 +70,12 @@ def complete(folder: Path, identity: Mapping[str, Any], shards: Iterable[Shard],
     Manifest(identity, sizes, notes).write(folder)
 
 
-def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
+def build(plan: Plan, write_shards: Callable[[Path], Iterable[Shard]]) -> None:
     """Build a store unless a usable one exists.
 
     Args:
         plan: description of the store.
-        fill: function that writes the shards to the given empty folder and returns them.
+        write_shards: function that writes the shards to an empty folder and returns them.
 
     Raises:
         StoreError: the disk is full, or the folder cannot be written.
@@ -93,10 +93,10 @@ def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
             for leftover in [*root.glob(f".{folder.name}.*"), folder]:  # from a killed process
                 shutil.rmtree(leftover, ignore_errors=True)
             if shutil.disk_usage(root).free < plan.size:
-                raise OSError(errno.ENOSPC, "too little room")
+                raise OSError(errno.ENOSPC, "not enough disk space")
             draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=root))
             try:
-                complete(draft, plan.identity, fill(draft))
+                write_manifest(draft, plan.identity, write_shards(draft))
                 draft.chmod(0o755)
                 draft.rename(folder)
             except BaseException:  # including KeyboardInterrupt
@@ -104,9 +104,9 @@ def build(plan: Plan, fill: Callable[[Path], Iterable[Shard]]) -> None:
                 raise
     except OSError as error:
         if error.errno != errno.ENOSPC:
-            raise StoreError(f"cannot write {plan.what} to {root}: {error}; {plan.elsewhere}") from error
+            raise StoreError(f"cannot write {plan.content} to {root}: {error}; {plan.folder_advice}") from error
         free = shutil.disk_usage(root).free
         raise StoreError(
-            f"{plan.what} needs {plan.size / 1e6:,.0f} MB in {root}, where {free / 1e6:,.0f} MB are free; "
-            f"make room, or {plan.elsewhere}"
+            f"{plan.content} needs {plan.size / 1e6:,.0f} MB in {root}, where {free / 1e6:,.0f} MB are free; "
+            f"free some disk space, or {plan.folder_advice}"
         ) from error

@@ -1,4 +1,4 @@
-"""Cache of the decoded and resized images of a split, memory-mapped, used if it is faster than the image files."""
+"""Memory-mapped cache of the decoded and resized images of a split, used if it is faster than the image files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import ConfigError, StoreError
 
 _CHUNK = 32
-_TIMED = 16
+_NUM_TIMED = 16
 _TABLE = "pairs"
 
 
@@ -55,7 +55,7 @@ class DecodedSource(View):
         )
 
 
-def decoded_once(
+def cache_decoded(
     source: PairSource, folder: Path, size: tuple[int, int], interpolation: Interpolation, log: Callable[[str], None]
 ) -> PairSource:
     """Build a cache of decoded images below ``folder``, time both, and return the faster of source and cache.
@@ -71,20 +71,20 @@ def decoded_once(
         ConfigError: the source has no fingerprint, or has masks.
         StoreError: the store cannot be written.
     """
-    decoded = DecodedSource(source, decode(source, folder, size, interpolation))
-    drawn = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:_TIMED].tolist()
-    from_files = seconds_per_pair(_resized(source, size, interpolation), drawn)
-    from_store = seconds_per_pair(decoded.load, drawn)
-    faster = from_store < from_files
+    decoded = DecodedSource(source, decode_to_store(source, folder, size, interpolation))
+    timed_indices = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:_NUM_TIMED].tolist()
+    from_files = seconds_per_pair(_resized(source, size, interpolation), timed_indices)
+    from_store = seconds_per_pair(decoded.load, timed_indices)
+    is_faster = from_store < from_files
     log(
         f"cache_images: {1 / from_store:,.0f} pairs/s from the cache, {1 / from_files:,.0f} from the files; reading "
-        f"the {'cache' if faster else 'files'}"
+        f"the {'cache' if is_faster else 'files'}"
     )
-    return decoded if faster else source
+    return decoded if is_faster else source
 
 
 def seconds_per_pair(load: Callable[[int], PairSample], indices: list[int]) -> float:
-    """Median time to load a pair, in seconds."""
+    """Measure the median time to load a pair, in seconds."""
     load(indices[0])
     times = []
     for index in indices:
@@ -94,8 +94,8 @@ def seconds_per_pair(load: Callable[[int], PairSample], indices: list[int]) -> f
     return max(sorted(times)[len(times) // 2], 1e-9)
 
 
-def decode(source: PairSource, root: Path, size: tuple[int, int], interpolation: Interpolation) -> Store:
-    """Store of the decoded images of a source, built if it is missing or damaged.
+def decode_to_store(source: PairSource, root: Path, size: tuple[int, int], interpolation: Interpolation) -> Store:
+    """Open the store of the decoded images of a source, after building it if it is missing or damaged.
 
     Args:
         source: source with constant images.
@@ -110,16 +110,16 @@ def decode(source: PairSource, root: Path, size: tuple[int, int], interpolation:
     images = source.fingerprint()
     if images is None:
         raise ConfigError(
-            f"cache_images needs a source that knows whether its images changed; {type(source).__name__} does not; "
+            f"cache_images needs a source with a fingerprint; {type(source).__name__} has none; "
             "leave cache_images unset"
         )
     identity = {"images": images, "pairs": len(source), "size": list(size), "interpolation": interpolation}
     plan = Plan(
-        root / f"pairs-{len(source)}x{size[0]}x{size[1]}-{fingerprint_of(identity)[:16]}",
-        identity,
-        "decoded images",
-        len(source) * 6 * size[0] * size[1],
-        "give cache_images another folder, or take a smaller image_size",
+        folder=root / f"pairs-{len(source)}x{size[0]}x{size[1]}-{fingerprint_of(identity)[:16]}",
+        identity=identity,
+        content="decoded images",
+        size=len(source) * 6 * size[0] * size[1],
+        folder_advice="set cache_images to another folder, or use a smaller image_size",
     )
     build(plan, lambda draft: _write(source, draft, plan, _resized(source, size, interpolation)))
     return plan.open()
@@ -140,7 +140,7 @@ def _write(source: PairSource, folder: Path, plan: Plan, load: Callable[[int], P
 
 
 def _batches(pairs: Iterator[PairSample], count: int) -> Iterator[Any]:
-    """Record batches of the next pairs."""
+    """Yield record batches of the next pairs."""
     import pyarrow as pa
 
     boxes = pa.struct({"values": pa.list_(pa.float32()), "shape": pa.list_(pa.int32())})
@@ -150,11 +150,11 @@ def _batches(pairs: Iterator[PairSample], count: int) -> Iterator[Any]:
             if sample.masks is not None:
                 raise ConfigError(f"pair {sample.id!r} has masks, which are not cached; leave cache_images unset")
         images = torch.stack([torch.stack([sample.before, sample.after]) for sample in chunk])
-        plain = [None if sample.boxes is None else _plain(sample.boxes) for sample in chunk]
-        yield tensor_batch(images=images.numpy(), boxes=pa.array(plain, boxes))
+        boxes_as_dicts = [None if sample.boxes is None else _boxes_to_dict(sample.boxes) for sample in chunk]
+        yield tensor_batch(images=images.numpy(), boxes=pa.array(boxes_as_dicts, boxes))
 
 
-def _plain(boxes: Tensor) -> dict[str, list[float] | list[int]]:
+def _boxes_to_dict(boxes: Tensor) -> dict[str, list[float] | list[int]]:
     return {"values": boxes.flatten().tolist(), "shape": list(boxes.shape)}
 
 
@@ -166,7 +166,7 @@ def _resized(source: PairSource, size: tuple[int, int], interpolation: Interpola
 
 
 def _in_order(load: Callable[[int], PairSample], count: int) -> Iterator[PairSample]:
-    """All pairs in order, decoded by threads in chunks."""
+    """Yield all pairs in order, decoded by threads in chunks."""
     with ThreadPoolExecutor() as pool:
         for start in range(0, count, _CHUNK):
             yield from pool.map(load, range(start, min(start + _CHUNK, count)))

@@ -62,49 +62,51 @@ class FeatureCache:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Features of images, without gradients."""
+        """Return the features ``(N, ...)`` of images, without gradients."""
         if self.used is None:
-            return self._timed(images)
-        return self._through_disk(images) if self.used else self._encoded(images)
+            return self._time_first_batch(images)
+        return self._read_or_compute(images) if self.used else self._encode(images)
 
-    def _encoded(self, images: Tensor) -> Tensor:
+    def _encode(self, images: Tensor) -> Tensor:
         features = self.encode(images)
         if not isinstance(features, Tensor) or features.shape[:1] != images.shape[:1]:
-            what = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
-            raise DataError(f"an encoder made {what} of {len(images)} images; expected one tensor with a row each")
+            result = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
+            raise DataError(
+                f"the encoder returned {result} for {len(images)} images; expected a tensor with one row per image"
+            )
         return features.half().to(features.dtype) if self.dtype == np.float16 else features
 
-    def _through_disk(self, images: Tensor) -> Tensor:
+    def _read_or_compute(self, images: Tensor) -> Tensor:
         keys = [image_digest(image) for image in images.cpu()]
         try:
-            return self._read_or_encoded(images, keys)
+            return self._read_and_encode(images, keys)
         except StoreError as error:
             print(f"recomputing features: {error}", flush=True)
             self.store.remove_damaged()
-            return self._read_or_encoded(images, keys)
+            return self._read_and_encode(images, keys)
 
-    def _read_or_encoded(self, images: Tensor, keys: list[str]) -> Tensor:
+    def _read_and_encode(self, images: Tensor, keys: list[str]) -> Tensor:
         stored = [row for row, key in enumerate(keys) if key in self.store]
         missing = sorted(set(range(len(keys))) - set(stored))
-        fresh = self._encoded(images[missing]).float() if missing else images.new_empty(0, dtype=torch.float32)
+        computed = self._encode(images[missing]).float() if missing else images.new_empty(0, dtype=torch.float32)
         if missing:
-            self._add([keys[row] for row in missing], fresh.cpu().numpy())
+            self._add([keys[row] for row in missing], computed.cpu().numpy())
         if not stored:
-            return fresh
+            return computed
         read = torch.from_numpy(np.stack([self.store.value(keys[row], "features") for row in stored])).float()
-        features = fresh.new_empty(len(keys), *read.shape[1:])
+        features = computed.new_empty(len(keys), *read.shape[1:])
         features[stored] = read.to(features.device)
         if missing:
-            features[missing] = fresh
+            features[missing] = computed
         return features
 
     def _add(self, keys: list[str], features: np.ndarray) -> None:
         """Store features unless ``max_bytes`` would be exceeded."""
-        first = self.store.first("features")
-        if first is not None and first.shape != features.shape[1:]:
+        first_value = self.store.first_value("features")
+        if first_value is not None and first_value.shape != features.shape[1:]:
             raise StoreError(
-                f"{self.store.folder} holds features of shape {first.shape}, these are {features.shape[1:]}; give them "
-                "a folder of their own"
+                f"{self.store.folder} holds features of shape {first_value.shape}, these are {features.shape[1:]}; use "
+                "another folder"
             )
         rows = {key: row for row, key in enumerate(keys)}  # a batch may contain an image twice
         values = features[list(rows.values())].astype(self.dtype, copy=False)
@@ -112,20 +114,20 @@ class FeatureCache:
             self.store.add(list(rows), features=values)
             self.written += values.nbytes
 
-    def _timed(self, images: Tensor) -> Tensor:
-        alone = self._encoded(images[:1])  # also warms up the encoder before the timing
+    def _time_first_batch(self, images: Tensor) -> Tensor:
+        single = self._encode(images[:1])  # also warms up the encoder before the timing
         start = time.perf_counter()
-        features = self._encoded(images)
+        features = self._encode(images)
         if images.device.type == "cuda":
             torch.cuda.synchronize(images.device)
         encoded = time.perf_counter()
-        if (alone[0] - features[0]).abs().max() > _TOLERANCE * features.abs().max():
+        if (single[0] - features[0]).abs().max() > _TOLERANCE * features.abs().max():
             raise DataError(
                 "the encoder's features of an image depend on the other images of the batch, so they cannot be cached"
             )
-        self._through_disk(images)
+        self._read_or_compute(images)
         filled = time.perf_counter()
-        self._through_disk(images)
+        self._read_or_compute(images)
         read = time.perf_counter() - filled
         self.seconds = {"encode": (encoded - start) / len(images), "read": read / len(images)}
         self.used = self.seconds["read"] < self.seconds["encode"]
@@ -133,13 +135,13 @@ class FeatureCache:
 
 
 def folder_of(root: Path, encoder: nn.Module, name: str, *facts: str) -> Path:
-    """Folder of the features of an encoder, named by the encoder, the other settings and its weights."""
+    """Return the folder of the features of an encoder, named after the encoder, other settings and its weights."""
     prefix = "-".join(re.sub(r"[^\w.-]+", "_", part) for part in (name, *facts))
     return root.expanduser() / f"{prefix}-{weights_digest(encoder)}"
 
 
 def image_digest(image: Tensor) -> str:
-    """Digest of an image's shape, dtype and bytes."""
+    """Compute the digest of an image's shape, dtype and bytes."""
     dtype = "" if image.dtype in _IDENTIFIED_BY_SIZE else str(image.dtype)
     # SHA-256 is twice as fast as BLAKE2b because processors have instructions for it
     state = hashlib.sha256(f"{tuple(image.shape)!r}{dtype}".encode())
@@ -149,7 +151,7 @@ def image_digest(image: Tensor) -> str:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of the structure, weights and buffers of a module, including non-persistent buffers."""
+    """Compute the digest of the structure, weights and buffers of a module, including non-persistent buffers."""
 
     def parts() -> Iterator[Any]:
         yield repr(module)

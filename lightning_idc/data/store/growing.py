@@ -20,7 +20,7 @@ class GrowingStore:
 
     Args:
         folder: folder of the store, which need not exist.
-        what: name of the content, for messages.
+        content: name of the content, for messages.
         remedy: advice for an unusable store, for messages.
         identity: settings that determine the rows; None for those of the manifest, if there is one.
 
@@ -31,20 +31,20 @@ class GrowingStore:
     def __init__(
         self,
         folder: str | Path,
-        what: str = "rows",
+        content: str = "rows",
         remedy: str = "remove it and run again",
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        self.folder, self.what, self.remedy = Path(folder), what, remedy
+        self.folder, self.remedy = Path(folder), remedy
         self.manifest = Manifest(identity or {})
-        present = shards_in(self.folder, self.manifest, remedy)
-        if (self.folder / MANIFEST).is_file() or (present and identity is None):
-            self.manifest = read_manifest(self.folder, what, remedy, identity)
-            present = shards_in(self.folder, self.manifest, remedy)
-        self.shards = present
+        shards = shards_in(self.folder, self.manifest, remedy)
+        if (self.folder / MANIFEST).is_file() or (shards and identity is None):
+            self.manifest = read_manifest(self.folder, content, remedy, identity)
+            shards = shards_in(self.folder, self.manifest, remedy)
+        self.shards = shards
 
     def table(self, name: str) -> Table:
-        """Rows of a table that existed when the store was opened, and rows that this process added."""
+        """Return the rows of a table that existed when the store was opened or that this process added."""
         return Table([shard for shard in self.shards if shard.name.table == name])
 
     def append(self, table: str, batch: Any, part: str | None = None) -> Shard:
@@ -75,7 +75,7 @@ class KeyedStore(GrowingStore):
 
     Args:
         folder: folder of the store, which need not exist.
-        what: name of the content, for messages.
+        content: name of the content, for messages.
         remedy: advice for an unusable store, for messages.
         identity: settings that determine the rows; None for those of the manifest, if there is one.
 
@@ -86,18 +86,18 @@ class KeyedStore(GrowingStore):
     def __init__(
         self,
         folder: str | Path,
-        what: str = "rows",
+        content: str = "rows",
         remedy: str = "remove it and run again",
         identity: Mapping[str, Any] | None = None,
     ) -> None:
-        super().__init__(folder, what, remedy, identity)
+        super().__init__(folder, content, remedy, identity)
         self._rows: dict[str, tuple[Shard, int]] = {}
         rows = {shard.name.part: shard for shard in self.shards if shard.name.table == "rows"}
         for shard in self.shards:
             if shard.name.table == "keys" and shard.name.part in rows:
                 with suppress(StoreError):  # rows with damaged keys are ignored; `faults` reports them
                     keys = [key for batch in open_shard(shard).batches for key in batch.column("key").to_pylist()]
-                    self._enter(keys, rows[shard.name.part])
+                    self._index_rows(keys, rows[shard.name.part])
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,10 +120,10 @@ class KeyedStore(GrowingStore):
         """
         rows = self.append("rows", tensor_batch(**columns))
         self.append("keys", tensor_batch(key=list(keys)), rows.name.part)
-        self._enter(keys, rows)
+        self._index_rows(keys, rows)
 
     def value(self, key: str, column: str) -> Any:
-        """Cell of a row by its key.
+        """Return a cell of a row by its key.
 
         Raises:
             StoreError: the shard of the row is damaged.
@@ -131,8 +131,8 @@ class KeyedStore(GrowingStore):
         shard, row = self._rows[key]
         return open_shard(shard).value(column, row)
 
-    def first(self, column: str) -> Any:
-        """Cell of the first row; None if there are no rows."""
+    def first_value(self, column: str) -> Any:
+        """Return a cell of the first row; None if there are no rows."""
         return self.value(next(iter(self._rows)), column) if self._rows else None
 
     def remove_damaged(self) -> list[Path]:
@@ -148,5 +148,5 @@ class KeyedStore(GrowingStore):
         self._rows = {key: row for key, row in self._rows.items() if row[0].path not in removed}
         return removed
 
-    def _enter(self, keys: Iterable[str], shard: Shard) -> None:
+    def _index_rows(self, keys: Iterable[str], shard: Shard) -> None:
         self._rows.update((key, (shard, row)) for row, key in enumerate(keys))

@@ -55,12 +55,12 @@ class ShardName:
 
 
 def numbered(number: int) -> str:
-    """Part name of a shard number."""
+    """Format the number of a shard as the name of its part."""
     return f"{number:05}"
 
 
 def fingerprint_of(identity: Mapping[str, Any]) -> str:
-    """Fingerprint of a store from its identity."""
+    """Compute the fingerprint of a store from its identity."""
     return fingerprint([FORMAT, identity])
 
 
@@ -118,7 +118,7 @@ def read_manifest(
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise StoreError(f"{folder} holds no {what}: there is no {MANIFEST}; {remedy}") from None
+        raise StoreError(f"{folder} has no {what}: {MANIFEST} is missing; {remedy}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read ({error}); {remedy}") from error
     version = content.get("format") if isinstance(content, dict) else None
@@ -139,7 +139,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def _listed(shards: Any, path: Path, remedy: str) -> dict[ShardName, int] | None:
-    """Sizes of the shards that a manifest lists, with their names checked."""
+    """Check the names and sizes of the shards that a manifest lists."""
     if shards is None:
         return None
     names = {ShardName.parse(name): size for name, size in shards.items()} if isinstance(shards, dict) else {None: 0}

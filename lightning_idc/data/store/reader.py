@@ -16,7 +16,7 @@ from lightning_idc.utils.files import fingerprint
 
 
 def shards_in(folder: Path, manifest: Manifest, remedy: str = "") -> list[Shard]:
-    """Shards in the folder of a store, in the order of their parts.
+    """List the shards in the folder of a store, in the order of their parts.
 
     If two processes wrote different bytes for the same part, the first shard by name is used.
 
@@ -35,13 +35,13 @@ def shards_in(folder: Path, manifest: Manifest, remedy: str = "") -> list[Shard]
 
 
 def shard_of(folder: Path, manifest: Manifest, name: ShardName, remedy: str = "") -> Shard:
-    """Shard of a store by its name."""
+    """Build the :class:`Shard` of a file of a store."""
     size = None if manifest.shards is None else manifest.shards.get(name)
     return Shard(folder / str(name), name, manifest.fingerprint, size, remedy)
 
 
 class Table:
-    """Rows of one table by position.
+    """Rows of one table, indexed over all its shards.
 
     Args:
         shards: shards in order.
@@ -55,23 +55,23 @@ class Table:
         return self._ends[-1] if self._ends else 0
 
     def locate(self, index: int) -> tuple[Shard, int]:
-        """Shard of a row, and the row's position in it."""
+        """Return the shard of a row, and the index of the row in it."""
         number = bisect.bisect_right(self._ends, index)
         if index < 0 or number == len(self._ends):
             raise IndexError(index)
         return self.shards[number], index - (self._ends[number - 1] if number else 0)
 
     def value(self, column: str, index: int) -> Any:
-        """Cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
+        """Return a cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
         shard, row = self.locate(index)
         return open_shard(shard).value(column, row)
 
     def column(self, name: str) -> Column:
-        """Column by name, indexed by position."""
+        """Return a column, indexed by row."""
         return Column(self, name)
 
     def batches(self) -> Iterator[Any]:
-        """All rows as Arrow record batches."""
+        """Yield all rows as Arrow record batches."""
         for shard in self.shards:
             yield from open_shard(shard).batches
 
@@ -127,7 +127,7 @@ class Store:
         self._tables = {name: Table([shard for shard in shards if shard.name.table == name]) for name in names}
 
     def table(self, name: str) -> Table:
-        """Table by name; an empty one if the store has no such table."""
+        """Return a table; an empty one if the store has no such table."""
         return self._tables.get(name) or Table([])
 
     @property
@@ -181,5 +181,5 @@ def faults(folder: Path) -> list[str]:
 
 
 def stores_below(folder: Path) -> list[Path]:
-    """Folders of all stores at or below a folder."""
+    """List the folders of all stores at or below a folder."""
     return sorted(path.parent for path in folder.rglob("manifest.json"))

@@ -49,7 +49,7 @@ class Shard:
 
 
 def tensor_batch(**columns: Any) -> Any:
-    """Record batch of named columns; an array ``(N, ...)`` of two or more dimensions becomes a tensor column."""
+    """Build a record batch of named columns; an array ``(N, ...)`` of two or more dimensions is a tensor column."""
     import pyarrow as pa
 
     tensor = pa.FixedShapeTensorArray.from_numpy_ndarray
@@ -90,7 +90,7 @@ def write_shard(
             raise ValueError("a shard without rows needs a schema")
         writer.close()
         file.flush()
-        os.fsync(file.fileno())  # after a power cut, a renamed file must be complete
+        os.fsync(file.fileno())  # the renamed file must be complete even after a power failure
     name = ShardName(table, part, rows, sink.of(rows))
     os.replace(partial, folder / str(name))
     return Shard(folder / str(name), name, fingerprint)
@@ -150,7 +150,7 @@ def check_shard(shard: Shard, *, again: bool = False) -> None:
     except OSError as error:
         raise StoreError(f"{shard.path} cannot be read ({error.strerror}); {shard.remedy}") from error
     if checksum.of(shard.rows) != shard.name.checksum:
-        raise StoreError(f"{shard.path} is damaged: its bytes are not those that were written; {shard.remedy}")
+        raise StoreError(f"{shard.path} is damaged: it does not match its checksum; {shard.remedy}")
     _checked[key] = stamp
 
 
@@ -168,7 +168,7 @@ class OpenShard:
         self._tensors: dict[str, list[Any] | None] = {}
 
     def value(self, column: str, row: int) -> Any:
-        """Cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
+        """Return a cell of a row: a read-only view of the memory map for a tensor, a plain value for anything else."""
         number = bisect.bisect_right(self.starts, row) - 1
         if column not in self._tensors:
             self._tensors[column] = self._views(column)
@@ -178,12 +178,12 @@ class OpenShard:
         return self.batches[number].column(column)[row - self.starts[number]].as_py()
 
     def scalar(self, column: str, row: int) -> Any:
-        """Cell of a row as an Arrow scalar, without a copy."""
+        """Return a cell of a row as an Arrow scalar, without a copy."""
         number = bisect.bisect_right(self.starts, row) - 1
         return self.batches[number].column(column)[row - self.starts[number]]
 
     def _views(self, column: str) -> list[Any] | None:
-        """Arrays of a tensor column, one per batch; None for other columns."""
+        """Return the arrays of a tensor column, one per batch; None for other columns."""
         import pyarrow as pa
 
         parts = [batch.column(column) for batch in self.batches]

@@ -52,23 +52,23 @@ class Key:
     world: World = field(default_factory=World)
     version: int = VERSION
 
-    def plain(self) -> dict[str, Any]:
-        """JSON-compatible dictionary of the key."""
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the key to a JSON-compatible dictionary."""
         return json.loads(json.dumps(asdict(self)))
 
     @property
     def folder(self) -> str:
         """Readable and unique folder name."""
-        return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{fingerprint_of(self.plain())[:12]}"
+        return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{fingerprint_of(self.to_dict())[:12]}"
 
     def plan(self, root: Path) -> Plan:
-        """Description of the store of the pairs below ``root``."""
+        """Plan the store of the pairs below ``root``."""
         return Plan(
-            root / self.folder,
-            self.plain(),
-            f"{self.mode} {self.split}",
-            self.pairs * (2 * self.height * self.width * 4 + 6000),
-            "take fewer or smaller pairs, or give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE",
+            folder=root / self.folder,
+            identity=self.to_dict(),
+            content=f"{self.mode} {self.split}",
+            size=self.pairs * (2 * self.height * self.width * 4 + 6000),
+            folder_advice="render fewer or smaller pairs, or set cache_dir or $LIGHTNING_IDC_CACHE to another folder",
         )
 
 
@@ -107,22 +107,22 @@ def _chunk(key: Key, start: int) -> tuple[np.ndarray, np.ndarray, list[dict[str,
     images = images.reshape(len(pairs), 2, 3, key.height, key.width)
     seen = seen.reshape(len(pairs), 2, key.height, key.width).astype(np.int8)
     records = []
-    for index, pair, shown in zip(indices, pairs, seen, strict=True):
+    for index, pair, object_maps in zip(indices, pairs, seen, strict=True):
         origin = {"mode": key.mode, "split": key.split, "index": index, "data_seed": key.seed}
-        records.append({**origin, **measure(pair, shown)})
+        records.append({**origin, **measure(pair, object_maps)})
     return images, seen, records, [list(pair.captions) for pair in pairs]
 
 
 def _chunks(key: Key, workers: int) -> Iterator[Any]:
-    """Rendered chunks in order; at most two per thread are prefetched."""
+    """Yield rendered chunks in order; at most two per thread are prefetched."""
     starts = deque(range(0, key.pairs, CHUNK))
-    waiting: deque[Future[Any]] = deque()
+    queue: deque[Future[Any]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        while starts or waiting:
-            while starts and len(waiting) < 2 * workers:
-                waiting.append(pool.submit(_chunk, key, starts.popleft()))
-            yield waiting.popleft().result()
+        while starts or queue:
+            while starts and len(queue) < 2 * workers:
+                queue.append(pool.submit(_chunk, key, starts.popleft()))
+            yield queue.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -130,7 +130,7 @@ def _chunks(key: Key, workers: int) -> Iterator[Any]:
 def _render(key: Key, folder: Path, progress: bool, workers: int) -> list[Shard]:
     from tqdm.auto import tqdm
 
-    chunks, store = _chunks(key, workers), fingerprint_of(key.plain())
+    chunks, store = _chunks(key, workers), fingerprint_of(key.to_dict())
     chunks_per_shard = -(-rows_per_shard(key.pairs, key.plan(folder).size // key.pairs) // CHUNK)
     texts: list[Any] = []
     shards = []
@@ -144,7 +144,7 @@ def _render(key: Key, folder: Path, progress: bool, workers: int) -> list[Shard]
 
 
 def _batches(chunks: Iterator[Any], texts: list[Any], bar: Any) -> Iterator[Any]:
-    """Record batches of images; batches of captions, which are stored separately, are appended to ``texts``."""
+    """Yield record batches of images; batches of captions, which are stored separately, are appended to ``texts``."""
     for images, seen, records, captions in chunks:
         texts.append(tensor_batch(captions=captions, change_type=[record["change_type"] for record in records]))
         bar.update(len(records))

@@ -47,7 +47,7 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pair, side = divmod(index, 2)
         if not self._is_cached[index]:
-            things = self.source.truth(pair)["after" if side else "before"]["things"]
+            things = self.source.ground_truth(pair)["after" if side else "before"]["things"]
             self._labels[index] = cell_labels(self.source.seen[pair][side], things, self.grid, self.min_share)
             self._is_cached[index] = True
         image = torch.from_numpy(np.array(self.source.images[pair][side]))

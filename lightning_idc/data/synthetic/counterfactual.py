@@ -32,15 +32,13 @@ def false_claims(ground_truth: Mapping[str, Any]) -> list[ParsedChange]:
     """Distinct claims that differ from the true change in one fact; some may still be true in the scene.
 
     Args:
-        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.truth`.
+        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.ground_truth`.
 
     Raises:
         ConfigError: the pair has several changes.
     """
     if ground_truth.get("mode") == "omnidiff" or len(ground_truth["changes"]) > 1:
-        raise ConfigError(
-            "counterfactuals are planted in pairs with one change; use the modes clevr_change or clevr_dc"
-        )
+        raise ConfigError("counterfactuals need pairs with one change; use the modes clevr_change or clevr_dc")
     if not ground_truth["changes"]:
         return list(dict.fromkeys(_invented(ground_truth)))
     return list(dict.fromkeys(_altered(claim_of(ground_truth["changes"][0]), ground_truth)))
@@ -89,7 +87,7 @@ def counterfactuals(
     """Sample false sentences about a pair, each with one wrong fact, without repetition.
 
     Args:
-        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.truth`.
+        ground_truth: ground truth of a pair of ``clevr_change`` or ``clevr_dc``, from `SyntheticSource.ground_truth`.
         count: maximum number of sentences; a scene may have fewer.
         generator: source of all randomness.
         wording: index of the template of all sentences; None for a random template each.

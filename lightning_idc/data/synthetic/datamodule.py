@@ -70,10 +70,10 @@ class SyntheticPairs(PairDataModule):
         check_no_options(self.image_options, "rendered pairs are 8-bit images")
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
         if min(height, width) < 16:
-            raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels each way")
+            raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels per side")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
         if relations is not None and mode == "omnidiff":
-            raise ConfigError("relations is for the modes with a single change; omnidiff has rules of its own")
+            raise ConfigError("relations applies to the modes with a single change, not to omnidiff")
         overrides: dict[str, Any] = {
             "things": things,
             "camera_jitter": camera_jitter,
@@ -82,7 +82,7 @@ class SyntheticPairs(PairDataModule):
         }
         if things is not None:
             if len(things) != 2 or not 2 <= things[0] <= things[1]:
-                raise ConfigError(f"things is {things}; expected a least and a greatest number, at least 2")
+                raise ConfigError(f"things is {things}; expected a minimum of at least 2 and a maximum")
             overrides["things"] = tuple(things)
         world = replace(world, **{name: value for name, value in overrides.items() if value is not None})
         sizes = {"train": train_pairs, "val": val_pairs, "test": test_pairs}
@@ -103,16 +103,16 @@ class SyntheticPairs(PairDataModule):
             ensure(self._keys[split], self._root, self._progress, self._workers)
 
     def source(self, split: Split) -> SyntheticSource:
-        """Pairs of a split; missing ones are rendered first."""
+        """Return the pairs of a split, rendering them if they are missing."""
         name = "test" if split == "predict" else split
         if name not in self._rendered:
             self._rendered[name] = SyntheticSource(self._keys[name], self._root, self._progress, self._workers)
         return self._rendered[name]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Correctness of a caption according to the scene; see the functions of `facts`."""
+        """Check the facts of a caption against the scene; see `facts`."""
         source = self.source(split)
-        ground_truth = source.truth(int(id.rpartition("-")[2]))
+        ground_truth = source.ground_truth(int(id.rpartition("-")[2]))
         if source.key.mode == "omnidiff":
             scores = report_accuracy(caption, ground_truth)
             return {

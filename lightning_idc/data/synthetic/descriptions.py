@@ -1,7 +1,7 @@
 """Implicit-change descriptions of rendered pairs with a known fraction of wrong words and wrong descriptions.
 
-They stand in for descriptions by a large model: because the noise is planted, its detection can be measured. The noise
-contradicts the image but stays in the domain, as unrelated words would be too easy to detect.
+They replace the descriptions of a large model: because their noise is labelled, its detection can be measured. The
+noise contradicts the image but stays in the domain, as unrelated words would be too easy to detect.
 """
 
 from __future__ import annotations
@@ -197,8 +197,8 @@ class DescribedSource(PairSource):
         split = ("train", "val", "test").index(self.source.key.split)
         rng = Rng(np.random.default_rng([_STREAM, seed, split, index]))
         other = (index + rng.integer(1, max(1, len(self.source) - 1))) % len(self.source)
-        other_ground_truth = self.source.truth(other) if descriptions and other != index else None
-        return describe(self.source.truth(index), rng, words, descriptions, other_ground_truth, hallucinations)
+        other_ground_truth = self.source.ground_truth(other) if descriptions and other != index else None
+        return describe(self.source.ground_truth(index), rng, words, descriptions, other_ground_truth, hallucinations)
 
     def captions(self, index: int) -> list[str]:
         return [self.described[index].text]
@@ -247,10 +247,10 @@ class SyntheticDescriptions(SyntheticPairs):
     ) -> None:
         check_arguments(SyntheticDescriptions.__init__, locals())
         if mode == "omnidiff":
-            raise ConfigError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
+            raise ConfigError("descriptions need a mode with a single change; use clevr_change or clevr_dc")
         if relations != "always":
             raise ConfigError(
-                f"relations is {relations!r}; descriptions give the positions of objects: leave it at 'always'"
+                f"relations is {relations!r}; expected 'always', since descriptions contain the positions of objects"
             )
         super().__init__(mode=mode, relations=relations, **kwargs)
 
@@ -259,7 +259,7 @@ class SyntheticDescriptions(SyntheticPairs):
         self._described: dict[str, DescribedSource] = {}
 
     def source(self, split: Split) -> Any:
-        """Pairs of a split with their descriptions."""
+        """Return the pairs of a split with their descriptions."""
         name = "test" if split == "predict" else split
         if name not in self._described:
             words, descriptions, hallucinations = (0.0, 0.0, 0.0) if name == "test" else self._noise
@@ -269,12 +269,12 @@ class SyntheticDescriptions(SyntheticPairs):
         return self._described[name]
 
     def planted(self, split: Split, id: str) -> Description:
-        """Description of a pair with labels of its planted noise."""
+        """Return the description of a pair with labels of its planted noise."""
         return self.source(split).described[int(id.rpartition("-")[2])]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
-        """Whether a caption has the noise-free description of the before and of the after image."""
-        ground_truth = self._rendered_pairs(split).truth(int(id.rpartition("-")[2]))
+        """Check, for each image, whether a caption contains its noise-free description."""
+        ground_truth = self._rendered_pairs(split).ground_truth(int(id.rpartition("-")[2]))
         predicted = components(caption)
         expected = components(describe(ground_truth, Rng(np.random.default_rng(0))).text)
         assert expected is not None
@@ -283,15 +283,15 @@ class SyntheticDescriptions(SyntheticPairs):
 
     def train_captions(self) -> list[str]:
         """Descriptions and plain captions of the training pairs, so that fine-tuning can use the same vocabulary."""
-        plain = self._rendered_pairs("train")
-        used = range(len(self.pairs_of("train")))
-        return super().train_captions() + [caption for index in used for caption in plain.captions(index)]
+        rendered = self._rendered_pairs("train")
+        indices = range(len(self.pairs_of("train")))
+        return super().train_captions() + [caption for index in indices for caption in rendered.captions(index)]
 
     def no_change_captions(self) -> list[str]:
         """Distinct plain captions of unchanged training pairs."""
-        plain = self._rendered_pairs("train")
-        unchanged = (index for index in range(len(self.pairs_of("train"))) if plain.change_type(index) == NO_CHANGE)
-        return list(dict.fromkeys(caption for index in unchanged for caption in plain.captions(index)))
+        rendered = self._rendered_pairs("train")
+        unchanged = (index for index in range(len(self.pairs_of("train"))) if rendered.change_type(index) == NO_CHANGE)
+        return list(dict.fromkeys(caption for index in unchanged for caption in rendered.captions(index)))
 
     def _rendered_pairs(self, split: Split) -> SyntheticSource:
         source: DescribedSource = self.source(split)

@@ -26,7 +26,7 @@ def change_accuracy(caption: str, ground_truth: Mapping[str, Any]) -> dict[str, 
 
     Args:
         caption: any string.
-        ground_truth: ground truth of the pair, from `SyntheticSource.truth` or ``PairSample.meta``.
+        ground_truth: ground truth of the pair, from `SyntheticSource.ground_truth` or ``PairSample.meta``.
     """
     parsed = parse(caption)
     if not ground_truth["changes"]:
@@ -70,7 +70,7 @@ def relation_holds(parsed: ParsedChange, change: Mapping[str, Any], ground_truth
 def report_accuracy(caption: str, ground_truth: Mapping[str, Any]) -> dict[str, float]:
     """Check a report of the mode `omnidiff` sentence by sentence; all values are in [0, 1].
 
-    ``type_recall``: fraction of the true changes of which the kind is reported.
+    ``type_recall``: fraction of the true changes whose kind is reported.
     ``type_precision``: number of these changes over the number of reported changes.
     ``fact_recall``: fraction of the true changes that are reported with the right kind, object and value.
 

@@ -153,10 +153,10 @@ def visible_shares(shapes: Outlines, border: float = 0.01) -> np.ndarray:
     inside = ((points > border) & (points < 1 - border)).all(-1)
     distances = np.abs(points[:, :, None] - shapes.centre) / shapes.half  # (N, P, M, 2)
     distances *= distances
-    boxy = shapes.power > 2
-    distances = np.where(boxy[:, None], distances * distances, distances)
-    hit = (distances.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
-    return (inside & ~hit.any(-1)).mean(1)
+    is_box_like = shapes.power > 2
+    distances = np.where(is_box_like[:, None], distances * distances, distances)
+    is_hidden = (distances.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
+    return (inside & ~is_hidden.any(-1)).mean(1)
 
 
 def box_iou(first: Sequence[float], second: Sequence[float]) -> float:

@@ -24,7 +24,7 @@ def exact_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Ma
     for differences, _ in pairs:
         for text in differences:
             if not _facts(text):
-                raise DataError(f"{text!r} is not a sentence of the rendered worlds, which the exact judge reads only")
+                raise DataError(f"{text!r} cannot be parsed; the exact judge expects sentences of the rendered worlds")
     return [best_matches(differences, claims, _same, 1.0) for differences, claims in pairs]
 
 

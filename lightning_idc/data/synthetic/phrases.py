@@ -1,8 +1,8 @@
 """Sentences about a single change in the style of CLEVR-Change.
 
-There is one word per attribute and one noun per shape: with synonyms, a greedy decoder would prefer shapes with fewer
-synonyms, of which the probability is not split. All references of a pair have the same facts and differ in the verb
-phrase only.
+There is one word per attribute and one noun per shape: synonyms would split the probability of a shape, so that a
+greedy decoder would prefer shapes with fewer synonyms. All references of a pair have the same facts and differ in the
+verb phrase only.
 """
 
 from __future__ import annotations
@@ -75,6 +75,6 @@ def sentences(claim: ParsedChange) -> list[str]:
         claim: claim with a kind of `KINDS`.
     """
     if claim.kind is None:
-        raise ValueError("a claim without a kind has nothing to say")
+        raise ValueError(f"claim.kind is None; expected one of {KINDS}")
     np = noun_phrase(claim)
     return [template.format(np=np, value=claim.value) for template in _TEMPLATES[claim.kind]]

@@ -39,7 +39,7 @@ def render(scenes: Sequence[Scene], height: int, width: int) -> tuple[np.ndarray
         DataError: a scene cannot be rendered.
     """
     if not (1 <= height <= MAX_SIZE and 1 <= width <= MAX_SIZE):
-        raise ConfigError(f"cannot draw {height}x{width} pixels (height x width); expected 1 to {MAX_SIZE} each way")
+        raise ConfigError(f"the size is {height}x{width} pixels (height x width); expected 1 to {MAX_SIZE} per side")
     # the import compiles the renderer, which is not needed for reading cached pairs
     from lightning_idc.data.synthetic.render_numba import draw
 

@@ -122,27 +122,27 @@ class Spot:
     radius: float
 
 
-def free(x: float, y: float, radius: float, taken: Sequence[Spot], gap: float = GAP) -> bool:
+def is_free(x: float, y: float, radius: float, occupied: Sequence[Spot], gap: float = GAP) -> bool:
     """Whether an object of this radius fits at a position."""
     if x * x + y * y > GROUND_RADIUS * GROUND_RADIUS:
         return False
-    for spot in taken:
+    for spot in occupied:
         dx, dy, reach = x - spot.x, y - spot.y, radius + spot.radius + gap
         if dx * dx + dy * dy < reach * reach:
             return False
     return True
 
 
-def find_spot(rng: Rng, radius: float, taken: Sequence[Spot], tries: int = 30) -> Spot | None:
+def find_spot(rng: Rng, radius: float, occupied: Sequence[Spot], tries: int = 30) -> Spot | None:
     """Random free position on the ground, or None if all tries fail."""
     for _ in range(tries):
         x, y = rng.uniform(-GROUND_RADIUS, GROUND_RADIUS), rng.uniform(-GROUND_RADIUS, GROUND_RADIUS)
-        if free(x, y, radius, taken):
+        if is_free(x, y, radius, occupied):
             return Spot(x, y, radius)
     return None
 
 
-def stand(rng: Rng, attributes: Attributes, spot: Spot) -> SceneObject:
+def place_object(rng: Rng, attributes: Attributes, spot: Spot) -> SceneObject:
     """Object with the attributes at a position, with a random rotation."""
     size, color, material, shape = (word or "" for word in attributes)
     return SceneObject(shape, size, color, material, spot.x, spot.y, rng.uniform(0.0, 2 * math.pi))

@@ -82,7 +82,7 @@ def _camera_row(camera: Camera, ambient: float) -> tuple[float, ...]:
     ground = math.hypot(forward[0], forward[1])
     if not (length > 0 and ground > 1e-6 * length and 0 < camera.fov < 180):
         raise DataError(
-            f"cannot look from {camera.position} at {camera.target} with a field of view of {camera.fov} degrees; "
+            f"the camera at {camera.position} looks at {camera.target} with a field of view of {camera.fov} degrees; "
             "expected a view that is not straight up or down and an angle between 0 and 180"
         )
     fx, fy, fz = (value / length for value in forward)
@@ -115,7 +115,7 @@ def pack(scenes: Sequence[Scene]) -> Packed:
             )  # fmt: skip
         cameras[n] = _camera_row(scene.camera, scene.ambient)
         if not (np.isfinite(things[n]).all() and np.isfinite(lights[n]).all() and np.isfinite(cameras[n]).all()):
-            raise DataError(f"scene {n} holds a number that is not finite: {scene}")
+            raise DataError(f"scene {n} has a number that is not finite: {scene}")
     return Packed(
         things,
         np.array([len(scene.things) for scene in scenes], np.int64),

@@ -33,8 +33,8 @@ from lightning_idc.data.synthetic.sampling import (
     draw_attributes,
     draw_lights,
     find_spot,
-    free,
-    stand,
+    is_free,
+    place_object,
 )
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SIZES, Camera, Scene
 
@@ -65,7 +65,7 @@ def draw_single(rng: Rng, world: World, cameras: CameraPair) -> ScenePair:
         pair = _attempt(rng, world, cameras(rng, world.camera_jitter), kind, target, changed, count)
         if pair is not None:
             return pair
-    raise RuntimeError(f"no scene with {count} things found in {TRIES} layouts; lower `things`, now {world.things}")
+    raise RuntimeError(f"no valid layout of {count} objects in {TRIES} tries; lower `things`, now {world.things}")
 
 
 def _changed(rng: Rng, kind: str, target: Attributes) -> Attributes:
@@ -77,7 +77,7 @@ def _changed(rng: Rng, kind: str, target: Attributes) -> Attributes:
 
 
 def _others(rng: Rng, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
-    """Attributes of the anchor and of the others; all are distinct from the target, except for a possible twin."""
+    """Draw the attributes of the anchor and the others; all differ from the target, except for a possible twin."""
     unlike = {target, changed}
     drawn: list[Attributes] = []
     while len(drawn) < count - 1:
@@ -105,22 +105,23 @@ def _attempt(
     spots = _place(rng, views[side], target, others)
     if spots is None:
         return None
-    around = [stand(rng, attributes, spot) for attributes, spot in zip(others, spots[1:], strict=True)]
-    thing = stand(rng, target, spots[0])
+    other_objects = [place_object(rng, attributes, spot) for attributes, spot in zip(others, spots[1:], strict=True)]
+    thing = place_object(rng, target, spots[0])
     after = replace(thing, color=changed.color or "", material=changed.material or "")
     if kind == "move":
         spot = _move(rng, spots)
         if spot is None:
             return None
         after = replace(thing, x=spot.x, y=spot.y)
-    anchor = around[0]
+    anchor = other_objects[0]
     relation = clear_relation(views[side], thing, anchor)
-    twins = [other for other in around if Attributes.of(other) == target]
+    twins = [other for other in other_objects if Attributes.of(other) == target]
     if relation is None or any(related(views[side], twin, relation, anchor, -0.1) for twin in twins):
         return None
     # the changed object is the last one, so that the indices of the others do not change when it is added or dropped
     scenes = [
-        tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))
+        tuple(other_objects) if kind == absent else (*other_objects, last)
+        for absent, last in (("add", thing), ("drop", after))
     ]
     min_changed, min_others = world.visible
     for things, view, absent_kind in zip(scenes, views, ("add", "drop"), strict=True):
@@ -131,7 +132,7 @@ def _attempt(
             or (kind != absent_kind and visible[-1] < min_changed)
         ):
             return None
-    last = len(around)
+    last = len(other_objects)
     same = [(i, i) for i in range(last)] + ([] if kind in ("add", "drop") else [(last, last)])
     claim = ParsedChange(kind)
     changes: tuple[Change, ...] = ()
@@ -153,7 +154,7 @@ def _attempt(
 
 
 def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
-    """Positions of the target, its anchor and the others, which are all farther from the target than the anchor."""
+    """Find positions for the target, its anchor and the others, which must be farther away than the anchor."""
     radii = [SIZES[attributes.size or ""] for attributes in (target, *others)]
     first = find_spot(rng, radii[0], ())
     if first is None:
@@ -166,7 +167,7 @@ def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes
     right, behind = (sign * major, minor) if relation in ("left", "right") else (minor, sign * major)
     x = first.x - away * (right * view.right[0] + behind * view.behind[0])
     y = first.y - away * (right * view.right[1] + behind * view.behind[1])
-    if not free(x, y, radii[1], [first]):
+    if not is_free(x, y, radii[1], [first]):
         return None
     spots = [first, Spot(x, y, radii[1])]
     # distances are measured between edges, so the reserved radius depends on the radius of the object

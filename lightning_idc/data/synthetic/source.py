@@ -60,13 +60,13 @@ class SyntheticSource(PairSource):
         """Type of the (first) change of a pair."""
         return self._kinds[index]
 
-    def truth(self, index: int) -> dict[str, Any]:
+    def ground_truth(self, index: int) -> dict[str, Any]:
         """Ground truth of a pair in plain types; see `truth.measure`."""
         return json.loads(self._truth[index])
 
     def load(self, index: int) -> PairSample:
         """Pair with its images, references, boxes, masks and ground truth."""
-        ground_truth = self.truth(index)
+        ground_truth = self.ground_truth(index)
         before, after = torch.from_numpy(np.array(self.images[index]))
         seen = self.seen[index]
         masks = np.empty(seen.shape, bool)

@@ -82,21 +82,23 @@ def cell_labels(
         grid: numbers of rows and columns, or one number for both.
         min_share: minimum fraction of a cell that an object must cover to be its label.
     """
-    down, across = (grid, grid) if isinstance(grid, int) else grid
+    num_rows, num_columns = (grid, grid) if isinstance(grid, int) else grid
     height, width = seen.shape
-    rows, columns = np.arange(height) * down // height, np.arange(width) * across // width
-    cells = rows[:, None] * across + columns
-    slots = len(things) + 1
-    counts = np.bincount((cells * slots + seen + 1).ravel(), minlength=down * across * slots).reshape(-1, slots)
+    rows, columns = np.arange(height) * num_rows // height, np.arange(width) * num_columns // width
+    cells = rows[:, None] * num_columns + columns
+    num_labels = len(things) + 1
+    counts = np.bincount(
+        (cells * num_labels + seen + 1).ravel(), minlength=num_rows * num_columns * num_labels
+    ).reshape(-1, num_labels)
     area = counts.sum(1)
-    winner = counts[:, 1:].argmax(1) if len(things) else np.zeros(len(counts), int)
-    covered = (
-        counts[np.arange(len(counts)), winner + 1] >= min_share * area if len(things) else np.zeros(len(counts), bool)
+    dominant = counts[:, 1:].argmax(1) if len(things) else np.zeros(len(counts), int)
+    is_covered = (
+        counts[np.arange(len(counts)), dominant + 1] >= min_share * area if len(things) else np.zeros(len(counts), bool)
     )
-    table = np.zeros((slots, len(ATTRIBUTE_WORDS)), np.uint8)
+    table = np.zeros((num_labels, len(ATTRIBUTE_WORDS)), np.uint8)
     for index, thing in enumerate(things):
         table[index + 1] = [words.index(thing[name]) + 1 for name, words in ATTRIBUTE_WORDS.items()]
-    return table[np.where(covered, winner + 1, 0)].T.reshape(-1, down, across)
+    return table[np.where(is_covered, dominant + 1, 0)].T.reshape(-1, num_rows, num_columns)
 
 
 def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
@@ -109,7 +111,7 @@ def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
     scenes = (pair.before, pair.after)
     boxes = [boxes_of(seen[side], len(scene.things)) for side, scene in enumerate(scenes)]
     moved = {index for change in pair.changes for index in change.before}
-    steady = [(i, j) for i, j in pair.same if i not in moved]
+    unmoved = [(i, j) for i, j in pair.same if i not in moved]
     return {
         "change_type": pair.change_type,
         "changes": [change.plain() for change in pair.changes],
@@ -117,7 +119,7 @@ def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
             [union_box(boxes[0][i] for i in change.before), union_box(boxes[1][i] for i in change.after)]
             for change in pair.changes
         ],
-        "iou": view_overlap(boxes[0], boxes[1], steady),
+        "iou": view_overlap(boxes[0], boxes[1], unmoved),
         "same": [list(both) for both in pair.same],
         "before": _plain_scene(scenes[0], boxes[0], seen[0]),
         "after": _plain_scene(scenes[1], boxes[1], seen[1]),

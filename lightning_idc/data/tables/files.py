@@ -1,4 +1,4 @@
-"""Pairs of image files: one record per pair; images are read on access."""
+"""PairRecord and FileSource: pairs of image files, read on access, below the root folder of a data set."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.paths import MAX_NAME_BYTES, fits, inside
 
 _ScanResult = tuple[int, int] | str
-_SURELY_FITS = MAX_NAME_BYTES // 4  # characters; one takes at most four bytes in UTF-8
+_ALWAYS_FITS = MAX_NAME_BYTES // 4  # characters; one takes at most four bytes in UTF-8
 # cache: (path, modification time, bytes, options) of a scanned image to its height and width, or to an error message
 _scanned: dict[tuple[str, int, int, str], _ScanResult] = {}
 
 
 @dataclass(slots=True)
-class Record:
+class PairRecord:
     """One pair of image files, from a table or a folder.
 
     Args:
@@ -71,7 +71,7 @@ class FileSource(PairSource):
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Sequence[PairRecord],
         size: tuple[int, int] | None,
         interpolation: Interpolation = "bilinear",
         options: ImageOptions = PLAIN,
@@ -101,7 +101,7 @@ class FileSource(PairSource):
         yield "" if self.options == PLAIN else f"/{self.options.to_dict()}"
         for record in self.records:
             for path in (record.before, record.after):
-                yield f"\0{record.id}\0{state_of(path, record.name)}"
+                yield f"\0{record.id}\0{file_state(path, record.name)}"
 
     def image_size(self, index: int) -> tuple[int, int]:
         record = self.records[index]
@@ -121,8 +121,8 @@ class FileSource(PairSource):
         return PairSample(record.id, before, after, list(record.captions), record.change_type, meta=record.meta)
 
 
-def state_of(path: Path, record: str) -> str:
-    """Path, times and size of a file as one string, which changes when the file does.
+def file_state(path: Path, record: str) -> str:
+    """Combine path, times and size of a file into a string that changes when the file changes.
 
     Args:
         path: path of the file.
@@ -152,7 +152,7 @@ class Root:
         self._folders: dict[str, Path] = {}
 
     def file(self, relative: str, record: str) -> Path:
-        """Path of a file, which need not exist.
+        """Return the path of a file, which need not exist.
 
         Raises:
             DataError: the path is absolute, leaves the root or is invalid.
@@ -161,7 +161,7 @@ class Root:
         return self._folders[folder] / name
 
     def parts(self, relative: str, record: str) -> tuple[str, str]:
-        """Folder and name of a file, which need not exist; cheaper than :meth:`file`.
+        """Split the path of a file, which need not exist, into folder and name; cheaper than :meth:`file`.
 
         Raises:
             DataError: the path is absolute, leaves the root or is invalid.
@@ -171,20 +171,20 @@ class Root:
             # the first file of a folder is checked by its full path, so that the error message shows it
             inside(self.path, relative, record, self.follow_links)
             self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
-        if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, MAX_NAME_BYTES)):
-            raise DataError(f"{record}: {short(relative)} is not the path of a file below the data folder")
+        if name in ("", ".", "..") or "\0" in name or (len(name) > _ALWAYS_FITS and not fits(name, MAX_NAME_BYTES)):
+            raise DataError(f"{record}: {short(relative)} is not a valid path of a file below the data folder")
         return folder, name
 
     def folder(self, name: str) -> Path:
-        """Path of a folder, which need not exist; "" is the root.
+        """Return the path of a folder, which need not exist; "" is the root.
 
         Raises:
             DataError: the path is absolute or leaves the root.
         """
         return inside(self.path, name or ".", "", self.follow_links)
 
-    def fault(self, relative: str, is_folder: bool = False) -> str | None:
-        """Error message for a path that is absolute, leaves the root or is invalid; None for a valid path."""
+    def path_error(self, relative: str, is_folder: bool = False) -> str | None:
+        """Describe why a path is rejected: it is absolute, leaves the root or is invalid; None for a valid path."""
         try:
             self.folder(relative) if is_folder else self.parts(relative, "")
         except DataError as error:
@@ -192,7 +192,7 @@ class Root:
         return None
 
     def absent(self, paths: Iterable[Path]) -> list[Path]:
-        """Paths of files that do not exist; every folder is listed once.
+        """Select the paths of files that do not exist; every folder is listed once.
 
         Raises:
             DataError: a file is a link that leaves the root.
@@ -208,7 +208,7 @@ class Root:
         return missing
 
     def files_in(self, folder: str) -> set[str]:
-        """Names of the files in a folder.
+        """Return the names of the files in a folder.
 
         Raises:
             DataError: the folder or a file in it is a link that leaves the root.
@@ -222,11 +222,11 @@ class Root:
             return names
         with os.scandir(folder) as entries:
             for entry in entries:
-                linked = entry.is_symlink() and not self.follow_links
-                if linked and not Path(entry.path).resolve().is_relative_to(base):
+                is_unfollowed_link = entry.is_symlink() and not self.follow_links
+                if is_unfollowed_link and not Path(entry.path).resolve().is_relative_to(base):
                     raise DataError(
-                        f"{entry.path!r} is a link that leaves the data folder {self.path}; with follow_links: true it "
-                        "is read"
+                        f"{entry.path!r} is a link to a file outside the data folder {self.path}; set "
+                        "follow_links: true to read it"
                     )
                 if entry.is_file():
                     names.add(entry.name)
@@ -234,7 +234,7 @@ class Root:
 
 
 def folders_of(paths: Any) -> Any:
-    """Folders of an Arrow array of paths, with the slash, as a dictionary array."""
+    """Return the folders of an Arrow array of paths, with the final slash, as a dictionary array."""
     import pyarrow.compute as pc
 
     return pc.replace_substring_regex(paths, r"[^/]*\z", "").dictionary_encode()
@@ -251,7 +251,7 @@ def check_shares(shares: Sequence[float]) -> None:
 
 
 def splits_by_hash(names: Iterable[str], shares: Sequence[float]) -> list[str]:
-    """Split of each name: the distinct names are ordered by a hash and cut at the shares.
+    """Assign each name to a split: the distinct names are ordered by a hash and cut at the shares.
 
     The order of a table has no effect, and adding names moves only the few others at the cuts: to the next split, never
     between train and test unless the share of val is close to 0.
@@ -279,14 +279,14 @@ def _hash_of(name: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
+def progress(records: Sequence[PairRecord], title: str) -> Sequence[PairRecord]:
     from tqdm.auto import tqdm
 
     return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
 
 
-def fault_of(record: Record, is_resized: bool, options: ImageOptions = PLAIN) -> str | None:
-    """Error message for the images of a pair, None if they are valid; sizes may differ if both are resized."""
+def image_error(record: PairRecord, is_resized: bool, options: ImageOptions = PLAIN) -> str | None:
+    """Describe why the images of a pair cannot be used; None if they can. Sizes may differ if both are resized."""
     before, after = _scan(record.before, options), _scan(record.after, options)
     for size in (before, after):
         if isinstance(size, str):
@@ -297,11 +297,11 @@ def fault_of(record: Record, is_resized: bool, options: ImageOptions = PLAIN) ->
 
 
 def _scan(path: Path, options: ImageOptions) -> _ScanResult:
-    """Height and width of an image, or an error message."""
+    """Return height and width of an image, or an error message."""
     try:
         stat = os.stat(path)
     except OSError:
-        return f"there is no image {str(path)!r}"
+        return f"no such image file: {str(path)!r}"
     key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
     if key not in _scanned:
         try:

@@ -1,4 +1,4 @@
-"""Conversion of a table to a :class:`RecordTable`, vectorised over all rows.
+"""Convert a table to a :class:`RecordTable`, vectorised over all rows.
 
 Arrow and numpy check all rows; Python code handles suspicious rows only.
 """
@@ -18,11 +18,11 @@ from lightning_idc.utils.jsonfiles import check_text, parse_json, short
 from lightning_idc.utils.paths import MAX_NAME_BYTES
 
 SPLITS = ("train", "val", "test", "predict")
-SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
+SPLIT_ALIASES = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
 """Aliases of split names."""
 SIDES = ("before", "after")
 CAPTIONS = "or 'caption', or 'caption_1' to 'caption_n'"
-# blanks of str.split other than the space
+# the white space of str.split other than the space character
 _BLANKS = "\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _JSON_LIST = r"""^\s*\[\s*["'\]]"""
 
@@ -73,19 +73,19 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
         "change_type": _column(table, "change_type"),
     }
     values = dict(zip(SIDES, sides, strict=True)) | labels
-    numbered = ids.dictionary_encode()
-    owners = numbered.indices.to_numpy()
+    encoded_ids = ids.dictionary_encode()
+    record_of_row = encoded_ids.indices.to_numpy()
     # ids are numbered in the order of their first rows
-    firsts = np.searchsorted(np.maximum.accumulate(owners), np.arange(len(numbered.dictionary)))
+    firsts = np.searchsorted(np.maximum.accumulate(record_of_row), np.arange(len(encoded_ids.dictionary)))
     for name, column in values.items():
-        _check_same(table, ids, firsts[owners], name, column)
+        _check_consistent(table, ids, firsts[record_of_row], name, column)
     table.faults.check()
-    order = np.argsort(np.repeat(owners, counts), kind="stable")
-    counts = np.bincount(owners, weights=counts, minlength=len(firsts)).astype(np.int64)
+    order = np.argsort(np.repeat(record_of_row, counts), kind="stable")
+    counts = np.bincount(record_of_row, weights=counts, minlength=len(firsts)).astype(np.int64)
     rows, unit = pyarrow.array(firsts), table.faults.unit
     file = f"{table.path}, {unit}" if unit else f"{table.path}"
     columns = {
-        "id": numbered.dictionary,
+        "id": encoded_ids.dictionary,
         **{side: values[side].take(rows) for side in SIDES},
         "captions": lists_of(texts.take(pyarrow.array(order)), counts),
         **{name: _null_for_empty(values[name].take(rows)) for name in labels},
@@ -113,7 +113,7 @@ def _split_images(table: Table) -> None:
 
 
 def two_images(value: Any, where: str) -> tuple[str, str]:
-    """Paths of a list of two images; each is a path, or an object with one.
+    """Return the two paths in a list of two images, each a path or an object with a path.
 
     Raises:
         DataError: the value has another form.
@@ -126,15 +126,15 @@ def two_images(value: Any, where: str) -> tuple[str, str]:
 
 
 def _paths(table: Table, side: str, root: Root) -> Any:
-    """Normalised paths of one side; invalid ones are added to the faults of the table."""
+    """Normalise the paths of one side; invalid ones are added to the faults of the table."""
     import pyarrow.compute as pc
 
     paths = pc.utf8_trim_whitespace(table.columns[side])
     if pc.any(pc.match_substring(paths, "\\")).as_py():
         paths = pc.replace_substring(paths, "\\", "/")
     if any(pc.any(pc.match_substring(paths, part)).as_py() for part in ("//", "./")):
-        for pattern, plain in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
-            paths = pc.replace_substring_regex(paths, pattern, plain)
+        for pattern, replacement in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
+            paths = pc.replace_substring_regex(paths, pattern, replacement)
     empty = pc.equal(paths, "").to_numpy(zero_copy_only=False)
     message = f"{side} is empty; expected the path of an image, relative to {root.path}"
     table.faults.add_rows(table.lines[empty], lambda index: message)
@@ -142,19 +142,19 @@ def _paths(table: Table, side: str, root: Root) -> Any:
     # all paths in a forbidden folder are invalid
     folders = folders_of(paths)
     forbidden = [
-        code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(folder, is_folder=True)
+        code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.path_error(folder, is_folder=True)
     ]
     suspicious = np.isin(folders.indices.to_numpy(), forbidden)
     names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
     suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)
     suspicious |= pc.greater(pc.binary_length(names), MAX_NAME_BYTES).to_numpy(zero_copy_only=False)
     rows = np.flatnonzero(suspicious & ~empty)
-    table.faults.add_rows(table.lines[rows], lambda index: str(root.fault(paths[int(rows[index])].as_py())))
+    table.faults.add_rows(table.lines[rows], lambda index: str(root.path_error(paths[int(rows[index])].as_py())))
     return paths
 
 
 def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
-    """Ids of the column ``id``; a row without one gets an id from its paths, which is independent of other rows."""
+    """Return the column ``id``; a row without an id gets one from its paths, which is independent of other rows."""
     import pyarrow.compute as pc
 
     ids = _column(table, "id")
@@ -171,21 +171,21 @@ def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
 
 
 def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
-    """Captions of all rows (captions, caption, then caption_1 to caption_n), and their number per row."""
+    """Return the captions of all rows (captions, caption, then caption_1 to caption_n), and their number per row."""
     import pyarrow
     import pyarrow.compute as pc
 
-    numbered = sorted(
+    encoded_ids = sorted(
         (name for name in table.columns if is_caption_column(name) and "_" in name),
         key=lambda name: (int(name.rpartition("_")[2]), name),
     )
     texts, counts = [_texts()], [np.zeros(len(table), np.int64)]
-    for name in ("captions", "caption", *numbered):
+    for name in ("captions", "caption", *encoded_ids):
         if name not in table.columns:
             continue
         column = table.columns[name]
         count = np.ones(len(table), np.int64)
-        if name in numbered:  # numbered columns are blank for pairs with fewer captions
+        if name in encoded_ids:  # numbered columns are blank for pairs with fewer captions
             full = pc.not_equal(column, "")
             column, count = column.filter(full), full.to_numpy(zero_copy_only=False).astype(np.int64)
         elif name == "captions" and pc.any(pc.match_substring(column, "[")).as_py():
@@ -194,12 +194,12 @@ def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
         texts.append(_with_single_spaces(column))
         counts.append(count)
     flat = pyarrow.chunked_array(texts).combine_chunks()
-    owners = np.concatenate([np.repeat(np.arange(len(table)), count) for count in counts])
-    return flat.take(pyarrow.array(np.argsort(owners, kind="stable"))), np.sum(counts, 0)
+    record_of_row = np.concatenate([np.repeat(np.arange(len(table)), count) for count in counts])
+    return flat.take(pyarrow.array(np.argsort(record_of_row, kind="stable"))), np.sum(counts, 0)
 
 
 def _lists(table: Table, column: Any) -> Any:
-    """Lists of captions of a column in which cells may be JSON lists."""
+    """Return the captions of each cell of a column, which may be a JSON list."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -219,7 +219,7 @@ def _texts_of(cell: str) -> list[str]:
     try:
         captions: list[str] = parse_json(cell, "captions")
     except DataError as error:
-        raise DataError(f"{error}; expected a JSON list, its texts in double quotes") from None
+        raise DataError(f"{error}; expected a JSON list of texts in double quotes") from None
     for caption in captions:
         if not isinstance(caption, str):
             raise DataError(f"a caption is {short(caption)}; expected text")
@@ -228,27 +228,31 @@ def _texts_of(cell: str) -> list[str]:
 
 
 def _with_single_spaces(texts: Any) -> Any:
-    """Vectorised ``" ".join(text.split())`` of an Arrow array."""
+    """Apply ``" ".join(text.split())`` to all texts of an Arrow array."""
     import pyarrow.compute as pc
 
     texts = pc.utf8_trim_whitespace(texts)
-    odd = pc.match_substring_regex(texts, f"  |[{_BLANKS}]")
-    if not pc.any(odd).as_py():
+    has_other_blanks = pc.match_substring_regex(texts, f"  |[{_BLANKS}]")
+    if not pc.any(has_other_blanks).as_py():
         return texts
-    return pc.replace_with_mask(texts, odd, pc.replace_substring_regex(texts.filter(odd), f"[ {_BLANKS}]+", " "))
+    return pc.replace_with_mask(
+        texts, has_other_blanks, pc.replace_substring_regex(texts.filter(has_other_blanks), f"[ {_BLANKS}]+", " ")
+    )
 
 
 # ---- labels and repeated ids ----------------------------------------------------------------------------------
 
 
 def _splits(table: Table) -> Any:
-    """Canonical split name of each row, "" if it is not specified."""
+    """Return the canonical split name of each row; "" if it is not specified."""
     import pyarrow
     import pyarrow.compute as pc
 
     named = _column(table, "split").dictionary_encode()
     lower = [name.lower() for name in named.dictionary.to_pylist()]
-    splits = pyarrow.array([SAME.get(name, name) for name in lower], pyarrow.large_string()).take(named.indices)
+    splits = pyarrow.array([SPLIT_ALIASES.get(name, name) for name in lower], pyarrow.large_string()).take(
+        named.indices
+    )
     unknown = np.flatnonzero(~pc.is_in(splits, value_set=_texts(*SPLITS, "")).to_numpy(zero_copy_only=False))
     table.faults.add_rows(
         table.lines[unknown],
@@ -259,7 +263,7 @@ def _splits(table: Table) -> Any:
     return splits
 
 
-def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
+def _check_consistent(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
     """Report rows that contradict the first row of the same id.
 
     Args:
@@ -272,16 +276,16 @@ def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column:
     import pyarrow
     import pyarrow.compute as pc
 
-    same = column.take(pyarrow.array(firsts))
-    if same.equals(column):
+    first_values = column.take(pyarrow.array(firsts))
+    if first_values.equals(column):
         return
-    rows = np.flatnonzero(pc.not_equal(column, same).to_numpy(zero_copy_only=False))
+    rows = np.flatnonzero(pc.not_equal(column, first_values).to_numpy(zero_copy_only=False))
 
     def describe(index: int) -> str:
         row = int(rows[index])
         return (
             f"pair {short(ids[row].as_py())} has the {name} {short(column[row].as_py())}, but "
-            f"{short(same[row].as_py())} in {table.faults.unit} {table.lines[firsts[row]]}; ids must be unique"
+            f"{short(first_values[row].as_py())} in {table.faults.unit} {table.lines[firsts[row]]}; ids must be unique"
         )
 
     table.faults.add_rows(table.lines[rows], describe)
@@ -303,7 +307,7 @@ def _repeat(text: str, count: int) -> Any:
 
 
 def _column(table: Table, name: str) -> Any:
-    """Stripped texts of a column; "" in every row if the column does not exist."""
+    """Return the stripped texts of a column; "" in every row if the column does not exist."""
     import pyarrow.compute as pc
 
     return pc.utf8_trim_whitespace(table.columns[name]) if name in table.columns else _repeat("", len(table))

@@ -1,4 +1,4 @@
-"""Pairs from two folders of images with equal file names, with an optional table of captions."""
+"""Read pairs from two folders of images with equal file names, with an optional table of captions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import CAPTIONS, SAME, SIDES, SPLITS, group_rows, is_pair_column
+from lightning_idc.data.tables.pair_columns import CAPTIONS, SIDES, SPLIT_ALIASES, SPLITS, group_rows, is_pair_column
 from lightning_idc.data.tables.record_table import RecordTable, concatenate
 from lightning_idc.data.tables.tables import (
     ENDINGS,
-    SHOWN,
+    MAX_LISTED,
     Faults,
     Table,
     is_caption_column,
@@ -52,7 +52,7 @@ def side_folders(root: Path, sides: tuple[str, str] | None = None) -> dict[str |
             return {None: (first, second)}
         by_split: dict[str | None, tuple[str, str]] = {}
         for folder in sorted(root.iterdir()):
-            split = SAME.get(folder.name.lower(), folder.name.lower())
+            split = SPLIT_ALIASES.get(folder.name.lower(), folder.name.lower())
             if split in SPLITS and (folder / first).is_dir() and (folder / second).is_dir():
                 by_split[split] = (f"{folder.name}/{first}", f"{folder.name}/{second}")
         if by_split:
@@ -81,8 +81,8 @@ def read_two_folders(root: Root, folders: Mapping[str | None, tuple[str, str]]) 
     path = _captions_in(root.path)
     if path is None:
         return uncaptioned, (
-            f"{root.path} has no captions.csv or captions.jsonl (columns id and captions), so there is nothing to "
-            "learn from or to compare with; without captions it can be predicted only"
+            f"{root.path} has no captions.csv or captions.jsonl (columns id and captions): training and "
+            "evaluation need captions; without them, only prediction is possible"
         )
     table = read_table(path, is_pair_column)
     if "id" not in table.columns:
@@ -96,7 +96,7 @@ def read_two_folders(root: Root, folders: Mapping[str | None, tuple[str, str]]) 
     names = " and ".join(f"{side}/" for side in next(iter(folders.values())))
     table.faults.add_rows(
         table.lines[unknown],
-        lambda row: f"there are no images called {short(ids[int(unknown[row])].as_py())} in {names}",
+        lambda row: f"no images are called {short(ids[int(unknown[row])].as_py())} in {names}",
     )
     table.faults.check()
     sides = tuple(uncaptioned.rows.column(side).take(index) for side in SIDES)
@@ -115,10 +115,10 @@ def _matched(root: Root, sides: tuple[str, str], split: str | None) -> RecordTab
     images = [images_below(root, side) for side in sides]
     unmatched = sorted(images[0].keys() ^ images[1].keys())
     if unmatched:
-        examples = ", ".join(f"{sides[0] if name in images[0] else sides[1]}/{name}" for name in unmatched[:SHOWN])
+        examples = ", ".join(f"{sides[0] if name in images[0] else sides[1]}/{name}" for name in unmatched[:MAX_LISTED])
         raise DataError(
             f"{len(unmatched)} images in {root.path} have no partner of the same name on the other side: {examples}"
-            f"{', ...' if len(unmatched) > SHOWN else ''}"
+            f"{', ...' if len(unmatched) > MAX_LISTED else ''}"
         )
     names = sorted(images[0])
     paths = [pyarrow.array([side[name] for name in names], pyarrow.large_string()) for side in images]
@@ -128,16 +128,16 @@ def _matched(root: Root, sides: tuple[str, str], split: str | None) -> RecordTab
 
 
 def _captions_in(folder: Path) -> Path | None:
-    """Path of the table of captions in a folder; None if there is none."""
+    """Return the path of the table of captions in a folder; None if the folder has no such table."""
     tables = [path for path in tables_in(folder) if table_stem(path) == "captions"]
     if len(tables) > 1:
         names = ", ".join(path.name for path in tables)
-        raise DataError(f"{folder} holds several tables of captions ({names}); leave only one there")
+        raise DataError(f"{folder} has several tables of captions ({names}); expected one")
     return tables[0] if tables else None
 
 
 def tables_in(folder: Path) -> list[Path]:
-    """Tables in a folder, sorted by name, without hidden files such as those of macOS."""
+    """List the tables in a folder by name, without hidden files such as those of macOS."""
     return sorted(
         path
         for path in folder.iterdir()
@@ -146,7 +146,7 @@ def tables_in(folder: Path) -> list[Path]:
 
 
 def images_below(root: Root, side: str) -> dict[str, str]:
-    """Images of one side, including subfolders, by their path relative to the side without the extension.
+    """Map the images of one side, including subfolders, by their path relative to that side without the extension.
 
     Files that are not images are listed in a warning; hidden files are ignored.
 
@@ -179,14 +179,14 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             elif stem in images:
                 raise DataError(
                     f"{base} holds {images[stem][len(side) + 1 :]!r} and {relative!r}; names must differ before the "
-                    "ending"
+                    "extension"
                 )
             else:
                 images[stem] = f"{side}/{relative}"
     if skipped:
-        names = printable(", ".join(sorted(skipped)[:SHOWN])) + (", ..." if len(skipped) > SHOWN else "")
+        names = printable(", ".join(sorted(skipped)[:MAX_LISTED])) + (", ..." if len(skipped) > MAX_LISTED else "")
         warnings.warn(
-            f"{base}: passed over {len(skipped):,} files that are not images by their ending: {names}. Read are "
+            f"{base}: skipped {len(skipped):,} files without the extension of an image: {names}. Supported: "
             f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )
@@ -194,7 +194,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
 
 
 def _composed(name: str) -> str:
-    """Name in Unicode's composed form (NFC); macOS writes accents as separate characters."""
+    """Convert a name to Unicode's composed form (NFC); macOS writes accents as separate characters."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 

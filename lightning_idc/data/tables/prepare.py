@@ -1,4 +1,4 @@
-"""Preparation of a benchmark: download and verify files, unpack archives, and list the remaining manual steps."""
+"""Prepare a benchmark: download and verify files, unpack archives, and list the remaining manual steps."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ENCRYPTED = 1  # flag bit of an encrypted zip member
 def prepare(
     data: Benchmark,
     archives: list[Path] | None = None,
-    say: Callable[[str], object] = _log.info,
+    log: Callable[[str], object] = _log.info,
     overwrite: bool = False,
 ) -> list[str]:
     """Download and verify the files of a benchmark, and return the remaining manual steps.
@@ -53,7 +53,7 @@ def prepare(
     Args:
         data: benchmark.
         archives: manually downloaded archives to unpack below the root.
-        say: callback for each line of progress.
+        log: callback for each line of progress.
         overwrite: whether files of an archive may replace existing files.
 
     Raises:
@@ -61,47 +61,47 @@ def prepare(
     """
     for archive in archives or []:
         count = unpack(archive, data.root, overwrite)
-        say(f"unpacked {count:,} files of {archive} to {data.root}")
+        log(f"unpacked {count:,} files of {archive} to {data.root}")
     manual_steps = []
     for remote in data.remotes:
         data.root.mkdir(parents=True, exist_ok=True)
         target = inside(data.root, remote.path, str(data.root))
         if target.is_dir():
-            say(f"there is    {remote.path}/")
+            log(f"exists      {remote.path}/")
         elif target.is_file():
-            problem = wrong_with(target, remote)
-            say(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}")
+            problem = verify_file(target, remote)
+            log(f"{'invalid   ' if problem else 'verified  '}  {remote.path}")
             if problem:
                 manual_steps.append(f"{problem}; delete it and run this again")
         elif remote.page and (folder := _folder_of(remote.path, data.root)):
-            manual_steps.append(f"{remote.path} is in {str(folder)!r}; give that folder as root")
+            manual_steps.append(f"{remote.path} is in {str(folder)!r}; set root to that folder")
         elif remote.page:
-            manual_steps.append(f"{remote.path} must be fetched by hand from {remote.url}")
+            manual_steps.append(f"{remote.path} must be downloaded by hand from {remote.url}")
         else:
             problem = download(remote, target)
             if problem is None:
-                say(f"downloaded  {remote.path}")
+                log(f"downloaded  {remote.path}")
             else:
                 manual_steps.append(
-                    f"{remote.path} cannot be downloaded ({problem}); fetch {remote.url} by hand to {target}"
+                    f"{remote.path} cannot be downloaded ({problem}); save {remote.url} by hand as {target}"
                 )
     if manual_steps:
-        say(f"{data.title}:{data.layout()}")
+        log(f"{data.title}:{data.layout()}")
     return manual_steps
 
 
 def _folder_of(path: str, root: Path) -> Path | None:
-    """Folder at most two levels below the root that contains a path: many archives add a top-level folder."""
+    """Find a folder up to two levels below the root that contains a path; many archives add a top-level folder."""
     for pattern in ("*/", "*/*/"):
         for folder in sorted(path_of_folder.relative_to(root) for path_of_folder in root.glob(pattern)):
-            hidden = any(part.startswith((".", "__MACOSX")) for part in folder.parts)
+            hidden = any(draft.startswith((".", "__MACOSX")) for draft in folder.parts)
             if not hidden and (root / folder / path).exists():
                 return root / folder
     return None
 
 
-def wrong_with(path: Path, remote: Remote) -> str | None:
-    """Error message if size, first bytes or checksum of a file are wrong; None if all are right."""
+def verify_file(path: Path, remote: Remote) -> str | None:
+    """Verify size, first bytes and checksum of a file; return an error message, or None if all are right."""
     size = path.stat().st_size
     with open(path, "rb") as file:
         start = file.read(64)
@@ -111,7 +111,7 @@ def wrong_with(path: Path, remote: Remote) -> str | None:
             return f"{path} has {size:,} bytes; expected {remote.size:,}"
         magic = _MAGIC.get(Path(remote.path).suffix.lower())
         if magic and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(magic):
-            return f"{path} is no {Path(remote.path).suffix} file: {describe_start(start)}"
+            return f"{path} is not a {Path(remote.path).suffix} file: {describe_start(start)}"
         if remote.sha256 is not None:
             file.seek(0)
             digest = hashlib.sha256()
@@ -132,10 +132,10 @@ def download(remote: Remote, target: Path) -> str | None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         limit = shutil.disk_usage(target.parent).free if remote.size is None else remote.size
-        with new_file(target) as part:
-            with open(part, "wb") as file:
+        with new_file(target) as draft:
+            with open(draft, "wb") as file:
                 http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_MAX_SECONDS)
-            if problem := wrong_with(part, remote):
+            if problem := verify_file(draft, remote):
                 raise DataError(problem)
     except IDCError as error:
         return str(error)
@@ -172,26 +172,26 @@ def unpack(archive: Path, root: Path, overwrite: bool = False) -> int:
         DataError: the file is not an archive, or cannot be unpacked.
     """
     if not archive.is_file():
-        raise ConfigError(f"there is no archive {str(archive)!r}")
+        raise ConfigError(f"no such archive: {str(archive)!r}")
     root.mkdir(parents=True, exist_ok=True)
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
-                return _write(_of_zip(packed, root), root, archive, overwrite)
+                return _write(_zip_members(packed, root), root, archive, overwrite)
         if tarfile.is_tarfile(archive):
             with tarfile.open(archive) as bundle:
-                return _write(_of_tar(bundle), root, archive, overwrite)
+                return _write(_tar_members(bundle), root, archive, overwrite)
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{archive} cannot be unpacked ({error}); fetch it again") from error
+        raise DataError(f"{archive} cannot be unpacked ({error}); download it again") from error
     with open(archive, "rb") as file:
         start = file.read(64)
     if start.startswith(_MAGIC[".zip"]):
         raise DataError(
-            f"{archive} is a zip archive without its end: the download stopped, or it is one of several parts. Fetch "
-            "the whole of it, or join the parts first"
+            f"{archive} is an incomplete zip archive: the download stopped, or it is one of several parts. Download "
+            "it again, or join the parts first"
         )
-    by_hand = "" if is_web_page(start) else f"; unpack it by hand below {root} if it is another kind of archive"
-    raise DataError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{by_hand}")
+    advice = "" if is_web_page(start) else f"; unpack it by hand below {root} if it is another kind of archive"
+    raise DataError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,22 +209,23 @@ class Member:
     open: Callable[[], IO[bytes]]
 
 
-def _of_zip(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
+def _zip_members(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
     for info in packed.infolist():
         if info.flag_bits & _ENCRYPTED:
             raise DataError(
-                f"{packed.filename} holds {info.filename!r} under a password; unpack it by hand below {root}"
+                f"{packed.filename} contains the password-protected file {info.filename!r}; unpack it by hand below "
+                f"{root}"
             )
         if stat.S_ISLNK(info.external_attr >> 16):
-            raise DataError(f"{packed.filename} holds the link {info.filename!r}; only files are unpacked")
+            raise DataError(f"{packed.filename} contains the link {info.filename!r}; only files are unpacked")
         if not info.is_dir():
             yield Member(info.filename, info.file_size, partial(packed.open, info))
 
 
-def _of_tar(bundle: tarfile.TarFile) -> Iterator[Member]:
+def _tar_members(bundle: tarfile.TarFile) -> Iterator[Member]:
     for info in bundle.getmembers():
         if not info.isreg() and not info.isdir():
-            raise DataError(f"{bundle.name!s} holds {info.name!r}, a link or device; only files are unpacked")
+            raise DataError(f"{bundle.name!s} contains {info.name!r}, a link or device; only files are unpacked")
         if info.isreg():
             yield Member(info.name, info.size, partial(_extracted, bundle, info))
 
@@ -242,8 +243,8 @@ def _write(members: Iterable[Member], root: Path, archive: Path, overwrite: bool
     existing = [] if overwrite else [target for _, target in missing if os.path.lexists(target)]
     if existing:
         raise DataError(
-            f"{archive} holds {len(existing)} files that would replace others, such as {str(existing[0])!r}; name an "
-            "empty folder, or replace them with --overwrite true"
+            f"{archive} holds {len(existing)} files that would replace existing ones, such as {str(existing[0])!r}; "
+            "choose an empty folder, or replace them with --overwrite true"
         )
     num_bytes, free = sum(member.size for member, _ in missing), shutil.disk_usage(root).free
     if num_bytes > free:
@@ -251,10 +252,10 @@ def _write(members: Iterable[Member], root: Path, archive: Path, overwrite: bool
     for member, target in missing:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with new_file(target, overwrite) as part, member.open() as source, open(part, "wb") as file:
+            with new_file(target, overwrite) as draft, member.open() as source, open(draft, "wb") as file:
                 _copy(source, file, member.size)
         except ValueError as error:
-            raise DataError(f"{archive}: {member.name!r} is larger than it claims") from error
+            raise DataError(f"{archive}: {member.name!r} is larger than its declared size") from error
     return len(listed)
 
 

@@ -1,4 +1,4 @@
-"""Records of pairs as Arrow columns: a few hundred bytes per pair, in buffers that worker processes share."""
+"""RecordTable: pairs as Arrow columns, a few hundred bytes per pair, in buffers that worker processes share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from lightning_idc.data.tables.files import Record, Root, folders_of
+from lightning_idc.data.tables.files import PairRecord, Root, folders_of
 
 _CHUNK = 8192  # number of texts converted to Python strings at once
 
@@ -37,10 +37,10 @@ class Texts(Sequence[str]):
         if isinstance(index, slice):
             texts: list[str] = self.values.take(_array(range(*index.indices(len(self))))).to_pylist()
             return texts
-        position = operator.index(index)
-        if not -len(self) <= position < len(self):
+        offset = operator.index(index)
+        if not -len(self) <= offset < len(self):
             raise IndexError(index)
-        return str(self.values[position % len(self)].as_py())
+        return str(self.values[offset % len(self)].as_py())
 
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _CHUNK):
@@ -52,12 +52,12 @@ class Texts(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-def distinct(texts: Sequence[str]) -> int:
-    """Number of distinct strings."""
+def num_distinct(texts: Sequence[str]) -> int:
+    """Count distinct strings."""
     return len(texts.values.unique()) if isinstance(texts, Texts) else len(set(texts))
 
 
-class RecordTable(Sequence[Record]):
+class RecordTable(Sequence[PairRecord]):
     """Sequence of records, stored as columns.
 
     Args:
@@ -75,37 +75,37 @@ class RecordTable(Sequence[Record]):
         return int(self.rows.num_rows)
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> PairRecord: ...
     @overload
     def __getitem__(self, index: slice) -> RecordTable: ...
-    def __getitem__(self, index: int | slice) -> Record | RecordTable:
+    def __getitem__(self, index: int | slice) -> PairRecord | RecordTable:
         if isinstance(index, slice):
             return self.take(np.arange(*index.indices(len(self))))
         where = self.where(index)
         before, after = (self.root.file(self._cell(side, index), where) for side in ("before", "after"))
         split, change_type = self._cell("split", index), self.change_type(index)
-        return Record(self.ids[index], where, before, after, self.captions(index), split, change_type)
+        return PairRecord(self.ids[index], where, before, after, self.captions(index), split, change_type)
 
     def _cell(self, column: str, index: int) -> Any:
         return self.rows.column(column)[index].as_py()
 
     def captions(self, index: int) -> list[str]:
-        """Captions of a pair, "" for an empty one."""
+        """Return the captions of a pair; "" for an empty one."""
         captions: list[str] = self._cell("captions", index)
         return captions
 
     def change_type(self, index: int) -> str | None:
-        """Label of the change."""
+        """Return the label of the change."""
         label: str | None = self._cell("change_type", index)
         return label
 
     def where(self, index: int) -> str:
-        """File and line of a pair, for error messages."""
+        """Format file and line of a pair, for error messages."""
         line = self._cell("line", index)
         return f"{self._cell('file', index)}" + (f" {line}" if line else "")
 
     def absent(self) -> list[tuple[str, Path]]:
-        """Missing images, each with its file and line; every folder is listed once.
+        """List missing images, each with the file and line that name it; every folder is listed once.
 
         Raises:
             DataError: an image is a link that leaves the root.
@@ -122,22 +122,22 @@ class RecordTable(Sequence[Record]):
                     files[folder] = [os.fsencode(folder + file) for file in self.root.files_in(folder)]
         paths = pyarrow.array(itertools.chain(*files.values()), pyarrow.large_binary())
         missing = []
-        for number, side in enumerate(sides):
+        for side_index, side in enumerate(sides):
             exists = pc.is_in(side.cast(paths.type), value_set=paths).to_numpy(zero_copy_only=False)
-            missing += [(index, number) for index in np.flatnonzero(~exists).tolist()]
+            missing += [(index, side_index) for index in np.flatnonzero(~exists).tolist()]
         return [
-            (self.where(index), self.root.file(sides[number][index].as_py(), self.where(index)))
-            for index, number in sorted(missing)
+            (self.where(index), self.root.file(sides[side_index][index].as_py(), self.where(index)))
+            for index, side_index in sorted(missing)
         ]
 
     def take(self, indices: np.ndarray) -> RecordTable:
-        """Records at the given indices, in the order of the indices."""
+        """Select records by their indices, in that order."""
         if np.array_equal(indices, np.arange(len(self))):
             return self
         return RecordTable(self.root, self.rows.take(_array(indices)))
 
-    def lacking(self) -> np.ndarray:
-        """Indices of the pairs without a caption or with an empty one."""
+    def uncaptioned_indices(self) -> np.ndarray:
+        """Return the indices of the pairs without a caption or with an empty one."""
         texts, owners = self._texts()
         import pyarrow.compute as pc
 
@@ -146,7 +146,7 @@ class RecordTable(Sequence[Record]):
         return np.union1d(owners[empty], np.flatnonzero(counts == 0))
 
     def without_empty(self) -> RecordTable:
-        """Copy without empty captions and without pairs that have no other captions."""
+        """Remove empty captions, and pairs that have no other captions."""
         import pyarrow.compute as pc
 
         texts, owners = self._texts()
@@ -157,7 +157,7 @@ class RecordTable(Sequence[Record]):
         return RecordTable(self.root, rows).take(np.flatnonzero(counts))
 
     def _texts(self) -> tuple[Any, np.ndarray]:
-        """All captions, and the index of the pair of each caption."""
+        """Return all captions, and the index of the pair of each caption."""
         import pyarrow.compute as pc
 
         captions = self.rows.column("captions")
@@ -165,7 +165,7 @@ class RecordTable(Sequence[Record]):
 
 
 def lists_of(texts: Any, counts: np.ndarray) -> Any:
-    """Arrow array of lists: the first ``counts[0]`` texts, the next ``counts[1]`` texts, and so on."""
+    """Build an Arrow array of lists: the first ``counts[0]`` texts, the next ``counts[1]`` texts, and so on."""
     import pyarrow
 
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

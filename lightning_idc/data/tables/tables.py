@@ -1,7 +1,7 @@
 """Readers of CSV, TSV, JSONL and JSON tables as columns of text with line numbers.
 
-All cells of a CSV are text: "NA" is a caption and 007 an id. Malformed rows are collected in :class:`Faults`; one error
-lists the first five with their lines.
+All cells of a CSV are text, such as the caption "NA" and the id 007. Malformed rows are collected in :class:`Faults`;
+one error lists the first five with their lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_idc.data.annotations import Row
+from lightning_idc.data.annotations import AnnotationRow
 from lightning_idc.data.csv_files import read_csv
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import (
@@ -32,19 +32,19 @@ from lightning_idc.utils.jsonfiles import (
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
 """Extensions of tables that are detected in a folder; a ``.json`` file must be specified explicitly."""
-SHOWN = 5
+MAX_LISTED = 5
 _CHUNK = 8192  # number of JSONL rows held as Python objects at once
 _CAPTION_N = re.compile(r"caption_\d{1,6}")
 
 
 def table_ending(path: Path) -> str | None:
-    """Extension of a table without ``.gz``; None if the file is not a table."""
+    """Return the extension of a table without ``.gz``; None if the file is not a table."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in (*ENDINGS, ".json") if name.endswith(ending)), None)
 
 
 def table_stem(path: Path) -> str:
-    """File name of a table without its extensions."""
+    """Return the file name of a table without its extensions."""
     return path.name[: path.name.lower().rfind(table_ending(path) or "")]
 
 
@@ -54,10 +54,10 @@ def is_caption_column(name: str) -> bool:
 
 
 def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str) -> str:
-    """Error message for a missing column, with the closest existing name as a hint."""
-    near = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
-    original = next((column for column in columns if near and column.lower() == near[0]), None)
-    hint = f"; is it {original!r}? Rename it" if original is not None else ""
+    """Describe a missing column, with the closest existing name as a hint."""
+    matches = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
+    original = next((column for column in columns if matches and column.lower() == matches[0]), None)
+    hint = f"; rename {original!r} to {needed!r}?" if original is not None else ""
     return f"{path} has no column {needed!r} ({meaning}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
 
 
@@ -76,14 +76,14 @@ class Faults:
         self._messages: dict[int, str] = {}
 
     def where(self, number: int) -> str:
-        """File and line of a row, for error messages."""
+        """Format file and line of a row, for error messages."""
         return f"{self.path}, {self.unit} {number}"
 
     def add(self, number: int, message: str) -> None:
         """Add one row; only the first message of a row is kept."""
         self._numbers.add(number)
         self._messages.setdefault(number, message.removeprefix(f"{self.where(number)}: "))
-        if len(self._messages) > SHOWN:
+        if len(self._messages) > MAX_LISTED:
             del self._messages[max(self._messages)]
 
     def add_rows(self, lines: NDArray[Any], describe: Callable[[int], str]) -> None:
@@ -94,12 +94,12 @@ class Faults:
             describe: function of an index into ``lines`` that returns the message; called for the first five rows.
         """
         self._numbers.update(lines.tolist())
-        for index, number in enumerate(lines[:SHOWN].tolist()):
+        for index, number in enumerate(lines[:MAX_LISTED].tolist()):
             self.add(number, describe(index))
 
     @contextmanager
-    def collect(self, row: Row) -> Iterator[None]:
-        """Context manager that adds the row if a DataError is raised in its body."""
+    def collect(self, row: AnnotationRow) -> Iterator[None]:
+        """Add the row if the body of the ``with`` statement raises a DataError."""
         try:
             yield
         except DataError as error:
@@ -112,7 +112,7 @@ class Faults:
         messages = [f"{self.unit} {number}: {self._messages[number]}" for number in sorted(self._messages)]
         if len(self._numbers) == 1:
             raise DataError(f"{self.path}, {messages[0]}")
-        more = "; ..." if len(self._numbers) > SHOWN else ""
+        more = "; ..." if len(self._numbers) > MAX_LISTED else ""
         raise DataError(f"{self.path}: {len(self._numbers):,} rows cannot be read: {'; '.join(messages)}{more}")
 
 
@@ -161,8 +161,8 @@ def read_table(path: Path, column_filter: Callable[[str], bool] = lambda name: T
     return table
 
 
-def read_rows(path: Path) -> tuple[list[str], list[Row]]:
-    """Column names and rows of a table; cells of a JSON file keep their types, those of a CSV are text.
+def read_rows(path: Path) -> tuple[list[str], list[AnnotationRow]]:
+    """Read the column names and rows of a table; cells of a JSON file keep their types, those of a CSV are text.
 
     Raises:
         DataError: the file is not a table, has no rows, or has malformed rows.
@@ -171,8 +171,11 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
         table = _read_csv(path)
         faults, columns = table.faults, list(table.columns)
         cells = zip(*(column.to_pylist() for column in table.columns.values()), strict=True)
-        numbered = zip(table.lines.tolist(), cells, strict=True)
-        rows = [Row(faults.where(line), dict(zip(columns, values, strict=True)), line) for line, values in numbered]
+        numbered_values = zip(table.lines.tolist(), cells, strict=True)
+        rows = [
+            AnnotationRow(faults.where(line), dict(zip(columns, values, strict=True)), line)
+            for line, values in numbered_values
+        ]
         faults.check()
     else:
         rows = read_objects(path)
@@ -182,14 +185,14 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
     return columns, rows
 
 
-def read_objects(path: Path) -> list[Row]:
-    """Objects of a JSON list, or of a file with one object per line.
+def read_objects(path: Path) -> list[AnnotationRow]:
+    """Read the objects of a JSON list, or of a file with one object per line.
 
     Raises:
         DataError: the file has another format, or some of its records are malformed.
     """
     faults = Faults(path, "line" if table_ending(path) in ENDINGS else "record")
-    rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
+    rows = [AnnotationRow(faults.where(number), values, number) for number, values in _json_rows(faults)]
     faults.check()
     return rows
 
@@ -202,19 +205,19 @@ def _read_csv(path: Path) -> Table:
     faults = Faults(path)
     duplicates = sorted({name for name in content.names if name and content.names.count(name) > 1})
     if duplicates:
-        raise DataError(f"{faults.where(content.header_line)}: the column {duplicates[0]!r} comes twice")
+        raise DataError(f"{faults.where(content.header_line)}: duplicate column {duplicates[0]!r}")
     for line, count in content.odd_rows:
         faults.add(
             line,
-            f"{count} fields, but the header has {len(content.names)}; texts that hold a {content.separator!r} must be "
-            "in double quotes",
+            f"{count} fields, but the header has {len(content.names)}; texts that contain {content.separator!r} must "
+            "be in double quotes",
         )
     columns = {name: column for name, column in zip(content.names, content.columns, strict=True) if name}
     return _without_blank_rows(Table(faults, list(columns), columns, content.lines))
 
 
 def _without_blank_rows(table: Table) -> Table:
-    """Table without blank rows, including rows of separators only, which spreadsheets write."""
+    """Remove blank rows, including rows of separators only, which spreadsheets write."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -232,17 +235,17 @@ def _without_blank_rows(table: Table) -> Table:
 
 
 def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Objects of a JSON list or of JSON lines, with their record or line numbers."""
+    """Yield the objects of a JSON list or of JSON lines, with their record or line numbers."""
     text = read_text(faults.path)
     is_document = faults.unit == "record"
     if is_document:
         value, lines = parse_documents(text, faults.path)
         faults.unit = "record" if lines is None else "line"
         value = value if isinstance(value, list) else [value]
-        numbered: Iterator[tuple[int, Any]] = iter(zip(lines or range(1, len(value) + 1), value, strict=True))
+        numbered_values: Iterator[tuple[int, Any]] = iter(zip(lines or range(1, len(value) + 1), value, strict=True))
     else:
-        numbered = lines_of(text)
-    for number, value in numbered:
+        numbered_values = lines_of(text)
+    for number, value in numbered_values:
         try:
             row = parse_json(value, faults.where(number)) if not is_document else value
         except DataError as error:
@@ -292,7 +295,7 @@ def _read_json(path: Path, column_filter: Callable[[str], bool]) -> Table:
 
 
 def _cell(value: Any, name: str) -> str:
-    """Text of a JSON value, as a CSV would contain it."""
+    """Convert a JSON value to the text that a CSV would contain."""
     if isinstance(value, str):
         return check_text(value, name)
     if value is None:

@@ -15,6 +15,7 @@ from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.bounds import PositiveInt, PositiveShare, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.reprs import arguments_repr
 
 
 class PairTransform(ABC):
@@ -22,6 +23,9 @@ class PairTransform(ABC):
 
     @abstractmethod
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample: ...
+
+    def __repr__(self) -> str:
+        return arguments_repr(self)
 
 
 def _uniform(generator: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
@@ -130,16 +134,18 @@ class RandomCrop(PairTransform):
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
         height, width = sample.before.shape[1:]
-        tall, wide = (max(1, round(side * _uniform(generator, self.min_scale))) for side in (height, width))
-        top = int(_uniform(generator, 0, height - tall + 1))
-        left = int(_uniform(generator, 0, width - wide + 1))
+        window_height, window_width = (
+            max(1, round(side * _uniform(generator, self.min_scale))) for side in (height, width)
+        )
+        top = int(_uniform(generator, 0, height - window_height + 1))
+        left = int(_uniform(generator, 0, width - window_width + 1))
 
         def window(image: Tensor) -> Tensor:
-            return image[:, top : top + tall, left : left + wide]
+            return image[:, top : top + window_height, left : left + window_width]
 
         boxes = sample.boxes
         if boxes is not None:
-            limits = torch.tensor([wide, tall] * 2, dtype=boxes.dtype)
+            limits = torch.tensor([window_width, window_height] * 2, dtype=boxes.dtype)
             boxes = (boxes - torch.tensor([left, top] * 2)).clamp(min=torch.zeros(4), max=limits)
             outside = (boxes[..., 2:] <= boxes[..., :2]).any(-1, keepdim=True)
             boxes = boxes.masked_fill(outside, torch.nan)  # the box is outside the window
@@ -169,7 +175,9 @@ class CropToChange(PairTransform):
     def __init__(self, size: PositiveInt, anywhere: Share = 0.1, mistaken: Share = 0.0) -> None:
         check_arguments(CropToChange.__init__, locals())
         if not 0 <= anywhere + mistaken <= 1:
-            raise ConfigError(f"anywhere and mistaken are {anywhere} and {mistaken}; expected shares, at most 1 in all")
+            raise ConfigError(
+                f"anywhere and mistaken are {anywhere} and {mistaken}; expected fractions with a sum of at most 1"
+            )
         self.size, self.anywhere, self.mistaken = size, anywhere, mistaken
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -204,10 +212,12 @@ class CropToChange(PairTransform):
         if draw >= self.anywhere + self.mistaken:
             return (boxes[:, :2] + boxes[:, 2:]) / 2
         # in uint8, as int16 would need twice the memory
-        differs = (torch.maximum(sample.before, sample.after) - torch.minimum(sample.before, sample.after) > 127).any(0)
+        is_different = (
+            torch.maximum(sample.before, sample.after) - torch.minimum(sample.before, sample.after) > 127
+        ).any(0)
         for x1, y1, x2, y2 in boxes.int().tolist():
-            differs[max(0, y1 - 4) : y2 + 4, max(0, x1 - 4) : x2 + 4] = False
-        blocks = F.avg_pool2d(differs[None].float(), 4)[0] > 0.9
+            is_different[max(0, y1 - 4) : y2 + 4, max(0, x1 - 4) : x2 + 4] = False
+        blocks = F.avg_pool2d(is_different[None].float(), 4)[0] > 0.9
         return blocks.nonzero().flip(1) * 4.0 + 2
 
 

@@ -20,6 +20,7 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
 from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.reprs import arguments_repr
 
 Severity = Literal[1, 2, 3, 4, 5]
 SPLITS = ("train", "val", "test", "predict")
@@ -56,8 +57,11 @@ class Corruption:
     def __init__(self, splits: Sequence[str], seed: int = 0) -> None:
         unknown = [split for split in splits if split not in SPLITS]
         if unknown:
-            raise ConfigError(f"splits names {unknown[0]!r}; expected some of {', '.join(SPLITS)}")
+            raise ConfigError(f"splits contains {unknown[0]!r}; expected some of {', '.join(SPLITS)}")
         self.splits, self.seed = tuple(splits), seed
+
+    def __repr__(self) -> str:
+        return arguments_repr(self)
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         """Corrupt a uint8 image ``(3, H, W)``."""
@@ -116,8 +120,10 @@ class ReplaceWords(Corruption):
         corrupted = list(words)
         for position in torch.randperm(len(words), generator=generator)[: round(self.ratio * len(words))].tolist():
             # uniform over the other words: the word itself stands for the last word of the vocabulary
-            drawn = int(torch.randint(len(vocabulary) - 1, (), generator=generator))
-            corrupted[position] = vocabulary[drawn] if vocabulary[drawn] != words[position] else vocabulary[-1]
+            index_of_word = int(torch.randint(len(vocabulary) - 1, (), generator=generator))
+            corrupted[position] = (
+                vocabulary[index_of_word] if vocabulary[index_of_word] != words[position] else vocabulary[-1]
+            )
         return corrupted
 
 
@@ -148,7 +154,7 @@ class VagueCaptions(Corruption):
         check_arguments(VagueCaptions.__init__, locals())
         super().__init__(splits, seed)
         if not sentences:
-            raise ConfigError("sentences is empty; give at least one vague sentence")
+            raise ConfigError("sentences is empty; expected at least one vague sentence")
         self.ratio, self.sentences = ratio, list(sentences)
 
     def captions(
@@ -286,7 +292,7 @@ class Corrupted(View):
             self._vocabulary = sorted({word for text in texts for word in text.split()})
         return self._vocabulary
 
-    def _generator(self, index: int, what: str) -> torch.Generator:
-        text = f"{self._corruption.seed}/{self.ids[index]}/{what}"
+    def _generator(self, index: int, purpose: str) -> torch.Generator:
+        text = f"{self._corruption.seed}/{self.ids[index]}/{purpose}"
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

@@ -1,4 +1,4 @@
-"""Swapping of left and right, or top and bottom, in captions of flipped pairs, where these words are directions."""
+"""Swap left and right, or top and bottom, in captions of flipped pairs where these words are directions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 _OTHER = {"left": "right", "right": "left"}
 _SIDE = re.compile(r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)", re.IGNORECASE)
-# "the left image" and "the picture on the right" refer to one of the two images, which a flip does not swap
+# "the left image" and "the picture on the right" refer to one of the two images, which a flip does not exchange
 _NOUN = r"(?:image|picture|photo|photograph|pic|frame|view|panel|shot)s?"
 _QUALIFIES_IMAGE = re.compile(rf"(?:[-\s]*(?:most|hand|side))*[-\s]+{_NOUN}\b", re.IGNORECASE)
 _OF_IMAGE = re.compile(rf"\b{_NOUN} (?:on|at|to) (?:the )?$", re.IGNORECASE)

@@ -14,7 +14,7 @@ from lightning_idc.utils.errors import DataError
 
 
 def swap_descriptions(text: str) -> str:
-    """Implicit-change description of the swapped pair, with normalised white space and without quotes.
+    """Swap both parts of an implicit-change description, normalise its white space and remove quotes.
 
     Raises:
         DataError: the text does not follow the template.
@@ -28,8 +28,8 @@ def swap_descriptions(text: str) -> str:
     slices = component_slices(line)
     if slices is None:
         raise DataError(
-            f"{text[:120]!r} does not follow the template of implicit-change descriptions, so that it cannot be "
-            "swapped with the images; leave SwapImages out for these captions"
+            f"{text[:120]!r} does not follow the template of implicit-change descriptions, so it cannot be "
+            "swapped with the images; remove SwapImages for these captions"
         )
     first, second = slices
     middle = line[first.stop : second.start]

@@ -84,7 +84,7 @@ def _step(
     """The step that a source reads: a batch, and the captioner's features if there is one."""
     if captioner is None:
         return TrainingStep(module, _without_pixels(pairs.source, indices), number)  # type: ignore[arg-type]
-    samples = [captioner.input_spec.scaled(pairs[index]) for index in indices]
+    samples = [captioner.input_spec.resized(pairs[index]) for index in indices]
     batch = captioner.collate(samples).to(captioner.device)
     return TrainingStep(captioner, batch, number, features=captioner.encode(batch))
 

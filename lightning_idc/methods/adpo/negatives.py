@@ -244,7 +244,7 @@ def ground_truth_lookup(data: PairDataModule, user: str) -> Callable[[str], Any]
         ConfigError: the training split is not rendered.
     """
     rendered: dict[str, tuple[SyntheticSource, int]] = {}
-    remaining = [split for split in data.labelled if split != "train"]
+    remaining = [split for split in data.available_splits if split != "train"]
 
     def read(split: Split) -> None:
         source = _rendered(data, split, user)
@@ -255,7 +255,7 @@ def ground_truth_lookup(data: PairDataModule, user: str) -> Callable[[str], Any]
         while id not in rendered and remaining:
             read(remaining.pop(0))
         source, index = rendered[id]
-        return source.truth(index)
+        return source.ground_truth(index)
 
     read("train")
     return ground_truth

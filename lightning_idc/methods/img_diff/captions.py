@@ -17,7 +17,7 @@ import numpy as np
 from lightning_idc.methods.img_diff.lexicon import Lexicon
 from lightning_idc.methods.img_diff.prompts import CAPTION_EDIT
 from lightning_idc.synthesis.models.base import TextModel
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 
@@ -46,7 +46,7 @@ class LexiconEdits(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            edit = replace_noun(record.facts["caption"], self.lexicon, record_seed(self.seed, record.id))
+            edit = replace_noun(record.facts["caption"], self.lexicon, record_generator(self.seed, record.id))
             if edit is None:
                 record.drop("no known noun", record.facts["caption"], f"one of {len(self.lexicon)}")
             else:
@@ -87,7 +87,7 @@ class PromptedEdits(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         prompts = [self.prompt.format(caption=record.facts["caption"]) for record in records]
-        seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
+        seeds = [int(record_generator(self.seed, record.id).integers(2**31)) for record in records]
         for record, prompt, answer in zip(records, prompts, self.model.answer(prompts, seeds), strict=True):
             self._check_edit(record, clean_answer(answer, prompt))
         return records

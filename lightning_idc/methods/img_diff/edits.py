@@ -13,7 +13,7 @@ from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
 from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
@@ -107,7 +107,7 @@ class PasteEdits(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            self._edit(record, record_seed(self.seed, record.id))
+            self._edit(record, record_generator(self.seed, record.id))
         return records
 
     def _edit(self, record: Record, rng: np.random.Generator) -> None:
@@ -193,7 +193,7 @@ class RandomCrops(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            record.put("image", _cropped(record.image("image"), self.size, record_seed(self.seed, record.id)))
+            record.put("image", _cropped(record.image("image"), self.size, record_generator(self.seed, record.id)))
         return records
 
 

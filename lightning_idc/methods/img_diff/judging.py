@@ -21,7 +21,7 @@ from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, UNNATURAL_
 from lightning_idc.synthesis.drawing import BAR, draw_box, side_by_side
 from lightning_idc.synthesis.models.base import TextModel, VisionLanguageModel
 from lightning_idc.synthesis.models.embedded import WordEncoder
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
@@ -153,7 +153,7 @@ class EvaluationSet(PipelineStage):
 
     def prepare(self, source: RecordSource) -> None:
         ids = [record.id for record in map(source.record, range(len(source))) if record.dropped is None]
-        self._sampled = set(sorted(ids, key=lambda id: record_seed(self.seed, id).random())[: self.size])
+        self._sampled = set(sorted(ids, key=lambda id: record_generator(self.seed, id).random())[: self.size])
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
@@ -211,7 +211,7 @@ class RateAnswers(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         prompts = [RATING.format(truth=record.facts["truth"], answer=record.facts["answer"]) for record in records]
-        seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
+        seeds = [int(record_generator(self.seed, record.id).integers(2**31)) for record in records]
         for record, reply in zip(records, self.judge.answer(prompts, seeds), strict=True):
             value = rating(reply)
             if value is None:

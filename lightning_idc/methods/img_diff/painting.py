@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_idc.synthesis.models.base import PairPainter
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 
 
@@ -30,7 +30,7 @@ class PaintPairs(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         # quotes around a caption are not part of it (ImgDiff scripts)
         captions = [(first.strip('"'), second.strip('"')) for first, second in (r.facts["captions"] for r in records)]
-        seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
+        seeds = [int(record_generator(self.seed, record.id).integers(2**31)) for record in records]
         for record, pair in zip(records, self.painter.paint(captions, seeds), strict=True):
             record.facts["edit"] = "replace"
             for side, image in zip(("before", "after"), pair, strict=True):

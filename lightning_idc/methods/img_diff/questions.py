@@ -40,8 +40,8 @@ class PromptedRegions(ImageCaptioner):
     def settings(self) -> dict[str, Any]:
         return {**self.model.settings(), "prompt": self.prompt, "coordinates": self.coordinates}
 
-    def refusal(self, facts: Mapping[str, Any]) -> str | None:
-        return self.model.refusal(facts)
+    def unsupported_reason(self, facts: Mapping[str, Any]) -> str | None:
+        return self.model.unsupported_reason(facts)
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         return self.caption_regions(images, [[0, 0, image.shape[2], image.shape[1]] for image in images])

@@ -34,7 +34,7 @@ from lightning_idc.synthesis.models.base import (
 from lightning_idc.synthesis.models.contours import DifferenceContours, TeleaInpainter
 from lightning_idc.synthesis.models.embedded import ColorMatcher, PixelEncoder
 from lightning_idc.synthesis.models.prototypes import NearestPrototype
-from lightning_idc.synthesis.records import Record, encode_image, record_seed
+from lightning_idc.synthesis.records import Record, encode_image, record_generator
 from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -111,7 +111,7 @@ class EraseObjects(PipelineStage):
                     assert region.mask is not None  # requested above
                     masks.append(region.mask)
         children = [child for pair_children in results for child in pair_children]
-        seeds = [int(record_seed(self.seed, child.id).integers(2**31)) for child in children]
+        seeds = [int(record_generator(self.seed, child.id).integers(2**31)) for child in children]
         inpainted = self.inpainter.fill([child.image("with") for child in children], masks, seeds) if children else []
         for child, image in zip(children, inpainted, strict=True):
             child.put("without", image)
@@ -131,7 +131,7 @@ class EraseObjects(PipelineStage):
         self, pair: Sequence[Tensor], regions: Sequence[Region], side: int
     ) -> list[tuple[Region, float]]:
         """Regions to erase from one image of a pair, the most different first, with the cosine of their crops."""
-        candidates = [r for r in regions if r.picture in (side, None) and r.confidence > self.confidence]
+        candidates = [r for r in regions if r.image_index in (side, None) and r.confidence > self.confidence]
         if not candidates:
             return []
         crops = [[crop(image, region.box) for region in candidates] for image in pair]
@@ -176,7 +176,7 @@ class RemovedObjects(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            self.refuse(record, self.captioner)
+            self.drop_unsupported(record, self.captioner)
         self._describe([record for record in records if record.dropped is None])
         return records
 
@@ -204,7 +204,7 @@ class RemovedObjects(PipelineStage):
             if area["dropped"] is not None:
                 record.drop(area["dropped"]["reason"], area["dropped"]["value"], area["dropped"]["limit"])
             else:
-                add_question(record, record_seed(self.seed, record.id).random() < 0.5)
+                add_question(record, record_generator(self.seed, record.id).random() < 0.5)
 
 
 def add_question(record: Record, object_left: bool) -> None:

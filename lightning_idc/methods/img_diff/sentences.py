@@ -65,7 +65,7 @@ class RegionCaptions(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            self.refuse(record, self.captioner)
+            self.drop_unsupported(record, self.captioner)
         kept = [record for record in records if record.dropped is None]
         regions = [(record, area) for record in kept for area in filter_described(record.facts["areas"], self.filters)]
         if regions:

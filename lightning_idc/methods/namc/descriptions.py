@@ -16,16 +16,16 @@ from torch import Tensor
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
     WITHIN_LIMIT,
-    Refusal,
+    Rejection,
+    names_object,
     object_descriptions,
     repetitions,
-    says_something,
     unquoted,
 )
 from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.models.contours import DifferenceContours
 from lightning_idc.synthesis.models.prototypes import NearestPrototype
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.utils.bounds import check_arguments
@@ -91,9 +91,9 @@ class Descriptions(PipelineStage):
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            self.refuse(record, self.model)
+            self.drop_unsupported(record, self.model)
         remaining = [record for record in records if record.dropped is None and self._check_facts(record)]
-        verbs = [VERBS[int(record_seed(self.seed, record.id).integers(len(VERBS)))] for record in remaining]
+        verbs = [VERBS[int(record_generator(self.seed, record.id).integers(len(VERBS)))] for record in remaining]
         prompts = [instruction(self.kind, record.facts, verb) for record, verb in zip(remaining, verbs, strict=True)]
         images = [list(record.pair()) for record in remaining]
         answers = self.model.answer(images, prompts) if remaining else []
@@ -104,18 +104,18 @@ class Descriptions(PipelineStage):
 
     def _parse_answer(self, record: Record, answer: str) -> None:
         """Store an answer and its description of each image, or drop the record with the reason."""
-        cut_off = isinstance(answer, CutOff)
+        is_truncated = isinstance(answer, CutOff)
         if self.kind == "conventional":
             record.facts["description"] = description = " ".join(answer.split())
-            if cut_off:
-                record.drop("cut off", description, WITHIN_LIMIT)
-            elif not says_something(answer):
+            if is_truncated:
+                record.drop("truncated", description, WITHIN_LIMIT)
+            elif not names_object(answer):
                 record.drop("says nothing", description, "more than negations and auxiliaries")
             return
         record.facts["description"] = " ".join(unquoted(answer).split())
-        descriptions = object_descriptions(answer, cut_off)
-        if isinstance(descriptions, Refusal):
-            record.drop(descriptions.reason, descriptions.found, descriptions.expected)
+        descriptions = object_descriptions(answer, is_truncated)
+        if isinstance(descriptions, Rejection):
+            record.drop(descriptions.reason, descriptions.excerpt, descriptions.expected)
         else:
             record.facts["descriptions"] = list(descriptions)
 
@@ -194,8 +194,8 @@ class EmbeddedDescriber(VisionLanguageModel):
         super().__init__()
         self.contours, self.captioner = DifferenceContours(), NearestPrototype(library)
 
-    def refusal(self, facts: Mapping[str, Any]) -> str | None:
-        return self.captioner.refusal(facts)
+    def unsupported_reason(self, facts: Mapping[str, Any]) -> str | None:
+        return self.captioner.unsupported_reason(facts)
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         regions = self.contours.regions([pair[0] for pair in images], [pair[1] for pair in images])

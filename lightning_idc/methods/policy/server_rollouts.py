@@ -166,7 +166,7 @@ class ServerRollouts(Callback):
         options = {**options, **PLAIN_SAMPLING, "max_tokens": max_tokens}
         if self.log_probs == "server":
             options |= {"logprobs": True, "return_token_ids": True}
-        choices = self.endpoint.draws(contents, pair_seeds(step.batch, key), samples, options)
+        choices = self.endpoint.sample(contents, pair_seeds(step.batch, key), samples, options)
         captions = [self._parse_choice(choice, captioner, max_tokens) for row in choices for choice in row]
         if not any(caption.text.strip() for caption in captions):
             raise DataError(
@@ -199,7 +199,8 @@ class ServerRollouts(Callback):
         invalid = [i for i in ids if i in special.suppress_tokens or not 0 <= i < len(vocabulary)]
         if invalid:
             raise DataError(
-                f"the endpoint sampled {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {invalid[0]}) "
+                f"the endpoint sampled {self.endpoint.redacted(text)[:80]!r}, which holds tokens (such as "
+                f"{invalid[0]}) "
                 f"that the policy never generates; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
@@ -235,7 +236,7 @@ def _sampled_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[in
     has_all = bool(ids) and len(values) in (len(ids), len(ids) - 1)
     if not has_all or any(value > 1e-3 or value != value for value in values):
         raise DataError(
-            f"the endpoint answered {endpoint.shown(choice)!r} without ids and log-probabilities of its tokens "
+            f"the endpoint answered {endpoint.redacted(choice)!r} without ids and log-probabilities of its tokens "
             "(token_ids, logprobs), which log_probs: server needs and vLLM returns. Set log_probs: policy for other "
             "servers"
         )
@@ -271,7 +272,7 @@ def save_before_failure(trainer: Trainer) -> None:
     if current.ready > current.processed:  # the step itself failed, so its batch is repeated
         if not isinstance(loader, PairLoader):
             return
-        loader.give_back()
+        loader.undo_last_batch()
         progress.total.reset_on_restart()
         current.reset_on_restart()
     target = save_interrupted(trainer, Path(trainer.default_root_dir) / "checkpoints")

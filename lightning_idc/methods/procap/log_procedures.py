@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_idc.data.sampling import Draw
+from lightning_idc.data.sampling import SampleIndex
 from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
@@ -151,7 +151,7 @@ class LogProcedures(Callback):
             return
         assert isinstance(pl_module, ProcedureModel)
         dataset = trainer.datamodule.loader("val").dataset  # type: ignore[attr-defined]
-        samples = [dataset[Draw(0, index)] for index in range(min(self.pairs, len(dataset)))]
+        samples = [dataset[SampleIndex(0, index)] for index in range(min(self.pairs, len(dataset)))]
         sheet = sheet_of(samples, pl_module.keyframes, pl_module)
         target = Path(trainer.default_root_dir) / "procedures" / f"step-{trainer.global_step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))

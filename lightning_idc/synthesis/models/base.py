@@ -33,7 +33,7 @@ class ModelInterface(nn.Module, ABC):
         """Return the commit and the weights digest of the loaded model; empty without weights."""
         return {}
 
-    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+    def unsupported_reason(self, facts: Mapping[str, Any]) -> str | None:
         """Return the reason why a record with these facts is not supported; None if it is."""
         return None
 
@@ -79,13 +79,13 @@ class Region:
         box: x1 y1 x2 y2 in pixels, the last two exclusive.
         confidence: confidence from 0 to 1.
         mask: bool ``(H, W)`` of the image; None if only boxes were requested.
-        picture: 0 or 1, the image of the pair that contains the region; None for both.
+        image_index: image of the pair that contains the region, 0 or 1; None for both.
     """
 
     box: tuple[int, int, int, int]
     confidence: float
     mask: Tensor | None = None
-    picture: Literal[0, 1] | None = None
+    image_index: Literal[0, 1] | None = None
 
 
 class Segmenter(ModelInterface):

@@ -255,24 +255,24 @@ class PromptedCaptioner(ImageCaptioner):
     Args:
         model: vision-language model.
         prompt: prompt about one image.
-        least_side: minimum side in pixels; smaller images are enlarged, as some models require.
+        min_side: minimum side in pixels; smaller images are enlarged, as some models require.
     """
 
     def __init__(
         self,
         model: VisionLanguageModel,
         prompt: str = "Describe this image in one sentence.",
-        least_side: NonNegativeInt = 56,
+        min_side: NonNegativeInt = 56,
     ) -> None:
         check_arguments(PromptedCaptioner.__init__, locals())
         super().__init__()
-        self.model, self.prompt, self.least_side = model, prompt, least_side
+        self.model, self.prompt, self.min_side = model, prompt, min_side
 
     def settings(self) -> dict[str, Any]:
-        return {**self.model.settings(), "prompt": self.prompt, "least_side": self.least_side}
+        return {**self.model.settings(), "prompt": self.prompt, "min_side": self.min_side}
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
-        return self.model.answer([[_enlarge(image, self.least_side)] for image in images], [self.prompt] * len(images))
+        return self.model.answer([[_enlarge(image, self.min_side)] for image in images], [self.prompt] * len(images))
 
 
 def _enlarge(image: Tensor, min_side: int) -> Tensor:

@@ -53,9 +53,9 @@ class DifferenceContours(Segmenter):
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
-        return [self._pair(*both) for both in zip(before, after, strict=True)]
+        return [self._changed_regions(*both) for both in zip(before, after, strict=True)]
 
-    def _pair(self, before: Tensor, after: Tensor) -> list[Region]:
+    def _changed_regions(self, before: Tensor, after: Tensor) -> list[Region]:
         import cv2
 
         side = max(before.shape[1:])
@@ -70,8 +70,8 @@ class DifferenceContours(Segmenter):
         color /= self.color + _LIGHT_COLOR * change
         structure /= self.structure + _LIGHT_STRUCTURE * change
         strength = np.maximum(color, structure)
-        seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
-        mask = ((strength > 1) & seen).astype(np.uint8)
+        is_visible = np.abs(smooth[0] - smooth[1]).max(2) > 8
+        mask = ((strength > 1) & is_visible).astype(np.uint8)
         edges = [_edges(values, side) for values in (first, second)]
         regions = []
         for box, inside in self._components(mask):
@@ -89,8 +89,8 @@ class DifferenceContours(Segmenter):
         import cv2
 
         mask = cv2.morphologyEx(mask, cv2.MORPH_OPEN, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3)))
-        reach = max(3, int(max(mask.shape) * self.gap)) | 1
-        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (reach, reach)))
+        radius = max(3, int(max(mask.shape) * self.gap)) | 1
+        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (radius, radius)))
         outlines, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         mask = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, -1)
         _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
@@ -136,9 +136,9 @@ class ColorRegions(Segmenter):
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
-        return [self._one(image) for image in before]
+        return [self._segment(image) for image in before]
 
-    def _one(self, image: Tensor) -> list[Region]:
+    def _segment(self, image: Tensor) -> list[Region]:
         import cv2
 
         pixels = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
@@ -179,8 +179,8 @@ class TeleaInpainter(Inpainter):
 
         filled = []
         for image, mask in zip(images, masks, strict=True):
-            reach = max(1, round(max(image.shape[1:]) * self.grow))
-            grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * reach + 1,) * 2, np.uint8))
+            radius = max(1, round(max(image.shape[1:]) * self.grow))
+            grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * radius + 1,) * 2, np.uint8))
             pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
             filled.append(
                 torch.from_numpy(cv2.inpaint(pixels, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()

@@ -53,16 +53,16 @@ def extend_contours(regions: Sequence[Region], before: Tensor, after: Tensor) ->
     ]
     extended: list[Region] = []
     for region in regions:
-        fits = [
+        candidates = [
             extent
             for extent in extents
             if covered_fraction(region, inside(extent)) > 0.5 and _area(extent) < _MAX_EXTENSION * _area(region)
         ]
-        best = max(fits, key=lambda extent: covered_fraction(region, inside(extent)), default=None)
+        best = max(candidates, key=lambda extent: covered_fraction(region, inside(extent)), default=None)
         if best is None:
             extended.append(region)
         elif all(best.box != other.box for other in extended):
-            extended.append(Region(best.box, region.confidence, best.mask, region.picture))
+            extended.append(Region(best.box, region.confidence, best.mask, region.image_index))
     return extended
 
 
@@ -94,19 +94,19 @@ def _light(image: Tensor) -> np.ndarray:
     return np.asarray(np.log(resized(image.float().mean(0).numpy(), _SIDE) + 8))
 
 
-def dilate(values: np.ndarray, reach: int) -> np.ndarray:
-    """Dilate values ``(H, W)``: maximum over a window of ``reach`` x ``reach`` pixels."""
+def dilate(values: np.ndarray, window_size: int) -> np.ndarray:
+    """Dilate values ``(H, W)``: maximum over a window of ``window_size`` x ``window_size`` pixels."""
     import cv2
 
-    return np.asarray(cv2.dilate(values, np.ones((reach, reach), np.uint8)))
+    return np.asarray(cv2.dilate(values, np.ones((window_size, window_size), np.uint8)))
 
 
 def _filled_parts(mask: np.ndarray) -> list[np.ndarray]:
     """Split a mask of outlines into filled parts, eroded by the pixel by which detail exceeds an outline."""
     import cv2
 
-    reach = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (7, 7))
-    closed = cv2.morphologyEx(mask.astype(np.uint8), cv2.MORPH_CLOSE, reach)
+    window_size = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (7, 7))
+    closed = cv2.morphologyEx(mask.astype(np.uint8), cv2.MORPH_CLOSE, window_size)
     outlines, _ = cv2.findContours(closed, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     filled = cv2.drawContours(np.zeros_like(closed), outlines, -1, 1, -1)
     filled = cv2.erode(cv2.morphologyEx(filled, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8)), np.ones((3, 3), np.uint8))
@@ -148,7 +148,7 @@ def covered_fraction(region: Region, mask: np.ndarray) -> float:
 
 def is_part(region: Region, other: Region) -> bool:
     """Whether a region is inside another one of the same image that is at least twice as large."""
-    if region.picture != other.picture and None not in (region.picture, other.picture):
+    if region.image_index != other.image_index and None not in (region.image_index, other.image_index):
         return False
     (a, b, c, d), (e, f, g, h) = region.box, other.box
     shared = max(0, min(c, g) - max(a, e)) * max(0, min(d, h) - max(b, f))

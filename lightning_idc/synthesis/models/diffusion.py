@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.images.resize import resize
-from lightning_idc.synthesis.memory import halving
+from lightning_idc.synthesis.memory import map_with_halving
 from lightning_idc.synthesis.models.base import Inpainter, ModelInterface, PairPainter
-from lightning_idc.synthesis.models.loading import missing_package, missing_weights, unreadable
+from lightning_idc.synthesis.models.loading import cannot_load, missing_package, missing_weights
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -76,14 +76,14 @@ class Diffusion(ModelInterface):
         try:
             pipe = getattr(diffusers, kind).from_pretrained(self.name, revision=self.revision, torch_dtype=dtype)
         except (OSError, ValueError, AttributeError, ImportError, pickle.UnpicklingError) as error:
-            raise CheckpointError(unreadable(self.name, error)) from error
-        self.use(pipe)
+            raise CheckpointError(cannot_load(self.name, error)) from error
+        self.set_pipeline(pipe)
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(self.unet.dtype)}
 
-    def use(self, pipe: Any) -> None:
+    def set_pipeline(self, pipe: Any) -> None:
         """Use an existing pipeline."""
         pipe.set_progress_bar_config(disable=True)
-        # decode one image at a time: eight of 1,024 x 1,024 pixels in full precision do not fit into memory
+        # decode one image at a time: eight images of 1,024 x 1,024 pixels in float32 do not fit into memory
         pipe.vae.enable_slicing()
         if self.offload:
             pipe.enable_model_cpu_offload()
@@ -109,8 +109,8 @@ class PromptToPrompt(Diffusion, PairPainter):
         steps: number of denoising steps; data-juicer's recipe uses 50.
         batch_size: number of pairs per run.
         guidance: scale of classifier-free guidance.
-        cross: fraction of steps with shared cross-attention; the scripts use 1.
-        own: fraction of steps with shared self-attention; the scripts use 0.4.
+        cross_replace_steps: fraction of steps with shared cross-attention; the scripts use 1.
+        self_replace_steps: fraction of steps with shared self-attention; the scripts use 0.4.
         size: height and width in pixels; None for the default of the model.
         offload: see `Diffusion`.
     """
@@ -123,17 +123,27 @@ class PromptToPrompt(Diffusion, PairPainter):
         steps: PositiveInt = 50,
         batch_size: PositiveInt = 4,
         guidance: NonNegativeFloat = 7.5,
-        cross: Share = 1.0,
-        own: Share = 0.4,
+        cross_replace_steps: Share = 1.0,
+        self_replace_steps: Share = 0.4,
         size: PositiveInt | None = None,
         offload: bool = False,
     ) -> None:
         check_arguments(PromptToPrompt.__init__, locals())
         super().__init__(model, revision, dtype, steps, batch_size, offload)
-        self.guidance, self.cross, self.own, self.size = guidance, cross, own, size
+        self.guidance, self.cross_replace_steps, self.self_replace_steps, self.size = (
+            guidance,
+            cross_replace_steps,
+            self_replace_steps,
+            size,
+        )
 
     def settings(self) -> dict[str, Any]:
-        options = {"guidance": self.guidance, "cross": self.cross, "own": self.own, "size": self.size}
+        options = {
+            "guidance": self.guidance,
+            "cross_replace_steps": self.cross_replace_steps,
+            "self_replace_steps": self.self_replace_steps,
+            "size": self.size,
+        }
         return {**super().settings(), **options, "control": "prompt-to-prompt, refine"}
 
     def load(self) -> None:
@@ -146,11 +156,11 @@ class PromptToPrompt(Diffusion, PairPainter):
 
         indices = list(range(len(captions)))
         parts = (indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size))
-        return [pair for part in parts for pair in halving(work, part)]
+        return [pair for part in parts for pair in map_with_halving(work, part)]
 
     def _paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         pipe = self.pipe
-        control = _Control(pipe.tokenizer, captions, self.steps, self.cross, self.own)
+        control = _Control(pipe.tokenizer, captions, self.steps, self.cross_replace_steps, self.self_replace_steps)
         original_processors = pipe.unet.attn_processors
         pipe.unet.set_attn_processor({name: _SharedAttention(control, "attn2" in name) for name in original_processors})
         side = (self.size or pipe.default_sample_size * pipe.vae_scale_factor) // pipe.vae_scale_factor
@@ -177,7 +187,12 @@ class _Control:
     """Alignment of the tokens of both captions, and the current denoising step."""
 
     def __init__(
-        self, tokenizer: Any, captions: Sequence[tuple[str, str]], steps: int, cross: float, own: float
+        self,
+        tokenizer: Any,
+        captions: Sequence[tuple[str, str]],
+        steps: int,
+        cross_replace_steps: float,
+        self_replace_steps: float,
     ) -> None:
         length = tokenizer.model_max_length
         rows = [[tokenizer(text, padding="max_length", truncation=True, max_length=length).input_ids for text in pair]
@@ -185,7 +200,7 @@ class _Control:
         aligned = [align(first, second) for first, second in rows]
         self.positions = torch.tensor([positions for positions, _ in aligned])
         self.shared = torch.tensor([shared for _, shared in aligned])
-        self.cross_steps, self.own_steps = cross * steps, own * steps
+        self.cross_steps, self.self_steps = cross_replace_steps * steps, self_replace_steps * steps
         self.step = 0
 
     def advance(self, pipe: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +257,7 @@ class _SharedAttention:
     def _is_shared(self, positions: int) -> bool:
         if self.cross:
             return self.control.step < self.control.cross_steps
-        return self.control.step < self.control.own_steps and positions <= 32 * 32
+        return self.control.step < self.control.self_steps and positions <= 32 * 32
 
     def _share_attention(self, attn: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
         """Overwrite the outputs of the second images in the guided half; only their attention matrices are computed.
@@ -314,7 +329,7 @@ class DiffusionInpainter(Diffusion, Inpainter):
 
         indices = list(range(len(images)))
         parts = (indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size))
-        return [image for part in parts for image in halving(work, part)]
+        return [image for part in parts for image in map_with_halving(work, part)]
 
     def _fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
         size = (self.size, self.size)

@@ -79,7 +79,9 @@ class Endpoint:
             )
         http.check_url("url", self.url)
         if http.redact_url(self.url) != self.url:
-            raise ConfigError(f"url {http.redact_url(self.url)!r} goes on with ? or #; expected an address up to /v1")
+            raise ConfigError(
+                f"url {http.redact_url(self.url)!r} has a query or a fragment; expected a base URL up to /v1"
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that determine answers, without the location of the model."""
@@ -91,14 +93,14 @@ class Endpoint:
         try:
             response = self._send("models", None)
         except (ConfigError, DataError, OSError) as error:
-            return f"the endpoint {self.url} does not answer ({error}); start it, or name another url"
+            return f"the endpoint {self.url} does not respond ({error}); start it, or set another url"
         listed = response.get("data") if isinstance(response, dict) else None
         if not isinstance(listed, list):
-            return f"the endpoint {self.url} lists no models, but answered {self.shown(response)}; name another url"
+            return f"the endpoint {self.url} does not list its models: {self.redacted(response)}; set another url"
         names = [entry.get("id") for entry in listed if isinstance(entry, dict)]
         if self.model in names:
             return None
-        return f"the endpoint {self.url} has no model {self.model!r}; it has {self.shown(names)}"
+        return f"the endpoint {self.url} has no model {self.model!r}; it has {self.redacted(names)}"
 
     def ask(self, contents: Sequence[Any], seeds: Sequence[int] | None = None) -> list[str]:
         """Generate one answer for each content, in order, from the cache if possible.
@@ -109,9 +111,9 @@ class Endpoint:
         """
         request_seeds: Sequence[int | None] = seeds if seeds is not None else [None] * len(contents)
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return list(pool.map(self._one, contents, request_seeds))
+            return list(pool.map(self._cached_request, contents, request_seeds))
 
-    def draws(
+    def sample(
         self, contents: Sequence[Any], seeds: Sequence[int], count: int, options: Mapping[str, Any]
     ) -> list[list[dict[str, Any]]]:
         """Sample ``count`` choices for each content, in the format of the server and without the cache.
@@ -126,9 +128,11 @@ class Endpoint:
             DataError: a response contains no choices.
         """
         with ThreadPoolExecutor(self.concurrency) as pool:
-            return list(pool.map(lambda content, seed: self._draw(content, seed, count, options), contents, seeds))
+            return list(
+                pool.map(lambda content, seed: self._sample_one(content, seed, count, options), contents, seeds)
+            )
 
-    def _draw(self, content: Any, seed: int, count: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _sample_one(self, content: Any, seed: int, count: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         choices: list[dict[str, Any]] = []
         while len(choices) < count:
             request = {**self._request(content, seed + len(choices)), **options, "n": count - len(choices)}
@@ -139,7 +143,7 @@ class Endpoint:
                 or not new_choices
                 or not all(isinstance(choice, dict) for choice in new_choices)
             ):
-                raise DataError(f"the endpoint {self.url} answered {self.shown(reply)!r}; expected choices")
+                raise DataError(f"the endpoint {self.url} responded {self.redacted(reply)!r}; expected choices")
             choices += new_choices
         return choices[:count]
 
@@ -152,7 +156,7 @@ class Endpoint:
         """
         self._with_retries(lambda: self._post(url, body))
 
-    def shown(self, answer: Any) -> str:
+    def redacted(self, answer: Any) -> str:
         """Format the start of a response for messages, without the key, which a server may echo."""
         text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
         secret = http.Secret.of_environment(self.key)
@@ -168,7 +172,7 @@ class Endpoint:
             **({"seed": seed} if seed is not None else {}),
         }
 
-    def _one(self, content: Any, seed: int | None) -> str:
+    def _cached_request(self, content: Any, seed: int | None) -> str:
         request = self._request(content, seed)
         file = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
         if file is not None and (answer := _read_cached_answer(file)) is not None:
@@ -186,7 +190,7 @@ class Endpoint:
         except (KeyError, IndexError, TypeError):
             answer = None
         if not isinstance(answer, str):
-            raise DataError(f"the endpoint answered {self.shown(response)!r}; expected choices with a message of text")
+            raise DataError(f"the endpoint responded {self.redacted(response)!r}; expected choices with a text message")
         # a token limit can split an emoji, which leaves a lone surrogate that UTF-8 cannot encode
         answer = answer.encode("utf-8", "replace").decode()
         return CutOff(answer) if choice.get("finish_reason") == "length" else answer
@@ -201,8 +205,8 @@ class Endpoint:
                 wait = failure.wait if isinstance(failure, _Busy) else 0
                 time.sleep(min(_MAX_WAIT, max(wait, 0.5 * 2**trial)))
         raise ConfigError(
-            f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); start it "
-            "again, and continue"
+            f"the endpoint {self.url} did not respond to {self.retries + 1} requests in a row ({failure}); "
+            "restart it, and resume the run"
         ) from failure
 
     def _send(self, path: str, request: dict[str, Any] | None) -> Any:
@@ -217,8 +221,8 @@ class Endpoint:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:
-            start = self.shown(data)
-            raise OSError(f"it answered {start!r}, which is not JSON") from error
+            start = self.redacted(data)
+            raise OSError(f"the response {start!r} is not JSON") from error
 
     def _post(self, url: str, body: Mapping[str, Any] | None) -> http.Response:
         """Send one request; raises the errors of :meth:`_send`."""
@@ -227,13 +231,13 @@ class Endpoint:
         answer = http.request(url, data, secret, timeout=self.timeout)
         if answer.status < 300:
             return answer
-        problem = f"status {answer.status}: {self.shown(answer.body)}"
+        problem = f"status {answer.status}: {self.redacted(answer.body)}"
         if answer.status in _RETRIED_STATUSES:
             wait = answer.headers.get("retry-after", "")  # in seconds; a date is ignored
             raise _Busy(problem, int(wait[:6]) if wait.isdecimal() else 0)
         if answer.status in _CONFIG_STATUSES:
-            raise ConfigError(f"{http.redact_url(url)} answers with {problem}; check url and {self.key}")
-        raise DataError(f"{http.redact_url(url)} refused a request with {problem}")
+            raise ConfigError(f"{http.redact_url(url)} responds with {problem}; check url and {self.key}")
+        raise DataError(f"{http.redact_url(url)} rejected a request with {problem}")
 
 
 def _read_cached_answer(file: Path) -> str | None:

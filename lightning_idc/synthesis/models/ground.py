@@ -59,16 +59,16 @@ def separate_ground(image: Tensor) -> SeparatedImage:
     steps = _slope(light)
     edges = (steps > _STEP) | (_slope(colors[..., 0]) > _HUE_STEP) | (_slope(colors[..., 1]) > _HUE_STEP)
     free = (~edges).astype(np.uint8)
-    reach = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * _GAP + 1,) * 2)
-    _, parts = cv2.connectedComponents(cv2.erode(free, reach), connectivity=4)
+    kernel = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * _GAP + 1,) * 2)
+    _, parts = cv2.connectedComponents(cv2.erode(free, kernel), connectivity=4)
     border = np.concatenate([parts[0], parts[-1], parts[:, 0], parts[:, -1]])
-    reached = cv2.dilate(np.isin(parts, border[border > 0]).astype(np.uint8), reach)
-    ground = np.logical_and(reached, free).astype(np.uint8)
+    near_border = cv2.dilate(np.isin(parts, border[border > 0]).astype(np.uint8), kernel)
+    ground = np.logical_and(near_border, free).astype(np.uint8)
     objects = cv2.morphologyEx(1 - ground, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
     outlines, _ = cv2.findContours(objects, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     ground = cv2.drawContours(np.zeros_like(objects), outlines, -1, 1, -1) == 0
-    plain = np.median(colors[ground], 0) if ground.any() else np.zeros(2)
-    return SeparatedImage(np.dstack([colors - plain, light / 2]).astype(np.float32), ground, steps)
+    ground_color = np.median(colors[ground], 0) if ground.any() else np.zeros(2)
+    return SeparatedImage(np.dstack([colors - ground_color, light / 2]).astype(np.float32), ground, steps)
 
 
 def _slope(values: np.ndarray) -> np.ndarray:
@@ -92,8 +92,8 @@ def hues_of(separated: SeparatedImage) -> np.ndarray:
         counts = np.bincount(hue_bin, strength[colored], _HUES)
         bell = np.exp(-0.5 * (np.arange(-6, 7) / 2) ** 2)
         smooth = np.convolve(np.r_[counts[-6:], counts, counts[:6]], bell, "valid")
-        near = np.arange(_HUES)[:, None] + np.array([-1, 0, 1])
-        peak = near[np.arange(_HUES), smooth[near % _HUES].argmax(1)] % _HUES
+        neighbours = np.arange(_HUES)[:, None] + np.array([-1, 0, 1])
+        peak = neighbours[np.arange(_HUES), smooth[neighbours % _HUES].argmax(1)] % _HUES
         for _ in range(_HUES.bit_length()):
             peak = peak[peak]
         labels[colored] = np.unique(peak, return_inverse=True)[1][hue_bin] + 2

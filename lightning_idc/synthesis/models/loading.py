@@ -57,9 +57,14 @@ class Loading:
 
     def requirements(self) -> list[str]:
         """List missing packages."""
-        needed = {"accelerate": self.device_map is not None, "bitsandbytes": self.quantization is not None}
+        is_required_by_package = {
+            "accelerate": self.device_map is not None,
+            "bitsandbytes": self.quantization is not None,
+        }
         return [
-            missing_package(name) for name, is_required in needed.items() if is_required and find_spec(name) is None
+            missing_package(name)
+            for name, is_required in is_required_by_package.items()
+            if is_required and find_spec(name) is None
         ]
 
 
@@ -81,18 +86,18 @@ def missing_weights(name: str, revision: str | None, file: str = "config.json") 
 
     folder = Path(name)
     if folder.is_dir():
-        return None if (folder / file).is_file() else f"the folder {name} holds no model: there is no {file} in it"
+        return None if (folder / file).is_file() else f"the folder {name} contains no model: {file} is missing"
     if isinstance(try_to_load_from_cache(name, file, revision=revision), str):
         return None
     if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        return unreadable(name, "it is not in the hub's cache, and HF_HUB_OFFLINE is set")
+        return cannot_load(name, "it is not in the hub's cache, and HF_HUB_OFFLINE is set")
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
         HfApi().model_info(name, revision=revision, timeout=10)
     except (OSError, HfHubHTTPError, HFValidationError) as error:
-        return unreadable(name, str(error).splitlines()[0])
+        return cannot_load(name, str(error).splitlines()[0])
     return None
 
 
@@ -109,15 +114,14 @@ def weight_bytes(name: str, revision: str | None) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def unreadable(name: str, why: object) -> str:
+def cannot_load(name: str, cause: object) -> str:
     """Build a message on a model that cannot be loaded."""
-    if "trust_remote_code" in str(why):  # transformers advises to run the code
-        return f"the model {name!r} brings code of its own, which is never run; choose one that transformers itself has"
-    if isinstance(why, pickle.UnpicklingError):  # torch advises the same
-        return f"the model {name!r} holds pickled objects, which would run code; choose one with safetensors"
+    if "trust_remote_code" in str(cause):  # transformers advises to run the code
+        return f"the model {name!r} needs remote code, which is never run; choose a model that transformers implements"
+    if isinstance(cause, pickle.UnpicklingError):  # torch advises the same
+        return f"the model {name!r} contains pickled objects, which could run code; choose a model with safetensors"
     return (
-        f"the model {name!r} cannot be read ({why}); fetch it where there is a network, with `hf download {name}`, or "
-        "name a local folder"
+        f"the model {name!r} cannot be loaded ({cause}); download it with `hf download {name}`, or set a local folder"
     )
 
 

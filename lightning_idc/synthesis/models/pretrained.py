@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.synthesis.memory import halving
+from lightning_idc.synthesis.memory import map_with_halving
 from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
-from lightning_idc.synthesis.models.loading import Loading, missing_weights, unreadable, weight_bytes
+from lightning_idc.synthesis.models.loading import Loading, cannot_load, missing_weights, weight_bytes
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError
@@ -85,7 +85,7 @@ class Pretrained(ModelInterface):
             )
             self.processor = processor.from_pretrained(self.name, **source)
         except (OSError, ValueError, pickle.UnpicklingError) as error:
-            raise CheckpointError(unreadable(self.name, error)) from error
+            raise CheckpointError(cannot_load(self.name, error)) from error
         if loading_info["missing_keys"]:
             # transformers would initialise them randomly
             raise CheckpointError(
@@ -112,7 +112,7 @@ class Pretrained(ModelInterface):
         outputs: dict[int, Answer] = {}
         for start in range(0, len(order), self.batch_size):
             indices = order[start : start + self.batch_size]
-            outputs.update(zip(indices, halving(work, indices), strict=True))
+            outputs.update(zip(indices, map_with_halving(work, indices), strict=True))
         return [outputs[number] for number in range(len(sizes))]
 
 

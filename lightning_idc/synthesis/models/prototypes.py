@@ -18,10 +18,10 @@ from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 _SCALES = (1.0, 0.94, 0.88, 0.82)
 """Sizes of an object relative to its box, which may be loose or belong to a larger object of the other image."""
-_SPOTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_RELATIVE_POSITIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Positions of an object in its box, from one side to the other."""
 _STEP_WEIGHT, _MAX_STEP = 0.1, 0.5
-"""Penalty for an image without a step at the outline, and the step from which on there is no penalty."""
+"""Penalty for an image without a step at the outline, and the step at which the penalty ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Outline:
         aspect: width divided by height.
         inside: points inside of the shape, ``(N, 2)``, x and y.
         outside: points around the shape, ``(M, 2)``.
-        near: weights of the inside points adjacent to each outside point, ``(M, N)``; rows sum to 1.
+        neighbour_weights: weights of the inside points adjacent to each outside point, ``(M, N)``; rows sum to 1.
         vectors: unit vectors of the cut-outs, see `_unit`, ``(K, 3 N)``.
     """
 
     aspect: float
     inside: Tensor
     outside: Tensor
-    near: Tensor
+    neighbour_weights: Tensor
     vectors: Tensor
 
 
@@ -89,7 +89,7 @@ class NearestPrototype(ImageCaptioner):
             "background": self.background,
         }
 
-    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+    def unsupported_reason(self, facts: Mapping[str, Any]) -> str | None:
         if facts.get("library") == self.identity:
             return None
         return (
@@ -104,21 +104,21 @@ class NearestPrototype(ImageCaptioner):
         wide, wider = (F.max_pool2d(padded[None].float(), 2 * by + 1, 1, by)[0] > 0 for by in (1, 2))
         # a pixel away, since object and background mix on the outline itself
         inside, outside = (mask.nonzero() - 2 for mask in (padded, wider & ~wide))
-        near = ((outside[:, None] - inside[None]).abs().amax(2) <= 3).float()
+        neighbour_weights = ((outside[:, None] - inside[None]).abs().amax(2) <= 3).float()
         values = torch.stack([opponent(resize(image, size))[:, within] for image in images])
         return Outline(
-            alpha.shape[1] / alpha.shape[0],
-            (inside.flip(1) + 0.5) / self.side,
-            (outside.flip(1) + 0.5) / self.side,
-            near / near.sum(1, keepdim=True),
-            _unit(values),
+            aspect=alpha.shape[1] / alpha.shape[0],
+            inside=(inside.flip(1) + 0.5) / self.side,
+            outside=(outside.flip(1) + 0.5) / self.side,
+            neighbour_weights=neighbour_weights / neighbour_weights.sum(1, keepdim=True),
+            vectors=_unit(values),
         )
 
     def similarities(self, images: Sequence[Tensor]) -> Tensor:
         """Compute the similarity of each image to each cut-out at its best position, ``(N, K)``; at most 1."""
-        return torch.stack([self._one(image) for image in images])
+        return torch.stack([self._similarities(image) for image in images])
 
-    def _one(self, image: Tensor) -> Tensor:
+    def _similarities(self, image: Tensor) -> Tensor:
         height, width = image.shape[1:]
         shrink = max(height, width) / (1.5 * self.side)
         if shrink > 1:
@@ -131,7 +131,7 @@ class NearestPrototype(ImageCaptioner):
             grid = (corner[:, None] + extent[:, None] * points) / torch.tensor([width, height]) * 2 - 1
             samples = F.grid_sample(values[None], grid[None], padding_mode="border", align_corners=False)[0]
             inside, outside = samples.transpose(0, 1).split([len(outline.inside), len(outline.outside)], 2)
-            step = (outside - inside @ outline.near.T).norm(dim=1).clamp(max=_MAX_STEP).mean(1) / _MAX_STEP
+            step = (outside - inside @ outline.neighbour_weights.T).norm(dim=1).clamp(max=_MAX_STEP).mean(1) / _MAX_STEP
             similarities.append((_unit(inside) @ outline.vectors.T - _STEP_WEIGHT * (1 - step[:, None])).amax(0))
         return torch.cat(similarities)
 
@@ -154,8 +154,8 @@ def _candidate_boxes(aspect: float, height: int, width: int) -> tuple[Tensor, Te
             box[1] * scale,
         )
         for scale in _SCALES
-        for x in _SPOTS
-        for y in _SPOTS
+        for x in _RELATIVE_POSITIONS
+        for y in _RELATIVE_POSITIONS
     }
     corner, extent = torch.tensor(sorted(boxes)).split(2, 1)
     return corner, extent

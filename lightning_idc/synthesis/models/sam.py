@@ -196,9 +196,9 @@ class FastSamSegmenter(Segmenter):
 def merge_regions(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
     """Merge the regions of both images of a pair, marked with the index of their image, most confident first."""
     for region in first:
-        region.picture = 0
+        region.image_index = 0
     for region in second:
-        region.picture = 1
+        region.image_index = 1
     return sorted([*first, *second], key=lambda region: -region.confidence)
 
 

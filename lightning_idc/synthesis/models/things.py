@@ -66,38 +66,43 @@ class GroundObject:
 class ChangedThings(Segmenter):
     """Finds objects on a plain ground that are not at their expected position in the other image.
 
-    Objects are the areas that the ground does not reach smoothly from the border, split by hue. Each object is searched
+    Objects are areas with edges to the ground around them, split by hue. Each object is searched
     for in the other image, and the displacements of matched objects yield the camera motion. An object that is not
     matched, or does not follow the camera motion, is a region of its image. Light and camera do not change hues, and
     differences in mean brightness are ignored. Without camera motion, gray objects are found by sharp detail in only
-    one image and by contours. Pairs that are aligned or have no plain ground are passed to ``otherwise``.
+    one image and by contours. Pairs that are aligned or have no plain ground are passed to ``fallback``.
 
     Args:
-        otherwise: segmenter for all other pairs.
-        differs: minimum distance of a changed object, in log colour.
-        blurs: increase of this threshold if the camera moved.
+        fallback: segmenter for all other pairs.
+        min_distance: minimum distance of a changed object, in log colour.
+        motion_margin: increase of this threshold if the camera moved.
         min_ground: minimum fraction of plain ground in both images.
         min_area: minimum area of an object as a fraction of the image.
     """
 
     def __init__(
         self,
-        otherwise: Segmenter | None = None,
-        differs: float = 0.085,
-        blurs: float = 0.04,
+        fallback: Segmenter | None = None,
+        min_distance: float = 0.085,
+        motion_margin: float = 0.04,
         min_ground: float = 0.4,
         min_area: float = 1 / 2000,
     ) -> None:
         super().__init__()
-        self.otherwise = otherwise or DifferenceContours()
-        self.differs, self.blurs, self.min_ground, self.min_area = differs, blurs, min_ground, min_area
+        self.fallback = fallback or DifferenceContours()
+        self.min_distance, self.motion_margin, self.min_ground, self.min_area = (
+            min_distance,
+            motion_margin,
+            min_ground,
+            min_area,
+        )
 
     def settings(self) -> dict[str, Any]:
         return {
             "model": "ChangedThings",
-            "otherwise": self.otherwise.settings(),
-            "differs": self.differs,
-            "blurs": self.blurs,
+            "fallback": self.fallback.settings(),
+            "min_distance": self.min_distance,
+            "motion_margin": self.motion_margin,
             "min_ground": self.min_ground,
             "min_area": self.min_area,
         }
@@ -106,7 +111,7 @@ class ChangedThings(Segmenter):
         regions = []
         for first, second in zip(before, after, strict=True):
             source = None if _aligned(first, second) else self._changed(first, second)
-            regions.append(self.otherwise.regions([first], [second], masks)[0] if source is None else source)
+            regions.append(self.fallback.regions([first], [second], masks)[0] if source is None else source)
         return regions
 
     def _changed(self, before: Tensor, after: Tensor) -> list[Region] | None:
@@ -118,20 +123,20 @@ class ChangedThings(Segmenter):
         colored = np.zeros(before.shape[1:], bool)
         still = True
         for side, (source, other) in enumerate(zip(pair, reversed(pair), strict=True)):
-            objects = self._things(source)
-            for item in objects:
-                item.displacement, item.distance = _best_match(item, source, other)
-            displacement_at, moved = _fit_camera([item for item in objects if not item.gray])
+            objects = self._objects(source)
+            for obj in objects:
+                obj.displacement, obj.distance = _best_match(obj, source, other)
+            displacement_at, moved = _fit_camera([obj for obj in objects if not obj.gray])
             still = still and not moved
-            for item in objects:
-                if not item.gray:
-                    colored |= inside(region_of(item.mask, before.shape[1:], 0.0))
-                expected = np.round(displacement_at(item.centre)).astype(int)
+            for obj in objects:
+                if not obj.gray:
+                    colored |= inside(region_of(obj.mask, before.shape[1:], 0.0))
+                expected = np.round(displacement_at(obj.centre)).astype(int)
                 distance = _distances(
-                    item, source, other, _grid_around(expected, _MAX_OFFSET_MOVED if moved else _MAX_OFFSET_STILL, 1)
+                    obj, source, other, _grid_around(expected, _MAX_OFFSET_MOVED if moved else _MAX_OFFSET_STILL, 1)
                 ).min()
-                if distance > self.differs + (self.blurs if moved else 0.0) and (moved or not item.gray):
-                    part = _changed_part(item, source, other, expected, self.differs)
+                if distance > self.min_distance + (self.motion_margin if moved else 0.0) and (moved or not obj.gray):
+                    part = _changed_part(obj, source, other, expected, self.min_distance)
                     regions.append(region_of(part, before.shape[1:], float(distance) / _MAX_DISTANCE, side))
         if still:
             regions += self._gray_regions(before, after, colored)
@@ -143,23 +148,25 @@ class ChangedThings(Segmenter):
 
         Gray objects cannot be distinguished from shadows by hue.
         """
-        new = [
+        detail_regions = [
             region
             for region in one_sided_details(before, after)
             if covered_fraction(region, colored) < _MAX_COVERED_FRACTION
         ]
-        reach = round(_SHADOW_REACH * max(colored.shape)) * 2 + 1
-        near_changed = dilate(np.any([np.zeros_like(colored), *map(inside, new)], 0).astype(np.uint8), reach) > 0
-        contours = self.otherwise.regions([before], [after], True)[0]
-        free = [
+        radius = round(_SHADOW_REACH * max(colored.shape)) * 2 + 1
+        near_changed = (
+            dilate(np.any([np.zeros_like(colored), *map(inside, detail_regions)], 0).astype(np.uint8), radius) > 0
+        )
+        contours = self.fallback.regions([before], [after], True)[0]
+        unexplained = [
             r
             for r in contours
             if covered_fraction(r, colored) < _MAX_COVERED_FRACTION
             and covered_fraction(r, near_changed) < _MAX_NEAR_FRACTION
         ]
-        return new + extend_contours(free, before, after)
+        return detail_regions + extend_contours(unexplained, before, after)
 
-    def _things(self, separated: SeparatedImage) -> list[GroundObject]:
+    def _objects(self, separated: SeparatedImage) -> list[GroundObject]:
         import cv2
 
         hues = hues_of(separated)
@@ -174,26 +181,26 @@ class ChangedThings(Segmenter):
         return regions
 
 
-def _best_match(item: GroundObject, source: SeparatedImage, other: SeparatedImage) -> tuple[np.ndarray, float]:
+def _best_match(obj: GroundObject, source: SeparatedImage, other: SeparatedImage) -> tuple[np.ndarray, float]:
     """Find the displacement (down, right) of the best match of an object in the other image, and its distance."""
     displacements = _grid_around(np.zeros(2, int), _SEARCH_RADIUS, 4)
     displacements = _grid_around(
-        displacements[_distances(item, source, other, displacements).argmin()], _REFINEMENT_RADIUS, 1
+        displacements[_distances(obj, source, other, displacements).argmin()], _REFINEMENT_RADIUS, 1
     )
-    distance = _distances(item, source, other, displacements)
+    distance = _distances(obj, source, other, displacements)
     return displacements[distance.argmin()], float(distance.min())
 
 
-def _grid_around(middle: np.ndarray, reach: int, step: int) -> np.ndarray:
-    steps = np.arange(-reach, reach + 1, step)
+def _grid_around(middle: np.ndarray, radius: int, step: int) -> np.ndarray:
+    steps = np.arange(-radius, radius + 1, step)
     return np.stack(np.meshgrid(steps, steps, indexing="ij"), -1).reshape(-1, 2) + middle
 
 
 def _distances(
-    item: GroundObject, source: SeparatedImage, other: SeparatedImage, displacements: np.ndarray
+    obj: GroundObject, source: SeparatedImage, other: SeparatedImage, displacements: np.ndarray
 ) -> np.ndarray:
     """Compute, per displacement, the mean distance between an object and the displaced pixels of the other image."""
-    points = np.argwhere(item.mask)
+    points = np.argwhere(obj.mask)
     points = points[np.linspace(0, len(points) - 1, min(_POINTS, len(points))).astype(int)]
     positions = points[None] + displacements[:, None]
     height, width = other.ground.shape
@@ -204,7 +211,7 @@ def _distances(
 
 
 def _changed_part(
-    item: GroundObject, source: SeparatedImage, other: SeparatedImage, displacement: np.ndarray, max_distance: float
+    obj: GroundObject, source: SeparatedImage, other: SeparatedImage, displacement: np.ndarray, max_distance: float
 ) -> np.ndarray:
     """Return the part of an object that changes its hue, if the rest is unchanged; otherwise the full object.
 
@@ -212,40 +219,40 @@ def _changed_part(
     """
     import cv2
 
-    points = np.argwhere(item.mask)
+    points = np.argwhere(obj.mask)
     height, width = other.ground.shape
     positions = (points + displacement).clip(0, [height - 1, width - 1])
     difference = source.values[points[:, 0], points[:, 1]] - other.values[positions[:, 0], positions[:, 1]]
-    hued = np.zeros(item.mask.shape, np.uint8)
-    hued[points[:, 0], points[:, 1]] = np.hypot(difference[:, 0], difference[:, 1]) > COLORED
-    opened = cv2.morphologyEx(hued, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
+    has_new_hue = np.zeros(obj.mask.shape, np.uint8)
+    has_new_hue[points[:, 0], points[:, 1]] = np.hypot(difference[:, 0], difference[:, 1]) > COLORED
+    opened = cv2.morphologyEx(has_new_hue, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
     _, parts, stats, _ = cv2.connectedComponentsWithStats(opened)
     largest = int(stats[1:, -1].argmax()) + 1 if len(stats) > 1 else 0
     part = parts == largest
-    stays = ~part[points[:, 0], points[:, 1]]
-    rest, rest_positions = difference[stays], positions[stays]
+    is_unchanged = ~part[points[:, 0], points[:, 1]]
+    rest, rest_positions = difference[is_unchanged], positions[is_unchanged]
     if not largest or not _MIN_PART < 1 - len(rest) / len(difference) < 1 - _MIN_PART:
-        return item.mask
+        return obj.mask
     if other.ground[rest_positions[:, 0], rest_positions[:, 1]].mean() > 0.5:
-        return item.mask  # a gray rest cannot be distinguished from the ground
+        return obj.mask  # a gray rest cannot be distinguished from the ground
     rest[:, 2] -= np.median(rest[:, 2])
     distance = np.minimum(np.sqrt((rest**2).sum(1)), _MAX_DISTANCE).mean()
-    return part if distance < max_distance else item.mask
+    return part if distance < max_distance else obj.mask
 
 
 def _fit_camera(objects: Sequence[GroundObject]) -> tuple[Any, bool]:
     """Fit the displacement of objects as a function of position, and detect whether the camera moved."""
-    matched = [item for item in objects if item.distance < _MATCHED_DISTANCE]
+    matched = [obj for obj in objects if obj.distance < _MATCHED_DISTANCE]
     if not matched:
         return (lambda position: np.zeros(2)), False
-    positions = np.array([[1, *(item.centre / 128)] for item in matched])
-    displacements = np.array([item.displacement for item in matched], float)
+    positions = np.array([[1, *(obj.centre / 128)] for obj in matched])
+    displacements = np.array([obj.displacement for obj in matched], float)
     fit = np.zeros((3, 2))
     fit[0] = np.median(displacements, 0)
     moved = bool(np.abs(np.median(np.abs(displacements), 0)).max() > 1)
     for _ in range(10 if len(matched) > 3 else 0):
         residuals = np.linalg.norm(displacements - positions @ fit, axis=1)
-        # downweights objects that moved on their own
+        # down-weight objects that moved independently of the camera
         weighted = positions * (1 / (1 + (residuals / 3) ** 2) ** 2)[:, None]
         fit = np.linalg.solve(weighted.T @ positions + np.diag([1e-6, 0.3, 0.3]), weighted.T @ displacements)
     return (lambda position: np.array([1, *(position / 128)]) @ fit), moved

@@ -17,7 +17,7 @@ from lightning_idc.utils.errors import ConfigError
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(e => {
   const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]; }))"""
-# removes differences between two renderings of a page
+# flags that make two renderings of a page equal
 _FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
           "--font-render-hinting=none")  # fmt: skip
 
@@ -39,7 +39,7 @@ class Chromium(ModelInterface):
         super().__init__()
         self.width, self.height, self.executable = width, height, executable
         self._page: Any = None
-        self._open: list[Any] = []
+        self._to_close: list[Any] = []
         self._build = ""
 
     def settings(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Chromium(ModelInterface):
         if find_spec("playwright") is None:
             missing.append("Playwright is not installed: pip install 'lightning_idc[web]'")
         if self._browser() is None:
-            missing.append("there is no Chromium: install it, run `playwright install chromium`, or name executable")
+            missing.append("no Chromium is installed: install it, run `playwright install chromium`, or set executable")
         return missing
 
     def _browser(self) -> str | None:
@@ -68,15 +68,15 @@ class Chromium(ModelInterface):
         view = browser.new_context(
             viewport={"width": self.width, "height": self.height}, java_script_enabled=False, offline=True
         )
-        self._open, self._page, self._build = [browser, driver], view.new_page(), browser.version
+        self._to_close, self._page, self._build = [browser, driver], view.new_page(), browser.version
 
     def close(self) -> None:
         """Close the browser; `load` starts a new one."""
-        if self._open:
-            browser, driver = self._open
+        if self._to_close:
+            browser, driver = self._to_close
             browser.close()
             driver.stop()
-        self._page, self._open = None, []
+        self._page, self._to_close = None, []
 
     def __getstate__(self) -> dict[str, Any]:
         # each worker starts its own browser

@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_idc.synthesis.web.pages import COLORS, TEXTS, Element, Page, elements_of
 
-NOTHING = ("nothing changed", "the two pages are the same", "there is no difference")
+NO_CHANGE_CAPTIONS = ("nothing changed", "the two pages are the same", "there is no difference")
 """Reference captions of pairs without a change."""
 
 
@@ -32,7 +32,7 @@ class Change:
     before: Page
     after: Page
     elements: tuple[str, ...] = ()
-    captions: tuple[str, ...] = NOTHING
+    captions: tuple[str, ...] = NO_CHANGE_CAPTIONS
     values: dict[str, Any] = field(default_factory=dict)
 
 
@@ -47,8 +47,8 @@ def _set(page: Page, id: str, prop: str, value: str) -> Page:
     return after
 
 
-def _pick(page: Page, random: np.random.Generator, fits: Callable[[Element], bool]) -> Element | None:
-    matching = [element for element in elements_of(page) if fits(element)]
+def _pick(page: Page, random: np.random.Generator, predicate: Callable[[Element], bool]) -> Element | None:
+    matching = [element for element in elements_of(page) if predicate(element)]
     return matching[int(random.integers(len(matching)))] if matching else None
 
 
@@ -73,8 +73,8 @@ def _color(page: Page, random: np.random.Generator) -> Change | None:
     prop = colored(element)[0]
     old = element["style"][prop]
     new = str(random.choice([name for name in COLORS if name not in (old, "yellow")]))
-    what = {"background": "", "color": "text of ", "border-color": "border of "}[prop]
-    subject = f"the {what}{named(element)}" if what else named(element)
+    part = {"background": "", "color": "text of ", "border-color": "border of "}[prop]
+    subject = f"the {part}{named(element)}" if part else named(element)
     captions = f"{subject} changed from {old} to {new}", f"{subject} is now {new}"
     return Change("color", page, _set(page, element["id"], prop, new), (element["id"],), captions, {prop: [old, new]})
 
@@ -123,11 +123,11 @@ def _remove(page: Page, random: np.random.Generator) -> Change | None:
 
 
 def _add(page: Page, random: np.random.Generator) -> Change | None:
-    gone = _remove(page, random)
-    assert gone is not None
-    element = next(candidate for candidate in elements_of(page) if candidate["id"] == gone.elements[0])
+    removal = _remove(page, random)
+    assert removal is not None
+    element = next(candidate for candidate in elements_of(page) if candidate["id"] == removal.elements[0])
     captions = f"{named(element)} was added", f"{named(element)} is new"
-    return Change("add", gone.after, page, gone.elements, captions)
+    return Change("add", removal.after, page, removal.elements, captions)
 
 
 def _swap(page: Page, random: np.random.Generator) -> Change | None:
@@ -139,9 +139,9 @@ def _swap(page: Page, random: np.random.Generator) -> Change | None:
     elements = after["sections"][number]["elements"]
     index = int(random.integers(len(elements) - 1))
     elements[index], elements[index + 1] = elements[index + 1], elements[index]
-    one, other = elements[index + 1], elements[index]
-    captions = f"{named(one)} and {named(other)} changed places", f"{named(one)} moved behind {named(other)}"
-    return Change("move", page, after, (one["id"], other["id"]), captions)
+    moved, other = elements[index + 1], elements[index]
+    captions = f"{named(moved)} and {named(other)} changed places", f"{named(moved)} moved behind {named(other)}"
+    return Change("move", page, after, (moved["id"], other["id"]), captions)
 
 
 KINDS: dict[str, Callable[[Page, np.random.Generator], Change | None]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import KINDS, change_page
@@ -57,7 +57,7 @@ class WebPages:
 
     def record(self, index: int) -> Record:
         id = f"page-{index:06}"
-        random = record_seed(self.seed, id)
+        random = record_generator(self.seed, id)
         kind = "no_change" if random.random() < self.no_change else str(random.choice(self.kinds))
         change = None
         while change is None:  # draw another page if this one has no suitable element

@@ -42,7 +42,7 @@ def cached(encoder: nn.Module, root: Path, dtype: np.dtype = FLOAT, always: bool
     return FeatureCache(lambda images: encoder(images.float() / 255), folder, dtype, always)
 
 
-def test_features_are_the_encoders_and_computed_once(tmp_path: Path) -> None:
+def test_features_equal_the_encoder_and_are_computed_once(tmp_path: Path) -> None:
     encoder, batch = Encoder(), images(5)
     cache = cached(encoder, tmp_path)
     expected = encoder(batch / 255)
@@ -58,7 +58,7 @@ def test_features_are_the_encoders_and_computed_once(tmp_path: Path) -> None:
     assert len(cache.store) == 6, "an image that comes twice is stored once"
 
 
-def test_other_weights_or_facts_share_nothing(tmp_path: Path) -> None:
+def test_other_weights_or_settings_use_another_folder(tmp_path: Path) -> None:
     for encoder, dtype in ((Encoder(), FLOAT), (Encoder(seed=1), FLOAT), (Encoder(), HALF)):
         cache = cached(encoder, tmp_path, dtype)
         assert len(cache.store) == 0
@@ -70,7 +70,7 @@ def test_other_weights_or_facts_share_nothing(tmp_path: Path) -> None:
     assert weights_digest(encoder) != before
 
 
-def test_half_precision_is_the_same_from_disk_and_from_the_encoder(tmp_path: Path) -> None:
+def test_half_precision_rounds_cached_and_computed_features(tmp_path: Path) -> None:
     first, second = (
         cached(Encoder(), tmp_path, HALF, always=False)(images(3)),
         cached(Encoder(), tmp_path, HALF)(images(3)),
@@ -78,7 +78,7 @@ def test_half_precision_is_the_same_from_disk_and_from_the_encoder(tmp_path: Pat
     assert torch.equal(first, second) and torch.equal(first, first.half().float())
 
 
-def test_the_disk_is_used_only_where_it_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_used_only_if_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = cached(Encoder(seconds=0.05), tmp_path / "a", always=False)
     slow(images(3))
     assert slow.used and slow.seconds["read"] < slow.seconds["encode"]
@@ -93,13 +93,13 @@ def test_the_disk_is_used_only_where_it_is_faster(tmp_path: Path, monkeypatch: p
     assert encoder.images == count + 3
 
 
-def test_features_of_another_shape_are_refused(tmp_path: Path) -> None:
+def test_features_of_another_shape_are_errors(tmp_path: Path) -> None:
     FeatureCache(lambda images: images.float().mean((2, 3)), tmp_path, FLOAT, True)(images(2))
     with pytest.raises(StoreError, match=r"holds features of shape \(3,\), these are \(3, 40\)"):
         FeatureCache(lambda images: images.float().mean(3), tmp_path, FLOAT, True)(images(2, seed=1))
 
 
-def test_damaged_features_are_computed_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_features_are_recomputed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     batch, encoder = images(4), Encoder()
     expected = cached(encoder, tmp_path)(batch)
     for where in (-1, 700, 2000):
@@ -114,14 +114,14 @@ def test_damaged_features_are_computed_anew(tmp_path: Path, capsys: pytest.Captu
         assert torch.equal(again(batch), expected) and encoder.images == 4
 
 
-def test_what_no_checkpoint_keeps_counts_for_the_digest() -> None:
+def test_non_persistent_buffers_change_the_digest() -> None:
     one, two = Encoder(), Encoder()
     for module, mean in ((one, 0.0), (two, 1.0)):
         module.register_buffer("mean", torch.tensor(mean), persistent=False)
     assert weights_digest(one) != weights_digest(two)
 
 
-def test_digests_of_images_stay_what_they_are_and_tell_types_apart() -> None:
+def test_image_digests_are_stable_and_depend_on_dtype() -> None:
     image = torch.arange(60).view(3, 4, 5)
     digests = {kind: image_digest(image.to(kind)) for kind in (torch.uint8, torch.float16, torch.float32)}
     assert digests == {
@@ -134,7 +134,7 @@ def test_digests_of_images_stay_what_they_are_and_tell_types_apart() -> None:
     assert image_digest(image.bfloat16()) == image_digest(image.bfloat16().mT.contiguous().mT)
 
 
-def test_only_one_tensor_with_a_row_per_image_is_kept(tmp_path: Path) -> None:
+def test_encoder_must_return_one_row_per_image(tmp_path: Path) -> None:
     class Other(nn.Module):
         def __init__(self, make: object) -> None:
             super().__init__()
@@ -143,10 +143,10 @@ def test_only_one_tensor_with_a_row_per_image_is_kept(tmp_path: Path) -> None:
         def forward(self, images: Tensor) -> object:
             return self.make(images)  # type: ignore[operator]
 
-    for make, told in (
-        (lambda images: images.mean(0), "made .3, 40, 60. of 1 images"),
-        (lambda images: (images, images), "made a tuple"),
+    for make, message in (
+        (lambda images: images.mean(0), "returned .3, 40, 60. for 1 images"),
+        (lambda images: (images, images), "returned a tuple"),
         (lambda images: images - images.mean(0), "depend on the other images of the batch"),
     ):
-        with pytest.raises(IDCError, match=told):
+        with pytest.raises(IDCError, match=message):
             cached(Other(make), tmp_path, always=False)(images(3))

@@ -21,7 +21,7 @@ from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.store import decoded
-from lightning_idc.data.store.decoded import DecodedSource, decode, decoded_once
+from lightning_idc.data.store.decoded import DecodedSource, cache_decoded, decode_to_store
 from lightning_idc.data.store.shards import Shard
 from lightning_idc.images.types import PairSample
 from lightning_idc.utils.errors import IDCError
@@ -47,9 +47,9 @@ def data(root: Path, **options: object) -> FolderPairs:
     return FolderPairs(root, image_size=(10, 12), cache_images=root.parent / "once", **options)  # type: ignore[arg-type]
 
 
-def test_a_shard_gives_what_the_files_give(root: Path) -> None:
+def test_cache_equals_files(root: Path) -> None:
     files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
-    store = decode(files, root.parent / "once", (10, 12), "bilinear")
+    store = decode_to_store(files, root.parent / "once", (10, 12), "bilinear")
     shard = pickle.loads(pickle.dumps(DecodedSource(files, store)))
     assert shard.ids == files.ids
     for index in range(PAIRS):
@@ -60,7 +60,7 @@ def test_a_shard_gives_what_the_files_give(root: Path) -> None:
     assert torch.equal(shard.load(0).before, files.load(0).before)  # nobody writes into the shard
 
 
-def test_it_is_written_once_and_again_when_an_image_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_is_rewritten_when_an_image_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = root.parent / "once"
     first = data(root).pairs_of("train")
     written = [path for path in once.iterdir() if path.is_dir()]
@@ -98,17 +98,17 @@ class Slow(PairSource):
         return PairSample(self.ids[index], *torch.zeros(2, 3, 64, 64, dtype=torch.uint8))
 
 
-def test_the_faster_one_is_used_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_source_is_used_and_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    assert isinstance(decoded_once(Slow(0.01), tmp_path, (64, 64), "bilinear", told.append), DecodedSource)
+    assert isinstance(cache_decoded(Slow(0.01), tmp_path, (64, 64), "bilinear", told.append), DecodedSource)
     assert "reading the cache" in told[0]
     load = DecodedSource.load
     monkeypatch.setattr(DecodedSource, "load", lambda self, index: (time.sleep(0.03), load(self, index))[1])
-    assert isinstance(decoded_once(Slow(0.0), tmp_path, (64, 64), "bilinear", told.append), Slow)
+    assert isinstance(cache_decoded(Slow(0.0), tmp_path, (64, 64), "bilinear", told.append), Slow)
     assert "reading the files" in told[1]
 
 
-def test_boxes_are_kept(tmp_path: Path) -> None:
+def test_boxes_are_cached(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "a dog"}]
     records = [{"path": f"{n}", "bbox": [0.5, 0.0, 1.0, 0.1 * n], "conversations": turns} for n in range(5)]
     (tmp_path / "img_diff_object_replacement.json").write_text(json.dumps(records))
@@ -118,22 +118,22 @@ def test_boxes_are_kept(tmp_path: Path) -> None:
             Image.new("RGB", (8, 8), (number,) * 3).save(tmp_path / f"object_replacement/{number}_{side}.jpg")
     options = {"official": False, "shares": (1.0, 0.0, 0.0), "image_size": 4}
     files = ImgDiff(tmp_path, **options).pairs_of("train")
-    shard = DecodedSource(files, decode(files, tmp_path / "once", (4, 4), "bilinear"))
+    shard = DecodedSource(files, decode_to_store(files, tmp_path / "once", (4, 4), "bilinear"))
     assert all(torch.equal(shard.load(i).boxes, files.load(i).boxes) for i in range(5))
     assert shard.load(2).meta == files.load(2).meta
 
 
-def test_a_write_that_fails_leaves_nothing(root: Path) -> None:
+def test_failed_write_leaves_no_files(root: Path) -> None:
     (root / "69b.png").write_bytes((root / "69b.png").read_bytes()[:100])
     with pytest.raises(IDCError, match="damaged"):
         data(root).pairs_of("train")
     assert not [path for path in (root.parent / "once").iterdir() if path.suffix != ".lock"]
 
 
-def test_features_that_cannot_be_cached_raise_an_error(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(IDCError, match="set image_size"):
+def test_uncacheable_sources_are_errors(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(IDCError, match="cache_images needs image_size"):
         FolderPairs(root, cache_images=tmp_path)
-    with pytest.raises(IDCError, match="BoardPairs does not"):
+    with pytest.raises(IDCError, match="BoardPairs has none"):
         pcb = tmp_path / "pcb"
         (pcb / "group1/1").mkdir(parents=True)
         (pcb / "group1/1_not").mkdir()
@@ -156,7 +156,7 @@ def together(count: int, work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_processes_write_one_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = decoded._write
 
     def slowly(*given: Any) -> list[Shard]:
@@ -169,7 +169,7 @@ def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: p
     files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
 
     def work(number: int) -> None:
-        shard = DecodedSource(files, decode(files, root.parent / "once", (10, 12), "bilinear"))
+        shard = DecodedSource(files, decode_to_store(files, root.parent / "once", (10, 12), "bilinear"))
         torch.save([shard.load(index).after for index in range(PAIRS)], root.parent / f"seen{number}.pt")
 
     together(3, work)
@@ -179,21 +179,21 @@ def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: p
         assert all(torch.equal(image, files.load(index).after) for index, image in enumerate(seen))
 
 
-def test_a_process_that_is_killed_while_it_writes_is_cleaned_up_after(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_killed_writer_are_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, once = FolderPairs(root, image_size=(10, 12)).pairs_of("train"), root.parent / "once"
     with monkeypatch.context() as patch:
         patch.setattr(decoded, "_in_order", lambda *_: os._exit(9))
-        process = multiprocessing.get_context("fork").Process(target=decode, args=(files, once, (10, 12), "bilinear"))
+        process = multiprocessing.get_context("fork").Process(
+            target=decode_to_store, args=(files, once, (10, 12), "bilinear")
+        )
         process.start()
         process.join(60)
     assert process.exitcode == 9 and [path for path in once.iterdir() if path.name.startswith(".")]
-    decode(files, once, (10, 12), "bilinear")
+    decode_to_store(files, once, (10, 12), "bilinear")
     assert not [path for path in once.iterdir() if path.name.startswith(".") and path.is_dir()]
 
 
-def test_workers_load_what_one_process_loads(root: Path) -> None:
+def test_workers_load_equal_samples(root: Path) -> None:
     batches = {}
     for workers in (0, 2):
         module = data(root, batch_size=16, num_workers=workers, seed=3)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lightning_idc.data.store import shards
-from lightning_idc.data.store.building import Plan, build, complete
+from lightning_idc.data.store.building import Plan, build, write_manifest
 from lightning_idc.data.store.growing import GrowingStore, KeyedStore
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered
 from lightning_idc.data.store.reader import Store, faults, stores_below
@@ -43,7 +43,7 @@ def write(folder: Path, count: int, identity: str) -> list[Shard]:
 
 
 def make(folder: Path, count: int = 3, identity: str = "a") -> Store:
-    complete(folder, {"made by": identity}, write(folder, count, identity))
+    write_manifest(folder, {"made by": identity}, write(folder, count, identity))
     return Store(folder)
 
 
@@ -70,7 +70,7 @@ def new_process() -> None:
     shards.open_shard.cache_clear()
 
 
-def test_rows_come_back_without_a_copy(tmp_path: Path) -> None:
+def test_rows_are_read_without_copy(tmp_path: Path) -> None:
     table = pickle.loads(pickle.dumps(make(tmp_path / "s"))).table("rows")
     assert len(table) == 15
     pixels, start = table.column("pixels"), table.column("start")
@@ -96,7 +96,7 @@ def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert sorted(names, key=lambda name: name.order) == [names[2], names[0], names[1]]
 
 
-def test_maps_are_closed(tmp_path: Path) -> None:
+def test_memory_maps_are_closed(tmp_path: Path) -> None:
     table = make(tmp_path / "s", OPEN_SHARDS + 40).table("rows")
     pixels, opened = table.column("pixels"), len(os.listdir("/proc/self/fd"))
     first = pixels[0]
@@ -113,13 +113,15 @@ def test_a_shard_is_read_and_checked_once_when_it_is_opened(tmp_path: Path) -> N
     new_process()
     start = Store(tmp_path / "s").table("rows").column("start")
     assert [start[index] for index in (0, 1, 0, 14)] == [0, 0, 0, 4], "the others are as they were"
-    with pytest.raises(StoreError, match=r"rows-00001-5-\w+.arrow is damaged: its bytes are not those .*; remove it"):
+    with pytest.raises(
+        StoreError, match=r"rows-00001-5-\w+.arrow is damaged: it does not match its checksum; remove it"
+    ):
         start[7]
     assert len(shards._checked) == 2
     assert len(faults(tmp_path / "s")) == 1
 
 
-def test_a_file_that_is_changed_later_is_checked_again(tmp_path: Path) -> None:
+def test_changed_file_is_checked_again(tmp_path: Path) -> None:
     store = make(tmp_path / "s")
     assert store.table("rows").column("start")[0] == 0
     content = bytearray(file(tmp_path / "s", 0).read_bytes())
@@ -130,7 +132,7 @@ def test_a_file_that_is_changed_later_is_checked_again(tmp_path: Path) -> None:
         store.table("rows").column("start")[0]
 
 
-def test_renamed_swapped_and_foreign_shards_are_damaged(tmp_path: Path) -> None:
+def test_renamed_swapped_and_foreign_shards_are_rejected(tmp_path: Path) -> None:
     make(tmp_path / "s")
     (other,) = write(tmp_path / "t", 1, "b")
     first, second = file(tmp_path / "s", 0), file(tmp_path / "s", 1)
@@ -149,7 +151,7 @@ def in_child(work: object) -> int:
     return process.exitcode or 0
 
 
-def test_a_forked_worker_reads_what_its_parent_has_open(tmp_path: Path) -> None:
+def test_forked_worker_reads_open_shards_of_its_parent(tmp_path: Path) -> None:
     pixels = make(tmp_path / "s", 70).table("rows").column("pixels")
     pixels[0]
 
@@ -160,7 +162,7 @@ def test_a_forked_worker_reads_what_its_parent_has_open(tmp_path: Path) -> None:
     assert np.array_equal(pixels[0], rows_of(0)[0])
 
 
-def test_processes_add_to_one_store_and_a_part_of_a_shard_is_not_read(tmp_path: Path) -> None:
+def test_concurrent_appends_and_partial_shards(tmp_path: Path) -> None:
     identity = {"made by": "a"}
     store = KeyedStore(tmp_path / "s", identity=identity)
     store.add(["x0", "x1"], values=np.zeros((2, 4), np.float32))
@@ -202,17 +204,17 @@ def test_damaged_shards_of_a_keyed_store_are_removed(tmp_path: Path) -> None:
     assert "a" not in KeyedStore(tmp_path / "s")
 
 
-def test_rows_without_keys_are_added_and_read_whole(tmp_path: Path) -> None:
+def test_append_rows_without_keys(tmp_path: Path) -> None:
     for value in (1, 2):
         GrowingStore(tmp_path / "s", identity={"a": 1}).append("scores", tensor_batch(value=[value, -value]))
     table = GrowingStore(tmp_path / "s").table("scores")
     assert [row["value"] for batch in table.batches() for row in batch.to_pylist()] == [1, -1, 2, -2]
     (tmp_path / "s" / MANIFEST).unlink()
-    with pytest.raises(StoreError, match=r"holds no rows: there is no manifest\.json"):
+    with pytest.raises(StoreError, match=r"has no rows: manifest\.json is missing"):
         GrowingStore(tmp_path / "s")
 
 
-def test_manifests_are_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_manifests_are_errors(tmp_path: Path) -> None:
     make(tmp_path / "s")
     manifest = tmp_path / "s" / MANIFEST
     written = manifest.read_text()
@@ -229,7 +231,7 @@ def test_manifests_are_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match=rf"manifest\.json {message}"):
             Store(tmp_path / "s")
     manifest.unlink()
-    with pytest.raises(StoreError, match=r"holds no rows: there is no manifest\.json"):
+    with pytest.raises(StoreError, match=r"has no rows: manifest\.json is missing"):
         Store(tmp_path / "s")
     manifest.write_text(written)
     file(tmp_path / "s", 1).unlink()
@@ -239,7 +241,7 @@ def test_manifests_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "rows-0-1-0000000000000000.arrow/../x", "", "rows"])
-def test_a_manifest_names_files_of_its_folder_only(tmp_path: Path, name: str) -> None:
+def test_manifest_cannot_list_files_outside_its_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "s"
     folder.mkdir()
     hostile = Manifest({}, {name: 3})  # type: ignore[dict-item]
@@ -252,7 +254,7 @@ def plan(folder: Path, size: int = 1) -> Plan:
     return Plan(folder, {"made by": "a"}, "rows", size, "choose another folder")
 
 
-def test_an_unusable_folder_is_built_anew_and_a_failure_leaves_nothing(tmp_path: Path) -> None:
+def test_unusable_store_is_rebuilt_and_failed_build_leaves_no_files(tmp_path: Path) -> None:
     folder = tmp_path / "s"
 
     def fails(draft: Path) -> list[Shard]:
@@ -271,5 +273,5 @@ def test_an_unusable_folder_is_built_anew_and_a_failure_leaves_nothing(tmp_path:
         damage.unlink()
         build(plan(folder), fill)
         assert len(plan(folder).open().table("rows")) == 15
-    with pytest.raises(StoreError, match=r"needs .* MB are free; make room, or choose another folder"):
+    with pytest.raises(StoreError, match=r"needs .* MB are free; free some disk space, or choose another folder"):
         build(replace(plan(tmp_path / "t"), size=1 << 60), fill)

@@ -23,8 +23,8 @@ from lightning_idc.cli import main
 from lightning_idc.cli.errors import readable
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.store import shards
-from lightning_idc.data.store.building import complete
-from lightning_idc.data.store.decoded import DecodedSource, decode
+from lightning_idc.data.store.building import write_manifest
+from lightning_idc.data.store.decoded import DecodedSource, decode_to_store
 from lightning_idc.data.store.feature_store import FeatureCache
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, fingerprint_of
 from lightning_idc.data.store.reader import Store, faults, shards_in
@@ -77,7 +77,7 @@ def write_images(folder: Path, other: int) -> None:
 
 def read_images(folder: Path) -> dict[str, Any]:
     source = FolderPairs(folder / "files", image_size=(8, 8)).pairs_of("train")
-    cached = DecodedSource(source, decode(source, folder / "store", (8, 8), "bilinear"))
+    cached = DecodedSource(source, decode_to_store(source, folder / "store", (8, 8), "bilinear"))
     return {cached.ids[index]: pixels(cached.load(index)) for index in range(len(cached))}
 
 
@@ -95,7 +95,7 @@ def rendered(folder: Path, other: int = 0) -> SyntheticSource:
 
 def read_rendered(folder: Path) -> dict[str, Any]:
     source = rendered(folder)
-    return {id: [*pixels(source.load(index)), source.truth(index)] for index, id in enumerate(source.ids)}
+    return {id: [*pixels(source.load(index)), source.ground_truth(index)] for index, id in enumerate(source.ids)}
 
 
 def kept(folder: Path) -> FeatureCache:
@@ -129,7 +129,7 @@ def write_two_stores(folder: Path, other: int) -> None:
                 record.images[name] = bytes([other, number, row]) * 30
                 record.arrays["vector"] = np.arange(4.0) + row + other
             write_records(folder / stage, fingerprint_of(identity), number, records)
-        complete(folder / stage, identity, shards_in(folder / stage, Manifest(identity)), source=source)
+        write_manifest(folder / stage, identity, shards_in(folder / stage, Manifest(identity)), source=source)
         parent = RecordStore(folder / stage).fingerprint
 
 
@@ -155,8 +155,8 @@ def write_procedures(folder: Path, other: int) -> None:
 
 def read_procedures(folder: Path) -> dict[str, Any]:
     procedures = ProcedureFolder(folder / "store")
-    found = {f"p{row}": procedures.of(f"p{row}", *PAIRS[row]) for row in range(4) if f"p{row}" in procedures}
-    return {name: [made.frames.tolist(), made.similarities.tolist()] for name, made in found.items()}  # type: ignore[union-attr]
+    result = {f"p{row}": procedures.of(f"p{row}", *PAIRS[row]) for row in range(4) if f"p{row}" in procedures}
+    return {name: [made.frames.tolist(), made.similarities.tolist()] for name, made in result.items()}  # type: ignore[union-attr]
 
 
 def write_scores(folder: Path, other: int) -> None:
@@ -200,16 +200,16 @@ def edit(change: Callable[[bytes], bytes], keep_time: bool = False) -> Damage:
 
 def flip(share: float, bit: int = 1, keep_time: bool = False) -> Damage:
     def change(content: bytes) -> bytes:
-        place = min(int(share * len(content)), len(content) - 1)
-        return content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+        position = min(int(share * len(content)), len(content) - 1)
+        return content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :]
 
     return edit(change, keep_time)
 
 
 def higher_number(content: bytes) -> bytes:
     """The first digit that can be, one higher: where it is a description's, it still is a valid one."""
-    place = next((place for place, sign in enumerate(content) if sign in b"12345678"), 0)
-    return content[:place] + bytes([(content[place] + 1) % 256]) + content[place + 1 :]
+    position = next((position for position, sign in enumerate(content) if sign in b"12345678"), 0)
+    return content[:position] + bytes([(content[position] + 1) % 256]) + content[position + 1 :]
 
 
 DAMAGES: dict[str, Damage] = {
@@ -234,13 +234,13 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict[str, Any]]]:
-    found = {}
+    result = {}
     for name, user in USERS.items():
         folder = tmp_path_factory.mktemp(name)
         user.write(folder, 0)
-        found[name] = folder, user.read(folder)
-        assert found[name][1]
-    return found
+        result[name] = folder, user.read(folder)
+        assert result[name][1]
+    return result
 
 
 @pytest.fixture
@@ -274,14 +274,14 @@ def judge(user: str, folder: Path, expected: dict[str, Any]) -> str:
     """Read a store: 'right', 'in parts' or 'refused'; anything else fails."""
     new_process()
     try:
-        found = USERS[user].read(folder)
+        result = USERS[user].read(folder)
     except IDCError as error:
-        told = str(error)
-        assert "\n" not in told and str(folder) in told and len(told) < 500, told
+        message = str(error)
+        assert "\n" not in message and str(folder) in message and len(message) < 500, message
         return "refused"
-    if found == expected:
+    if result == expected:
         return "right"
-    assert USERS[user].partial and found.items() <= expected.items(), "other data than was written, without a word"
+    assert USERS[user].partial and result.items() <= expected.items(), "other data than was written, without a word"
     return "in parts"
 
 
@@ -323,7 +323,7 @@ def test_no_flipped_bit_of_a_store_is_silent(
 
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("what", ["shards swapped", "shard of another store", "manifest of another store", "all of it"])
-def test_swapped_files_are_not_read_as_each_other(
+def test_swapped_files_are_detected(
     written: dict[str, tuple[Path, dict[str, Any]]], store: Path, tmp_path: Path, user: str, what: str
 ) -> None:
     other = tmp_path / "other"
@@ -352,7 +352,7 @@ def test_swapped_files_are_not_read_as_each_other(
 
 
 @pytest.mark.parametrize("user", USERS)
-def test_a_store_of_an_earlier_version_is_not_misread(
+def test_store_of_another_version_is_rejected(
     written: dict[str, tuple[Path, dict[str, Any]]], store: Path, user: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_idc.data.store.manifest.FORMAT", 99)
@@ -367,7 +367,7 @@ def same_size_and_time(path: Path) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (stat.st_size, stat.st_mtime_ns)
 
 
-def test_a_replaced_source_picture_is_decoded_again(tmp_path: Path) -> None:
+def test_replaced_source_image_is_decoded_again(tmp_path: Path) -> None:
     write_images(tmp_path, 0)
     before = read_images(tmp_path)
     same_size_and_time(tmp_path / "files" / "3a.bmp")
@@ -377,14 +377,14 @@ def test_a_replaced_source_picture_is_decoded_again(tmp_path: Path) -> None:
     assert all(pixels(fresh.load(index)) == after[id] for index, id in enumerate(fresh.ids))
 
 
-def test_records_of_a_replaced_source_picture_are_not_continued(tmp_path: Path) -> None:
+def test_replaced_source_image_invalidates_records(tmp_path: Path) -> None:
     pictures(tmp_path / "files", 0)
     stage = MapStage(unchanged)
     run(stage, ImageFolder(str(tmp_path / "files")), tmp_path / "a")
     (tmp_path / "files").rename(tmp_path / "moved")
     run(stage, ImageFolder(str(tmp_path / "moved")), tmp_path / "a")
     same_size_and_time(tmp_path / "moved" / "3a.bmp")
-    with pytest.raises(IDCError, match="records of the source that are different now"):
+    with pytest.raises(IDCError, match="records of the source that differ now"):
         run(stage, ImageFolder(str(tmp_path / "moved")), tmp_path / "a")
 
 
@@ -392,7 +392,7 @@ def unchanged(record: Record) -> Record:
     return record
 
 
-def test_a_damaged_cache_of_images_is_made_anew(tmp_path: Path) -> None:
+def test_damaged_image_cache_is_rebuilt(tmp_path: Path) -> None:
     write_images(tmp_path, 0)
     expected = read_images(tmp_path)
     for damage in DAMAGES.values():
@@ -407,7 +407,7 @@ def test_a_damaged_cache_of_images_is_made_anew(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith(".")]
 
 
-def test_damage_that_a_worker_finds_is_one_sentence_too(tmp_path: Path) -> None:
+def test_damage_in_a_worker_is_a_one_line_error(tmp_path: Path) -> None:
     write_images(tmp_path, 0)
     data = FolderPairs(tmp_path / "files", image_size=(8, 8), cache_images=tmp_path / "store", num_workers=1)
     source = data.pairs_of("train")
@@ -416,8 +416,8 @@ def test_damage_that_a_worker_finds_is_one_sentence_too(tmp_path: Path) -> None:
     new_process()
     with pytest.raises(IDCError) as caught:
         list(DataLoader(Loaded(source), num_workers=1))
-    told = readable(caught.value)
-    assert told is not None and told.startswith(str(tmp_path)) and "is damaged" in told and "\n" not in told
+    message = readable(caught.value)
+    assert message is not None and message.startswith(str(tmp_path)) and "is damaged" in message and "\n" not in message
 
 
 class Loaded(Dataset[Any]):
@@ -433,7 +433,7 @@ class Loaded(Dataset[Any]):
         return self.source.load(index).before
 
 
-def test_verify_names_what_is_damaged(
+def test_verify_lists_damaged_files(
     written: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("records", "features"):
@@ -443,8 +443,11 @@ def test_verify_names_what_is_damaged(
     (target,) = (tmp_path / "records" / "first").glob("records-00001-*")
     flip(0.7)(target)
     assert main(["data", "verify", str(tmp_path)]) == 1
-    told = capsys.readouterr().out
-    assert f"first/{target.name} is damaged: its bytes are not those" in told and "3 stores, 1 damaged" in told
+    message = capsys.readouterr().out
+    assert (
+        f"first/{target.name} is damaged: it does not match its checksum" in message
+        and "3 stores, 1 damaged" in message
+    )
     assert main(["data", "verify", str(tmp_path / "nowhere")]) == 1
     assert "no manifest.json in" in capsys.readouterr().err
     assert main(["data", "mend", str(tmp_path)]) == 2

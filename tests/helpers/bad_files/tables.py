@@ -12,7 +12,7 @@ import pytest
 
 from helpers.bad_files.weights import SYSTEM
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
-from lightning_idc.data.store.building import complete
+from lightning_idc.data.store.building import write_manifest
 from lightning_idc.data.store.manifest import Manifest, fingerprint_of, read_manifest
 from lightning_idc.data.store.reader import shards_in
 from lightning_idc.synthesis import store as store_module
@@ -141,7 +141,7 @@ def record_store(root: Path, records: Sequence[Record], **notes: Any) -> Path:
     store, identity = root / "store", {"stage": "s", "source": "x"}
     store.mkdir()
     write_records(store, fingerprint_of(identity), 0, records)
-    complete(store, identity, shards_in(store, Manifest(identity)), source=None, **notes)
+    write_manifest(store, identity, shards_in(store, Manifest(identity)), source=None, **notes)
     return store
 
 

@@ -79,7 +79,7 @@ def test_repeated_pairs_count_once(tmp_path: Path) -> None:
 def test_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> None:
     source = data.source("test")
     for index in range(len(source)):
-        truth = source.truth(index)
+        truth = source.ground_truth(index)
         for wording in range(5):
             assert False not in change_accuracy(true_sentence(truth, wording), truth).values()
         assert {true_sentence(truth, wording) for wording in range(5)} == set(source.captions(index))

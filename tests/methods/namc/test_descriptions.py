@@ -7,7 +7,7 @@ import torch
 
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
-    Refusal,
+    Rejection,
     component_spans,
     components,
     compose,
@@ -36,7 +36,7 @@ def test_components_of_the_paper_example() -> None:
         "a person jumping , with each frame capturing the person in mid-air",
         "a bald eagle standing on the edge of a body of water , looking downwards",
     )
-    assert not isinstance(object_descriptions(FIGURE_8), Refusal)
+    assert not isinstance(object_descriptions(FIGURE_8), Rejection)
 
 
 def test_components_with_every_verb() -> None:
@@ -60,15 +60,15 @@ def test_component_spans() -> None:
         (f"{HEAD} shows a dog.", "not in the template"),
         (f"{HEAD} shows a dog, while the second image does not.", "not in the template"),
         (f"{HEAD} gnaws a dog, while the second image shows a cat.", "not in the template"),
-        (f"{HEAD} shows a dog, while the second image is not.", "nothing about the second"),
-        (f"{HEAD} shows a dog, while the second image shows.", "nothing about the second"),
-        (f"{HEAD} has it, while the second image shows a dog.", "nothing about the first"),
-        (compose("", "a dog"), "nothing about the first"),
+        (f"{HEAD} shows a dog, while the second image is not.", "no object in the second"),
+        (f"{HEAD} shows a dog, while the second image shows.", "no object in the second"),
+        (f"{HEAD} has it, while the second image shows a dog.", "no object in the first"),
+        (compose("", "a dog"), "no object in the first"),
     ],
 )
 def test_rejects_useless_descriptions(text: str, reason: str) -> None:
-    refusal = object_descriptions(text)
-    assert isinstance(refusal, Refusal) and reason in refusal.reason
+    rejection = object_descriptions(text)
+    assert isinstance(rejection, Rejection) and reason in rejection.reason
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_rejects_useless_descriptions(text: str, reason: str) -> None:
     ],
 )
 def test_all_parsers_use_one_template(text: str) -> None:
-    refusal = object_descriptions(text)
-    assert isinstance(refusal, Refusal) and refusal.reason == "not in the template"
+    rejection = object_descriptions(text)
+    assert isinstance(rejection, Rejection) and rejection.reason == "not in the template"
     assert component_spans(words_of(text)) is None and components(text) is None
     with pytest.raises(DataError, match="does not follow the template"):
         swap_descriptions(text)
@@ -125,7 +125,7 @@ def _phrases(text: str) -> list[Attributes]:
 def test_descriptions_without_noise_are_true(noisy: SyntheticDescriptions) -> None:
     source = noisy.source("test")
     for index in range(len(source)):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         assert not any(described.wrong)
         texts = components(described.text)
         assert texts is not None
@@ -140,7 +140,7 @@ def test_synthetic_noise_has_the_right_labels_and_rates(noisy: SyntheticDescript
     source = noisy.source("train")
     replaced = wrong = right = 0
     for index in range(len(source)):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         words = words_of(described.text)
         assert len(words) == len(described.wrong) == len(described.attribute)
         spans = component_spans(words)
@@ -179,7 +179,7 @@ def test_vocabulary_covers_pre_training_and_fine_tuning(noisy: SyntheticDescript
 def test_rejects_invalid_noise() -> None:
     with pytest.raises(ConfigError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
-    with pytest.raises(ConfigError, match="give the positions of objects"):
+    with pytest.raises(ConfigError, match="contain the positions of objects"):
         SyntheticDescriptions(relations="needed")
     with pytest.raises(ConfigError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")
@@ -227,7 +227,7 @@ def test_hallucinated_objects_are_in_no_image_and_consistent() -> None:
     hallucinations_of: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
     num_hallucinations = 0
     for index in range(40):
-        described, truth = source.described[index], source.source.truth(index)
+        described, truth = source.described[index], source.source.ground_truth(index)
         words = words_of(described.text)
         spans = component_spans(words)
         assert spans is not None

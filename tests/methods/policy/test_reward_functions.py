@@ -74,7 +74,7 @@ def test_facts_are_read_from_json(tmp_path: Any) -> None:
     assert as_trl_reward(FactsReward())(texts, facts=facts) == expected and expected[0] == 1.0
     with pytest.raises(DataError, match="facts is 'no JSON'; expected the text of a JSON object"):
         as_trl_reward(FactsReward())(texts, facts=["no JSON"] * 2)
-    with pytest.raises(DataError, match="FactsReward judges rendered pairs"):
+    with pytest.raises(DataError, match="FactsReward needs rendered pairs"):
         as_trl_reward(FactsReward())(texts)
 
 

@@ -330,10 +330,10 @@ def test_judge_reward_retries_and_then_raises(judge: Judge, two_pairs: PairBatch
     assert JudgeReward(judge.endpoint())(two_pairs, [["x 3"], ["x 3"]]).tolist() == [[1.0], [1.0]]
     assert len(judge.requests) == 4
     judge.fail = [503] * 3
-    with pytest.raises(ConfigError, match="did not answer 3 requests in a row"):
+    with pytest.raises(ConfigError, match="did not respond to 3 requests in a row"):
         JudgeReward(judge.endpoint())(two_pairs, [["x 3"], ["x 3"]])
     judge.fail, judge.delay = [], 0.3
-    with pytest.raises(ConfigError, match=r"did not answer 2 requests in a row.*timed out"):
+    with pytest.raises(ConfigError, match=r"did not respond to 2 requests in a row.*timed out"):
         JudgeReward(judge.endpoint(timeout=0.05, retries=1))(two_pairs, [["x 3"], ["x 3"]])
 
 

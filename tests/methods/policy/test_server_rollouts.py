@@ -112,7 +112,7 @@ def test_resume_after_a_server_failure_is_bit_equal(
     uninterrupted = fit(callbacks("whole"), tmp_path, start(sft), max_epochs=3)
     server.answers_left, server.loads_left = answers, loads
     folder = tmp_path / "run"
-    with pytest.raises(IDCError, match=r"did not answer 2 requests in a row .*status 503.*continue$"):
+    with pytest.raises(IDCError, match=r"did not respond to 2 requests in a row .*status 503.*resume the run$"):
         fit(callbacks("weights"), folder, start(sft), max_epochs=3)
     saved = folder / "checkpoints" / "interrupted.ckpt"
     assert f"saved in {saved}" in capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_timeouts_and_invalid_settings_raise_one_line_errors(sft: str, server: P
 
     grpo = GroupRelative(LengthReward(1, 9), samples=2)
     server.delay = 0.3
-    with pytest.raises(IDCError, match=r"did not answer 2 requests in a row .*timed out"):
+    with pytest.raises(IDCError, match=r"did not respond to 2 requests in a row .*timed out"):
         run(rollouts(server, tmp_path, timeout=0.1), grpo)
     server.delay = 0.0
     with pytest.raises(ConfigError, match="add one of them to the callbacks"):
@@ -192,7 +192,7 @@ def test_timeouts_and_invalid_settings_raise_one_line_errors(sft: str, server: P
     without = ServerWeights(str(tmp_path), "http://127.0.0.1:1/load", {"path": "{folder}"})
     with pytest.raises(IDCError, match="no adapters to transfer"):
         run(ServerRollouts(Endpoint("http://127.0.0.1:1/v1", "policy"), without), grpo)
-    with pytest.raises(IDCError, match="does not answer"):
+    with pytest.raises(IDCError, match="does not respond"):
         run(ServerRollouts(Endpoint("http://127.0.0.1:1/v1", "policy")), grpo)
     with pytest.raises(ConfigError, match="leave out the cache"):
         ServerRollouts(Endpoint("http://127.0.0.1:1/v1", "policy", cache="answers"))

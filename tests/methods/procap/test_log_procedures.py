@@ -10,7 +10,7 @@ import torch
 from helpers.procap_tiny import QUIET, data, first_stage, prepared, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 
-from lightning_idc.data.sampling import Draw
+from lightning_idc.data.sampling import SampleIndex
 from lightning_idc.methods.procap.log_procedures import LogProcedures, Strip, blanked, procedure_sheet, strips_of
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -53,7 +53,7 @@ def test_log_procedures_draws_the_same_pairs(folder: Path, tmp_path: Path) -> No
     written.unlink()
     trainer.validate(model, data(folder), verbose=False)
     assert written.is_file()
-    sample = data(folder).loader("val").dataset[Draw(0, 1)]
+    sample = data(folder).loader("val").dataset[SampleIndex(0, 1)]
     strips = {strip.name: strip.frames for strip in strips_of(sample, model.keyframes, model.eval())}
     assert [len(frames) for frames in strips.values()] == [3, 9, 4, 4, 4, 4]
     assert torch.equal(strips["interpolated"][0], sample.before)
@@ -77,7 +77,7 @@ def test_strips_without_keyframes(tmp_path: Path) -> None:
     trainer.fit(model, data(tmp_path))
     assert len(list((tmp_path / "run" / "procedures").glob("step-*.png"))) == 1
     assert not (tmp_path / "procedures").exists()
-    sample = data(tmp_path).loader("val").dataset[Draw(0, 1)]
+    sample = data(tmp_path).loader("val").dataset[SampleIndex(0, 1)]
     strips = {strip.name: strip.frames for strip in strips_of(sample, model.keyframes, model.eval())}
     assert {name: len(frames) for name, frames in strips.items()} == {
         "pair, overlaid": 3,

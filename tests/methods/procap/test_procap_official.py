@@ -157,7 +157,7 @@ def test_convert_second_stage(shared: Path, tmp_path: Path) -> None:
         (tmp_path / "few.json").write_text(json.dumps({word: index for index, word in enumerate(words[:20])}))
         convert(tmp_path / "last.chkpt", vocabulary=str(tmp_path / "few.json"))
     torch.save({"model": {}}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no second stage"):
+    with pytest.raises(CheckpointError, match="is not a second stage"):
         convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))
 
 
@@ -173,6 +173,6 @@ def test_convert_vqgan(shared: Path, tmp_path: Path) -> None:
     with torch.no_grad():
         ids = tokenizer.ids_of(tokenizer.features(image))
     assert ids.shape == (1, 14, 14) and len(ids.unique()) > 1
-    with pytest.raises(CheckpointError, match="no VQGAN"):
+    with pytest.raises(CheckpointError, match="is not a VQGAN"):
         torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
         convert_file("vqgan", tmp_path / "other.ckpt", out=tmp_path / "x.ckpt")

@@ -193,7 +193,7 @@ def test_convert_first_stage(shared: Path, tmp_path: Path, capsys: pytest.Captur
     assert hidden.visual.shape == (1, 784, 64) and bool(torch.isfinite(hidden.align).all())
     del state["text_emb.weight"]
     torch.save(state, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no first stage"):
+    with pytest.raises(CheckpointError, match="is not a first stage"):
         convert("procap_stage1", tmp_path / "other.pt", out=tmp_path / "x.ckpt", procedures="p")
 
 

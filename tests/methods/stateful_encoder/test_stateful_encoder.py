@@ -146,7 +146,7 @@ def test_control_of_mdp_sees_one_image() -> None:
         ("qwen2_vl", {"layers": [4]}, "expected increasing numbers from 1 to 3"),
         ("qwen2_vl", {"at": "model"}, "leave `at` out"),
         ("qwen2_vl", {"heads": 5}, "cannot be split among 5 heads"),
-        ("llava", {}, "sees the pair as one image"),
+        ("llava", {}, "reads the pair as one image"),
         ("grid", {"layers": [1]}, "has a single layer, after 'backbone'"),
         ("grid", {"at": "nowhere"}, "no module 'nowhere'"),
         ("grid", {"at": "cell"}, "has no `width`"),

@@ -243,7 +243,7 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
 
 
 def test_layers_that_are_not_there_are_named() -> None:
-    with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
+    with pytest.raises(ConfigError, match="increasing numbers from 1 to 4 that end with 4"):
         captioner("llava_onevision").add_adapter("mdp", MDP, layers=[2, 5])
 
 

@@ -131,5 +131,5 @@ def test_sizes_come_from_headers_and_group_batches(folder: Path, tmp_path: Path)
         Image.new("RGB", (40, 24)).save(tmp_path / side / "a.jpg", exif=exif)
     turned = FolderPairs(root=tmp_path, shares=(0, 0, 1)).pairs_of("predict")
     assert turned.image_size(0) == tuple(turned.load(0).before.shape[1:]) == (40, 24)
-    with pytest.raises(ConfigError, match="leave out either"):
+    with pytest.raises(ConfigError, match="group_by_size and image_size exclude each other"):
         data(folder, image_size=32)

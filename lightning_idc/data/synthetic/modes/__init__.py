@@ -20,5 +20,5 @@ def load_mode(name: str) -> ModuleType:
         ConfigError: the mode does not exist.
     """
     if name not in MODES:
-        raise ConfigError(f"there is no synthetic mode {name!r}; choose one of {', '.join(MODES)}")
+        raise ConfigError(f"mode is {name!r}; expected one of {', '.join(MODES)}")
     return import_module(f"{__name__}.{name}")

@@ -28,8 +28,8 @@ from lightning_idc.data.synthetic.sampling import (
     draw_camera,
     draw_lights,
     find_spot,
-    free,
-    stand,
+    is_free,
+    place_object,
 )
 from lightning_idc.data.synthetic.scene import COLORS, SHAPES, SIZES, Camera, Scene, SceneObject
 
@@ -76,7 +76,7 @@ def draw(rng: Rng, world: World = WORLD) -> ScenePair:
         pair = _attempt(rng, world, kinds, first, cast, words)
         if pair is not None:
             return pair
-    raise RuntimeError(f"no scene found for {kinds} in {TRIES} layouts; lower `things`, now {world.things}")
+    raise RuntimeError(f"no valid layout for {kinds} in {TRIES} tries; lower `things`, now {world.things}")
 
 
 def _details(rng: Rng, kinds: Sequence[str]) -> dict[str, str]:
@@ -203,39 +203,39 @@ def _attempt(
 def _place(
     rng: Rng, view: View, cast: list[_Actor], words: dict[str, str]
 ) -> list[tuple[_Actor, SceneObject | None, SceneObject | None]] | None:
-    taken: list[Spot] = []
+    occupied: list[Spot] = []
     placed: list[tuple[_Actor, SceneObject | None, SceneObject | None]] = []
     for actor in cast:
         if actor.role == "OCR":
             dots, spots = _letters(rng, view, actor, words)
             placed += dots
-            taken += spots
+            occupied += spots
     for actor in cast:
         if actor.role == "OCR":
             continue
         spot: Spot | None
         if actor.role == "disappearance":
             spot = _edge_spot(rng, view, actor.radius)
-            if not free(spot.x, spot.y, spot.radius, taken):
+            if not is_free(spot.x, spot.y, spot.radius, occupied):
                 return None
         else:
-            spot = find_spot(rng, actor.radius, taken)
+            spot = find_spot(rng, actor.radius, occupied)
         if spot is None:
             return None
-        taken.append(spot)
-        before = stand(rng, actor.before, spot) if actor.before is not None else None
+        occupied.append(spot)
+        before = place_object(rng, actor.before, spot) if actor.before is not None else None
         after = None
         if actor.after is not None:
-            after = stand(rng, actor.after, spot)
+            after = place_object(rng, actor.after, spot)
             if before is not None:
                 after = replace(after, rotation=before.rotation)
         if actor.role == "orientation" and after is not None:
             after = replace(after, rotation=after.rotation + rng.uniform(math.radians(35), math.radians(55)))
         if actor.role == "pose" and after is not None:
-            goal = find_spot(rng, actor.radius, taken)
+            goal = find_spot(rng, actor.radius, occupied)
             if goal is None or math.hypot(goal.x - spot.x, goal.y - spot.y) < MIN_MOVE:
                 return None
-            taken.append(goal)
+            occupied.append(goal)
             after = replace(after, x=goal.x, y=goal.y)
         placed.append((actor, before, after))
     return placed
@@ -260,7 +260,7 @@ def _letters(
     placed: list[tuple[_Actor, SceneObject | None, SceneObject | None]] = []
     for cell, spot in enumerate(spots):
         old, new = cell in CELLS[words["old"]], cell in CELLS[words["new"]]
-        thing = stand(rng, dots, spot)
+        thing = place_object(rng, dots, spot)
         if old or new:
             placed.append((actor, thing if old else None, thing if new else None))
     return placed, spots
