@@ -103,7 +103,7 @@ def test_weights_of_another_computation_are_refused(name: str, tmp_path: Path) -
         pytest.importorskip("open_clip")
     trained, started, said = STARTS[name]
     path = saved(trained(), tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match=f"a.ckpt' .*{said}.*; set "):
+    with pytest.raises(CheckpointError, match=f"a.ckpt' .*{said}.*: set "):
         started(path).build()
 
 

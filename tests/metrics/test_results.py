@@ -117,7 +117,7 @@ def test_scores_are_shown_though_their_file_cannot_be_written(
     def full(target: Path, content: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lightning_idc.utils.outputs.fill", full)
+    monkeypatch.setattr("lightning_idc.utils.outputs.write_content", full)
     assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
     captured = capsys.readouterr()
     assert "ROUGE-L" in captured.out and "No space left on device" in captured.err and "result.json" in captured.err

@@ -37,7 +37,7 @@ def test_rows_have_baselines_and_intervals() -> None:
     }
     rows = compare_captioners(said, REFERENCES, CONSTANT)
     assert [row.verdict for row in rows] == ["below the baseline", "higher", "higher", "not decided"]
-    assert [row.before for row in rows] == [None, "blind", "half", "sees"]
+    assert [row.previous for row in rows] == [None, "blind", "half", "sees"]
     scores = [score_captions(one.captions, REFERENCES, ("CIDEr-D",)) for one in said.values()]
     for row, own in zip(rows, scores, strict=True):
         assert row.score == own.values["CIDEr-D"]
