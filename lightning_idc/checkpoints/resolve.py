@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve(name: str | Path, revision: str | None = None) -> Path:
-    """Path of weights; those on the hub are downloaded, or read from the cache.
-
-    An existing path comes before a captioner of the library with the same name.
+    """Path of weights, as of :func:`local_path`; those on the hub are downloaded, or read from the cache.
 
     Args:
         name: ``.ckpt`` file, folder of ``save_pretrained``, name of a captioner that comes with the library, or hub id.
@@ -32,19 +31,36 @@ def resolve(name: str | Path, revision: str | None = None) -> Path:
         >>> resolve("pcb").name
         'pcb'
     """
-    path = Path(name)
+    path = local_path(name)
     if path.exists():
         return path
-    models = shipped_models()
-    if str(name) in models:
-        return models[str(name)]
     if is_hub_id(str(name)):
         return _downloaded(str(name), revision)
+    models = shipped_models()
     raise CheckpointError(
         f"there is no checkpoint {str(name)!r}: expected a file, a folder, a hub id or one of {', '.join(models)}"
         if path.suffix == ".ckpt"
         else f"there is no checkpoint {str(name)!r}; {nearest(str(name), models)}, a file, a folder or a hub id"
     )
+
+
+def local_path(name: str | Path) -> Path:
+    """Path of a captioner on this machine; the path may not exist.
+
+    A checkpoint file or a folder of a captioner comes before a captioner of the library with the same name. Any other
+    file or folder, such as a folder of images, comes after it.
+
+    Args:
+        name: file, folder, or name of a captioner that comes with the library.
+    """
+    path = Path(name)
+    is_captioner = zipfile.is_zipfile(path) if path.is_file() else _is_model_folder(path)
+    return path if is_captioner else shipped_models().get(str(name), path)
+
+
+def _is_model_folder(folder: Path) -> bool:
+    """Whether a folder holds a captioner of this library, a vision-language model or a LoRA, by its file names."""
+    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json", SHARD_INDEX))
 
 
 def read_named(name: str | Path) -> dict[str, Any]:

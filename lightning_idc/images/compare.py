@@ -53,7 +53,7 @@ class ImageComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no pixel is_different."""
+        """Whether no pixel differs."""
         return not self.pixels
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class ImageComparison:
 
 
 def equal(first: RawImage, second: RawImage) -> bool:
-    """Whether no pixel of two images is_different."""
+    """Whether no pixel of two images differs."""
     return compare(first, second).equal
 
 

@@ -129,7 +129,7 @@ class ModelOptions:
 
 
 def open_model(name: str, **options: Any) -> PairCaptioner:
-    """Open a captioner by name, in eval mode; an existing path comes before a shipped captioner of the same name.
+    """Open a captioner by name, in eval mode, in the order of :func:`~lightning_idc.checkpoints.resolve.local_path`.
 
     Args:
         name: see ``model`` of :class:`ModelOptions`.
@@ -139,13 +139,17 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         ConfigError: there is no model of this name.
         CheckpointError: a file or folder cannot be read.
     """
-    from lightning_idc.checkpoints.resolve import is_captioner_folder, is_captioner_on_hub, is_hub_id, resolve
+    from lightning_idc.checkpoints.resolve import (
+        is_captioner_folder,
+        is_captioner_on_hub,
+        is_hub_id,
+        local_path,
+        resolve,
+    )
     from lightning_idc.models.vlm.opening import open_captioner
     from lightning_idc.models.vlm.peft_folder import is_peft_folder, read_peft_folder
 
-    shipped, path = shipped_models(), Path(name)
-    if not path.exists():
-        path = shipped.get(name, path)
+    path = local_path(name)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)
     if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
@@ -159,7 +163,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
     raise ConfigError(
         f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained, of a LoRA or of a "
         "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
-        f"{nearest(name, shipped)}"
+        f"{nearest(name, shipped_models())}"
     )
 
 

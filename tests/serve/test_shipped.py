@@ -108,10 +108,10 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
         lightning_idc.sample_pair("x")
 
 
-def test_a_folder_in_the_working_directory_comes_before_a_shipped_captioner_of_its_name(
+def test_a_folder_of_a_captioner_comes_before_a_shipped_captioner_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``open_model`` and ``resolve`` have one order, that of from_pretrained."""
+    """``open_model`` and ``resolve`` have one order."""
     name = sorted(shipped_models())[0]
     other = next(path for other, path in shipped_models().items() if other != name)
     shutil.copytree(other, tmp_path / name)
@@ -120,3 +120,19 @@ def test_a_folder_in_the_working_directory_comes_before_a_shipped_captioner_of_i
     assert lightning_idc.load(name, device="cpu").input_spec == expected
     assert resolve(name) == Path(name)
     assert lightning_idc.load(shipped_models()[name], device="cpu").input_spec != expected
+
+
+@pytest.mark.parametrize("name", shipped_models())
+def test_a_shipped_captioner_comes_before_other_files_of_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = lightning_idc.load(shipped_models()[name], device="cpu").input_spec
+    (tmp_path / name / "before").mkdir(parents=True)
+    shutil.copy(lightning_idc.sample_pair(name)[0], tmp_path / name / "before")
+    assert resolve(name) == shipped_models()[name]
+    assert lightning_idc.load(name, device="cpu").input_spec == expected
+    shutil.rmtree(tmp_path / name)
+    (tmp_path / name).write_text("notes", encoding="utf-8")
+    assert resolve(name) == shipped_models()[name]
+    assert lightning_idc.load(name, device="cpu").input_spec == expected
