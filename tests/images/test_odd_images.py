@@ -339,7 +339,7 @@ def test_all_bands_reach_a_batch_and_a_captioner(tmp_path: Path) -> None:
     words = Vocabulary.build(["a b"])
     net = PairTransformer(in_channels=13, width=16, image_size=(32, 32)).build_net(words)
     assert net.encode(images).memory.shape[0] == 2
-    with pytest.raises(IDCError, match=r"images have 13 channels; expected 3.*in_channels: 13"):
+    with pytest.raises(IDCError, match=r"images have 13 channels; the backbone expects 3.*in_channels: 13"):
         PairTransformer(width=16, image_size=(32, 32)).build_net(words).encode(images)
 
 
