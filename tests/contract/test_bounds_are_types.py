@@ -25,6 +25,8 @@ NO_BOUND = {
     "PairDataModule": {"fill_nan"},
     "RewardMined": {"max_reward"},
     "SimilarPairs": {"gamma", "alpha", "beta"},
+    "StatefulEncoder": {"layers"},  # rising, up to the depth of the tower, which is known later
+    "StatefulEncoderAdapter": {"layers"},
     "TimmGrid": {"stage"},
     "WeightedRewards": {"weights"},  # one below 0 is a penalty
     "EraseObjects": {"max_similarity", "confidence", "overlap"},  # of a model, whose scale they have

@@ -52,6 +52,9 @@ REFUSED: dict[tuple[str, str], str] = {
     ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image, whose halves no adapter can separate",
 }
 """Parts that a captioner refuses, each with the beginning of the message."""
+BATCH_NORM = ("PairTransformer", "NAMC")
+WITHOUT_DROPOUT = ("PreferenceOptimization", "PreferenceOptimization, AdaptersOff", "GroupRelative", "SelfCritical")
+"""Parts that train a captioner in eval mode."""
 CELLS = [(part, captioner) for part in PARTS for captioner in CAPTIONERS]
 WORKING = [cell for cell in CELLS if cell not in REFUSED]
 cells = pytest.mark.parametrize(("part", "captioner"), WORKING)
@@ -151,6 +154,8 @@ def test_two_processes_equal_one(captioner: str, tmp_path: Path) -> None:
         assert outcome[part]["apart"] == [], f"{part}: both processes hold the same weights"
         if part == "AdversarialRetriever":
             continue  # its candidates are drawn anew on each process
+        if captioner in BATCH_NORM and part not in WITHOUT_DROPOUT:
+            continue  # batch norms of the backbone read the batch of a process
         expected = {name: value.data for name, value in trained(part, captioner)[0].named_parameters()}
         torch.testing.assert_close(
             outcome[part]["weights"], expected, rtol=1e-3, atol=1e-5, msg=lambda m, p=part: f"{p}: {m}"

@@ -14,6 +14,7 @@ from test_benchmarks import ALL, clevr_dc, spot_the_diff
 from test_deeppcb import mini
 from test_diffspot import diffspot
 from test_newer_benchmarks import TURNS, changechat, hq_edit, image, lines, rscc, subtlebench
+from test_satellite_and_medical import dubai_cc, levir_mci, medical_diff_vqa, second_cc
 
 from lightning_idc import data as data_package
 from lightning_idc.data import DeepPCB, PairDataModule
@@ -41,6 +42,10 @@ OTHERS = {
     "VLMSubtleBench": lambda data: subtlebench(data / "vlm_subtlebench"),
     "ChangeChat": lambda data: changechat(data / "changechat", TURNS),
     "RSCC": lambda data: rscc(data / "rscc"),
+    "LEVIRMCI": lambda data: levir_mci(data / "levir_mci"),
+    "SECONDCC": lambda data: second_cc(data / "second_cc"),
+    "DubaiCC": lambda data: dubai_cc(data / "dubai_cc"),
+    "MedicalDiffVQA": lambda data: medical_diff_vqa(data / "medical_diff_vqa"),
     "Mixture": lambda data: (clevr_dc(data / "clevr_dc"), spot_the_diff(data / "spot_the_diff")),
     "HuggingFaceTable": lambda data: table(
         data.parent / "pairs/train.jsonl", before="a.png", after="b.png", caption="it moved"

@@ -30,8 +30,7 @@ def grey(value: int) -> np.ndarray:
     return np.full((4, 6, 3), value)
 
 
-@pytest.fixture
-def levir_mci(tmp_path: Path) -> Path:
+def levir_mci(root: Path) -> LEVIRMCI:
     images = []
     for split in SPLITS:
         name = f"{split}_000001.png"
@@ -39,22 +38,22 @@ def levir_mci(tmp_path: Path) -> Path:
         label = np.zeros((4, 6))
         label[1, 2], label[3, 5] = 1, 2  # a road and a building
         for folder, values in (("A", grey(1)), ("B", grey(2 + len(images))), ("label", label)):
-            paint(tmp_path / "images" / split / folder / name, values)
-    (tmp_path / "LevirCCcaptions.json").write_text(json.dumps({"images": images}))
-    return tmp_path
+            paint(root / "images" / split / folder / name, values)
+    (root / "LevirCCcaptions.json").write_text(json.dumps({"images": images}))
+    return LEVIRMCI(root, official=False)
 
 
-def test_masks_of_levir_mci(levir_mci: Path) -> None:
-    data = LEVIRMCI(levir_mci, official=False)
+def test_masks_of_levir_mci(tmp_path: Path) -> None:
+    data = levir_mci(tmp_path)
     for split in SPLITS:
         pair = data.pairs_of(split).load(0)
         assert pair.masks is not None and pair.masks.shape == (2, 4, 6) and pair.captions == ["a house appears"] * 5
         assert pair.masks[0].nonzero().tolist() == [[1, 2], [3, 5]] == pair.masks[1].nonzero().tolist()
     # a pixel of a mask survives when the images become smaller
-    small = LEVIRMCI(levir_mci, official=False, image_size=(2, 3)).pairs_of("test").load(0)
+    small = LEVIRMCI(tmp_path, official=False, image_size=(2, 3)).pairs_of("test").load(0)
     assert small.masks is not None and small.masks[0].tolist() == [[False, True, False], [False, False, True]]
     assert check_pairs(data, SPLITS) == []
-    (levir_mci / "images/test/label/test_000001.png").unlink()
+    (tmp_path / "images/test/label/test_000001.png").unlink()
     assert "label" in "".join(check_pairs(data, ["test"]))
 
 
@@ -84,17 +83,21 @@ def test_masks_of_second_cc_are_where_the_land_cover_differs(tmp_path: Path) -> 
         data.pairs_of("test").load(0)
 
 
-def test_tiles_of_dubai(tmp_path: Path) -> None:
+def dubai_cc(root: Path) -> DubaiCC:
     for split, name in (("train", "Train"), ("val", "Validation"), ("test", "Test")):
-        folder = tmp_path / "description_jsontr_te_val"
-        folder.mkdir(exist_ok=True)
+        folder = root / "description_jsontr_te_val"
+        folder.mkdir(parents=True, exist_ok=True)
         images = [{"filename": f"{split}.tif", "sentences": SENTENCES}]
         (folder / f"{name}.json").write_text(json.dumps({"images": images}))
         for year in (2000, 2010):
-            path = tmp_path / f"imgs_tiles/RGB/500_{year}/{split}.tif"
+            path = root / f"imgs_tiles/RGB/500_{year}/{split}.tif"
             path.parent.mkdir(parents=True, exist_ok=True)
             tifffile.imwrite(path, np.full((5, 5, 3), year - 2000, np.uint8), photometric="rgb")
-    data = DubaiCC(tmp_path, official=False)
+    return DubaiCC(root, official=False)
+
+
+def test_tiles_of_dubai(tmp_path: Path) -> None:
+    data = dubai_cc(tmp_path)
     for split in SPLITS:
         pair = data.pairs_of(split).load(0)
         assert (pair.before.max(), pair.after.max(), len(pair.captions), pair.id) == (0, 10, 5, f"{split}.tif")
@@ -102,8 +105,7 @@ def test_tiles_of_dubai(tmp_path: Path) -> None:
         DubaiCC(tmp_path).pairs_of("train")
 
 
-@pytest.fixture
-def radiographs(tmp_path: Path) -> Path:
+def medical_diff_vqa(root: Path) -> MedicalDiffVQA:
     rows = [["", "study_id", "subject_id", "ref_id", "question_type", "question", "answer", "split"]]
     studies = [["subject_id", "study_id", "dicom_id"]]
     for number, split in enumerate(SPLITS):
@@ -112,15 +114,15 @@ def radiographs(tmp_path: Path) -> Path:
             rows.append(["0", main_study, subject, reference, kind, f"what {kind}?", f"{kind} of {split}", split])
         for study, value in ((main_study, 90), (reference, 3)):
             studies += [[subject, study, f"{study}-a"], [subject, study, f"{study}-b"]]
-            paint(tmp_path / f"files/p{subject[:2]}/p{subject}/s{study}/{study}-a.jpg", np.full((8 + value, 8), value))
+            paint(root / f"files/p{subject[:2]}/p{subject}/s{study}/{study}-a.jpg", np.full((8 + value, 8), value))
     for name, table in (("mimic_pair_questions.csv", rows), ("mimic_all.csv", studies)):
-        with (tmp_path / name).open("w", newline="") as file:
+        with (root / name).open("w", newline="") as file:
             csv.writer(file).writerows(table)
-    return tmp_path
+    return MedicalDiffVQA(root)
 
 
-def test_questions_on_radiographs(radiographs: Path) -> None:
-    data = MedicalDiffVQA(radiographs)
+def test_questions_on_tmp_path(tmp_path: Path) -> None:
+    data = medical_diff_vqa(tmp_path)
     for split in SPLITS:
         source = data.pairs_of(split)
         assert len(source) == 1, "only questions on the difference"
@@ -129,14 +131,14 @@ def test_questions_on_radiographs(radiographs: Path) -> None:
         # the reference study is the first image, to whose size the second one is scaled
         assert pair.before.float().mean() < 10 < pair.after.float().mean() and pair.before.shape == (3, 11, 8)
     assert data.protocol == "coco"
-    both = MedicalDiffVQA(radiographs, kinds=["difference", "view"]).pairs_of("test")
+    both = MedicalDiffVQA(tmp_path, kinds=["difference", "view"]).pairs_of("test")
     assert list(both.ids) == ["521_522", "521_522#2"] and both.meta(1)["question_type"] == "view"
     with pytest.raises(IDCError, match="kinds"):
-        MedicalDiffVQA(radiographs, kinds=["shape"])  # type: ignore[list-item]
-    text = (radiographs / "mimic_all.csv").read_text()
-    (radiographs / "mimic_all.csv").write_text(text.replace(",522,", ",999,"))
+        MedicalDiffVQA(tmp_path, kinds=["shape"])  # type: ignore[list-item]
+    text = (tmp_path / "mimic_all.csv").read_text()
+    (tmp_path / "mimic_all.csv").write_text(text.replace(",522,", ",999,"))
     with pytest.raises(DataError, match=r"the study 522 is not in mimic_all\.csv"):
-        MedicalDiffVQA(radiographs).pairs_of("test")
+        MedicalDiffVQA(tmp_path).pairs_of("test")
 
 
 @pytest.mark.parametrize("name", ["levir_mci", "second_cc", "dubai_cc", "medical_diff_vqa"])

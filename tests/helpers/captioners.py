@@ -124,10 +124,19 @@ ENCODER = {"NAMC": "net.encoder"}
 """MaskedImageEncoder of a captioner, where it has one."""
 
 
+class SteadyDualEncoder(SmallDualEncoder):
+    """Its batch norms do not read the batch, which differs between one process and two."""
+
+    def train(self, mode: bool = True) -> SteadyDualEncoder:
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+
 def dual_encoder() -> SmallDualEncoder:
     torch.manual_seed(0)
     words = vocabulary_with_mask(Vocabulary.build(RejectedPairs().train_captions()).words)
-    return SmallDualEncoder(words, (4, 4), (SIDE, SIDE), width=8, heads=2)
+    return SteadyDualEncoder(words, (4, 4), (SIDE, SIDE), width=8, heads=2)
 
 
 def image_tokenizer() -> ImageTokenizer:

@@ -456,7 +456,6 @@ def save(kind: str, folder: Path) -> Path:
     )
     config = transformers.AutoConfig.for_model(kind, **wanted.config)
     text = config.get_text_config()
-    text.vocab_size = len(tokenizer)
     for part in (config, text):
         part.pad_token_id, part.eos_token_id, part.bos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id, None
     if kind == "ovis2":
@@ -470,6 +469,10 @@ def save(kind: str, folder: Path) -> Path:
         + "{% else %}{{ c['text'] }}{% endif %}{% endfor %}<end>{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
+    processor.save_pretrained(folder)
+    config.save_pretrained(folder)
+    # some processors and tokenizers add tokens when they are read
+    text.vocab_size = len(transformers.AutoProcessor.from_pretrained(folder).tokenizer)
     torch.manual_seed(0)
     model = transformers.AutoModelForImageTextToText.from_config(config)
     for name, parameter in model.named_parameters():
@@ -477,5 +480,4 @@ def save(kind: str, folder: Path) -> Path:
         if parameter.ndim > 1 and "embed" not in name:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
     return folder

@@ -176,6 +176,7 @@ class SameScene(NegativeSource):
     def __init__(
         self, scene: str, too_similar: TextEncoder | None = None, threshold: PositiveShare = SIMILARITY_THRESHOLD
     ) -> None:
+        check_arguments(SameScene.__init__, locals())
         try:
             self.scene = re.compile(scene)
         except re.error as error:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_idc.methods.m3diff.mdp import Attention
 from lightning_idc.nn.transformer import FeedForward
-from lightning_idc.utils.bounds import PositiveInt, check_fields
+from lightning_idc.utils.bounds import PositiveInt, check_arguments, check_fields
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -52,7 +52,8 @@ class CrossImageLayer(nn.Module):
         ConfigError: ``heads`` does not divide ``width``.
     """
 
-    def __init__(self, width: int, options: StatefulEncoderOptions) -> None:
+    def __init__(self, width: PositiveInt, options: StatefulEncoderOptions) -> None:
+        check_arguments(CrossImageLayer.__init__, locals())
         super().__init__()
         heads = options.heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.synthesis.models.loading import Loading, missing_package, require
 from lightning_idc.synthesis.models.pretrained import Pretrained
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError
 from lightning_idc.utils.files import atomic_write, default_cache_dir
 
@@ -47,9 +48,10 @@ class SentenceEncoder(Pretrained, TextEncoder):
         model: str = PACKAGED,
         revision: str | None = None,
         dtype: str = "float32",
-        batch_size: int = 128,
+        batch_size: PositiveInt = 128,
         loading: Loading | None = None,
     ) -> None:
+        check_arguments(SentenceEncoder.__init__, locals())
         super().__init__(model, revision, dtype, batch_size, loading)
 
     def requirements(self) -> list[str]:

@@ -257,5 +257,6 @@ def test_llava_sees_the_joined_pair_on_a_square_of_the_mean_colour() -> None:
     net: Any = model_of("llava").net
     pair = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
     pixels = net.family.pixels(net.model, net.processor, [pair])["pixel_values"][0]  # (3, 32, 32) of 148 x 148
-    assert pixels[:, :8].abs().max() < 0.01 and pixels[:, -8:].abs().max() < 0.01
+    # 9 rows of the border, of which resampling mixes the last two with the pair
+    assert pixels[:, :7].abs().max() < 0.01 and pixels[:, -7:].abs().max() < 0.01
     assert pixels[:, 12:20].abs().amin((0, 1)).median() > 0
