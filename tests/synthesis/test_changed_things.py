@@ -90,7 +90,7 @@ def test_other_images_use_the_fallback() -> None:
             segmenter.regions([before], [after]) for segmenter in (ChangedThings(), DifferenceContours())
         )
         assert [region.box for region in own] == [region.box for region in contours]
-    assert ChangedThings().settings()["otherwise"]["model"] == "DifferenceContours"
+    assert ChangedThings().settings()["fallback"]["model"] == "DifferenceContours"
     assert isinstance(DifferenceAreas().segmenter, ChangedThings)
 
 

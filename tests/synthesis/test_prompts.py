@@ -155,8 +155,8 @@ def of_edits_and_painting() -> dict[str, Any]:
         "edit_model_default": file_name(editor["model"]),
         "p2p_model": file_name(painter["model"]),
         "p2p_edit_type": PromptToPrompt("x").settings()["control"].rpartition(" ")[2],
-        "p2p_n_self_replace": painter["own"],
-        "p2p_n_cross_replace": painter["cross"],
+        "p2p_n_self_replace": painter["self_replace_steps"],
+        "p2p_n_cross_replace": painter["cross_replace_steps"],
         "p2p_steps": painter["steps"],
         "p2p_guidance": painter.get("guidance", default(PromptToPrompt, "guidance")),
         "p2p_attn_res_divisor": 1024 // math.isqrt(most_shared_places()),
@@ -166,7 +166,7 @@ def of_edits_and_painting() -> dict[str, Any]:
 
 def most_shared_places() -> int:
     """Places up to which a layer's self-attention is shared."""
-    control: Any = SimpleNamespace(step=0, own_steps=20.0)
+    control: Any = SimpleNamespace(step=0, self_steps=20.0)
     layer = _SharedAttention(control, cross=False)
     return max(side * side for side in range(1, 200) if layer._is_shared(side * side))
 
@@ -250,8 +250,8 @@ def of_data_juicer() -> dict[str, Any]:
         "dj_box_line": drawing.LINE,
         "dj_p2p_steps": painter["steps"],
         "dj_p2p_guidance": painter.get("guidance", default(PromptToPrompt, "guidance")),
-        "dj_p2p_self": painter["own"],
-        "dj_p2p_cross": painter["cross"],
+        "dj_p2p_self": painter["self_replace_steps"],
+        "dj_p2p_cross": painter["cross_replace_steps"],
     }
 
 

@@ -94,14 +94,14 @@ def test_no_output_is_or_lies_in_an_input(tmp_path: Path, place: str) -> None:
 
 def test_a_folder_of_its_own_holds_no_files_of_others_and_no_inputs(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    write(tmp_path, "own/1", own=["own"])
-    write(tmp_path, "own/1", own=["own"], text="again")
+    write(tmp_path, "own/1", reserved=["own"])
+    write(tmp_path, "own/1", reserved=["own"], text="again")
     (tmp_path / "own/notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"contains 'notes.txt', which this command did not write"):
-        write(tmp_path, "own/1", own=["own"])
+        write(tmp_path, "own/1", reserved=["own"])
     with pytest.raises(ConfigError, match="overlaps the input"):
-        write(tmp_path, "own/1", own=["own"], inputs=[tmp_path / "own/notes.txt"], overwrite=True)
-    write(tmp_path, "own/2", own=["own"], overwrite=True)
+        write(tmp_path, "own/1", reserved=["own"], inputs=[tmp_path / "own/notes.txt"], overwrite=True)
+    write(tmp_path, "own/2", reserved=["own"], overwrite=True)
     assert tree(tmp_path / "own") == {"2": b"new", "notes.txt": b"mine"}
 
 

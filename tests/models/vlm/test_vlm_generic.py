@@ -192,8 +192,10 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
             return memory[:1].expand_as(memory), mask, extras
 
     class Cropped(Mine):
-        def shown(self, processor: Any, images: Any) -> Any:
-            return super().shown(processor, [pair[..., pair.shape[-1] // 4 :].contiguous() for pair in images])
+        def processor_images(self, processor: Any, images: Any) -> Any:
+            return super().processor_images(
+                processor, [pair[..., pair.shape[-1] // 4 :].contiguous() for pair in images]
+            )
 
     monkeypatch.setattr(families, "_registered", {})
     register_family("llava_next", Mine)
