@@ -46,7 +46,7 @@ class Throughput(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"Throughput measures a PairCaptioner; found a {type(pl_module).__name__}")
+            raise ConfigError(f"Throughput needs a PairCaptioner, not a {type(pl_module).__name__}")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.num_tokens = self.num_pairs = 0

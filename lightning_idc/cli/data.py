@@ -202,7 +202,7 @@ def export(
         out: new folder; for records also a URL of fsspec such as s3://bucket/name.
         format: trl, ms-swift or llamafactory: their columns; parquet or webdataset: plain columns; jsonl: JSON lines of
             data-juicer, for records.
-        split: split to export; all splits when not given.
+        split: split to export; all splits by default.
         negatives: source of rejected captions, such as RandomCaption or {class: AdversarialRetriever, weights: FILE}.
         model: captioner for sources that read its features or sample from it, as in `describe`.
         rows_per_pair: maximum number of rows per pair, each with another chosen caption.

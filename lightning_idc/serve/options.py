@@ -26,7 +26,7 @@ class BatchOptions:
         engine: ray distributes batches to actors, on this machine or on a cluster.
         actors: number of Ray actors, each with its captioner.
         tile: height and width of the tiles in which large scenes are described, in pixels; see `describe`.
-        stride: distance of neighbouring tiles; three quarters of the tile when not given.
+        stride: distance of neighbouring tiles; three quarters of the tile by default.
         gpus: GPUs per Ray actor; with a fraction, several actors share one.
     """
 

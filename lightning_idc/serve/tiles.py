@@ -35,9 +35,9 @@ class TileOptions:
     """Options for scenes that are larger than a captioner's images.
 
     Args:
-        tile: height and width of a tile in pixels; the images are described as one when not given.
-        stride: distance of neighbouring tiles in pixels, three quarters of the tile when not given; smaller ones
-            overlap more, so that fewer changes are cut by a border.
+        tile: height and width of a tile in pixels; the images are described as one by default.
+        stride: distance of neighbouring tiles in pixels, three quarters of the tile by default; smaller ones overlap
+            more, so that fewer changes are cut by a border.
     """
 
     tile: PositiveInt | None = None
@@ -88,7 +88,7 @@ def answer_scene(
         The merged answer, and those of the changed tiles, whose boxes are in pixels of the scene.
 
     Raises:
-        ConfigError: no tile size is given.
+        ConfigError: the tile size is not set.
         DataError: an image cannot be read.
     """
     from lightning_idc.images.read import read_pair

@@ -34,7 +34,7 @@ def template_of(processor: Any) -> str | None:
 def render(processor: Any, question: str, num_images: int) -> str:
     """Prompt of a question about images in the model's chat template, with the turn of the model begun.
 
-    A model that thinks before it answers is asked to answer at once: by the switch of its template, or by an empty
+    A model that thinks before it answers is made to answer at once: by the switch of its template, or by an empty
     thought, which ends the one that the template begins.
 
     Args:
