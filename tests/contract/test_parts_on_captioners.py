@@ -45,8 +45,8 @@ REBUILDING = [part for part in PARTS if "MaskedReconstruction" in part]
 REFUSED: dict[tuple[str, str], str] = {
     **{(part, "another LightningModule"): reason for part, reason in NO_CAPTIONER.items()},
     **{(part, captioner): NO_GRID for captioner in VLMS for part in REBUILDING},
-    ("StatefulEncoderAdapter", "ProCap"): "StatefulEncoder finds no module 'backbone' in ProCapNet",
-    ("StatefulEncoderAdapter", "CLIP4IDC"): "StatefulEncoder finds no module 'backbone' in Clip4IdcNet",
+    ("StatefulEncoderAdapter", "ProCap"): "ProCapNet has no module 'backbone' for StatefulEncoder",
+    ("StatefulEncoderAdapter", "CLIP4IDC"): "Clip4IdcNet has no module 'backbone' for StatefulEncoder",
     ("StatefulEncoderAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image",
     ("MDPAdapter", "ProCap"): "ProCapNet has no module 'backbone' for MDP",
     ("MDPAdapter", "LLaVA-1.5"): "LLaVA-1.5 reads the pair as one image, whose halves no adapter can separate",

@@ -67,7 +67,7 @@ class StatefulEncoder(Adapter):
         except AttributeError:
             paths = ", ".join(name for name, _ in net.named_children())
             raise ConfigError(
-                f"StatefulEncoder finds no module {path!r} in {type(net).__name__}; set `at` to one of {paths}"
+                f"{type(net).__name__} has no module {path!r} for StatefulEncoder; set `at` to one of {paths}"
             ) from None
         width = getattr(module, "width", None)
         if not isinstance(width, int):
