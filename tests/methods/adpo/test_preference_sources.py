@@ -102,7 +102,7 @@ def test_a_pair_is_preferred_to_another_pair_of_images(kind: str, tmp_path: Path
     expected[1] = 0.0  # an unchanged pair is as well described the other way round
     step = TrainingStep(model, batch, 0, model.encode(batch))
     found = float(addon.objective(step).detach())
-    addon.options = replace(addon.options, image_weight=0.0)
+    addon.options = replace(addon.options, image_weight=0.0, other_images=None)
     without = float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
     assert found - without == pytest.approx(2 * float(expected.mean()), rel=1e-4)
     assert float(margins.abs().max()) > 1e-3
