@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.tables import Faults, missing_column, read_rows
+from lightning_idc.data.tables.tables import Faults, check_columns, read_rows
 from lightning_idc.metrics.paired_accuracy import corrected_key
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -76,9 +76,7 @@ def read_questions(
     columns, rows = read_rows(table)
     mmvp, alone = MMVP[0] in columns, ALONE[3] in columns
     needed = MMVP if mmvp else ALONE if alone else COLUMNS
-    for name in needed:
-        if name not in columns:
-            raise DataError(missing_column(columns, name, table, "of questions"))
+    check_columns(columns, needed, table, "of questions")
     if single and not (mmvp or alone):
         raise ConfigError(
             f"{table.name} asks about pairs; single images need a column image instead of before and after, or "
@@ -128,9 +126,7 @@ def _spatial(path: Path) -> Iterator[Question]:
             f"{path} cannot be read as Parquet ({error}); expected a file of MilaWang/SpatialEval"
         ) from error
     names = file.schema_arrow.names
-    for name in SPATIAL:
-        if name not in names:
-            raise DataError(missing_column(names, name, path, "of SpatialEval"))
+    check_columns(names, SPATIAL, path, "of SpatialEval")
     for batch in file.iter_batches(64, columns=list(SPATIAL)):
         for row in batch.to_pylist():
             image = (row["image"] or {}).get("bytes")

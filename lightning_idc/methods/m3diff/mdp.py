@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.methods.m3diff.cost import measure_forward
-from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter import Adapter, VisionTower, channels_for, submodule_for
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
@@ -241,20 +241,8 @@ Rewrite = Callable[[list[Tensor]], Tensor]
 
 
 @runtime_checkable
-class PairTower(Protocol):
+class PairTower(VisionTower, Protocol):
     """Interface of networks whose image features can be read at several depths and replaced."""
-
-    @property
-    def feature_width(self) -> int:
-        """D, width of the features that can be replaced."""
-
-    @property
-    def feature_depth(self) -> int:
-        """Number of layers before the features that are replaced."""
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether activations are recomputed in the backward pass."""
 
     def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
         """Replace the last features by ``rewrite(features of the layers)``, each ``(B, 2, L, D)``."""
@@ -294,7 +282,8 @@ class MDP(Adapter):
             self.mdp.recomputes = tower.recomputes
             tower.rewrite_features(reads, self.rewrite)
             return
-        module, path = self._grid_module(net), self.at or "backbone"
+        path = self.at or "backbone"
+        module = submodule_for(self, net, path)
         if isinstance(module, GridBackbone):
             if module.reads_pairs:
                 raise ConfigError(
@@ -307,21 +296,10 @@ class MDP(Adapter):
             self.projections = nn.ModuleList(nn.Linear(widths[depth - 1], module.width) for depth in reads[:-1])
             module.rewrite_features(reads, self.rewrite_grids)
             return
-        channels = getattr(module, "width", None)
-        if not isinstance(channels, int):
-            raise ConfigError(f"MDP needs the number of channels of {path!r}; {type(module).__name__} has no `width`")
+        channels = channels_for(self, module, path)
         self._depths(1)
         self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
         module.register_forward_hook(self.rewrite_grid)
-
-    def _grid_module(self, net: nn.Module) -> nn.Module:
-        try:
-            return net.get_submodule(self.at or "backbone")
-        except AttributeError:
-            paths = ", ".join(name for name, _ in net.named_children())
-            raise ConfigError(
-                f"MDP finds no module {self.at or 'backbone'!r} in {type(net).__name__}; set `at` to one of {paths}"
-            ) from None
 
     def _depths(self, available: int) -> list[int]:
         """Depths to read of a tower with ``available`` ones."""
