@@ -49,10 +49,11 @@ class SkipNonFiniteSteps(Callback):
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return
+        has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         nonfinite = (~torch.isfinite(gradient_norm(optimizer))).float().to(pl_module.device)
-        if bool(trainer.strategy.reduce(nonfinite, reduce_op="sum")):  # sharded gradients differ between processes
+        # sharded gradients differ between processes
+        is_skipped = bool(trainer.strategy.reduce(nonfinite, reduce_op="sum")) and not has_scaler
+        if is_skipped:
             # optimizers leave out parameters without a gradient, with their momentum and weight decay
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import zipfile
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -124,8 +123,8 @@ def save_interrupted(trainer: Trainer, folder: Path) -> Path:
         folder: folder of ``interrupted.ckpt``, which is named ``interrupted-v1.ckpt`` and so on where the state of
             another run has that name.
     """
-    names = (f"interrupted-v{number}.ckpt" for number in itertools.count(1))
-    paths = (folder / name for name in itertools.chain([INTERRUPTED], names))
+    names = (f"interrupted-v{number}.ckpt" for number in count(1))
+    paths = (folder / name for name in chain([INTERRUPTED], names))
     resumed = Path(trainer.ckpt_path or "")
     target = next(path for path in paths if not path.exists() or is_same(path, resumed))
     target = Path(trainer.strategy.broadcast(str(target)))

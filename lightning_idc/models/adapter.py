@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from torch import nn
 
@@ -13,6 +14,22 @@ from lightning_idc.models.distributed import full_state_dict, is_rank_zero
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 WEIGHTS = "adapter.safetensors"
+
+
+class VisionTower(Protocol):
+    """Interface of networks whose image features an adapter can replace."""
+
+    @property
+    def feature_width(self) -> int:
+        """D, width of the features that can be replaced."""
+
+    @property
+    def feature_depth(self) -> int:
+        """Number of layers of the vision tower that are used."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are recomputed in the backward pass."""
 
 
 class Adapter(nn.Module):
@@ -95,3 +112,32 @@ class Adapter(nn.Module):
         self.requires_grad_(False)
         self.merged = True
         return False
+
+
+def submodule_for(adapter: Adapter, net: nn.Module, path: str) -> nn.Module:
+    """Module of a network that an adapter changes.
+
+    Raises:
+        ConfigError: the network has no module of this path.
+    """
+    try:
+        return net.get_submodule(path)
+    except AttributeError:
+        paths = ", ".join(name for name, _ in net.named_children())
+        raise ConfigError(
+            f"{type(net).__name__} has no module {path!r} for {type(adapter).__name__}; set `at` to one of {paths}"
+        ) from None
+
+
+def channels_for(adapter: Adapter, module: nn.Module, path: str) -> int:
+    """Number of channels of a module whose output is a grid of features.
+
+    Raises:
+        ConfigError: the module does not have it as ``width``.
+    """
+    width = getattr(module, "width", None)
+    if not isinstance(width, int):
+        raise ConfigError(
+            f"{type(adapter).__name__} needs the number of channels of {path!r}; {type(module).__name__} has no `width`"
+        )
+    return width

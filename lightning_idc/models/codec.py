@@ -115,11 +115,11 @@ def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tu
     # fitting also takes the other hyper-parameters from the data; a test needs the vocabulary only
     if not isinstance(data, ProvidesCaptions) or not (fitting or words is None):
         return vocabulary, {}
-    if fitting and vocabulary is not None:
-        report_unknown_words(vocabulary, data.train_captions())
     learned: dict[str, Any] = {"image_size": hparams["image_size"] or data.image_size}
+    captions = data.train_captions()
+    if fitting and vocabulary is not None:
+        report_unknown_words(vocabulary, captions)
     if words is None or None in (hparams["max_length"], hparams["no_change_captions"]):
-        captions = data.train_captions()
         if not captions and vocabulary is None:
             raise DataError("the training split has no captions to build the vocabulary from; set `vocabulary`")
         vocabulary = vocabulary or Vocabulary.build(captions, hparams["min_word_count"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_idc.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -61,6 +64,13 @@ def mean_over_processes(value: Tensor) -> Tensor:
     total = value.clone()
     torch.distributed.all_reduce(total)
     return total / torch.distributed.get_world_size()
+
+
+def all_gather_with_gradients(module: LightningModule, local: Tensor) -> Tensor:
+    """Rows of all processes, ``(W B, ...)`` of ``(B, ...)``; gradients flow to the process of each row."""
+    gathered = module.all_gather(local, sync_grads=True)
+    assert isinstance(gathered, Tensor)
+    return gathered.flatten(0, 1)
 
 
 def full_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

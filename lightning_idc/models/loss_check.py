@@ -103,15 +103,17 @@ class _IsFinite:
 
 
 def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
-    """Norm of the gradients of an optimizer, those of this process where they are sharded; a scalar in float32.
+    """Norm of the gradients of an optimizer, those of this process where they are sharded; a scalar.
 
-    It is infinite where the square of a gradient is too large for float32, because the second moments of Adam would be.
+    It is in float32, and in float64 if a gradient is. It is infinite where the square of a gradient is too large for
+    that dtype, because the second moments of Adam would be.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     gradients = [part for p in parameters if p.grad is not None for part in _plain_tensors(p.grad)]
     if not gradients:
         return torch.zeros(())
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    is_double = any(gradient.dtype == torch.float64 for gradient in gradients)
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float64 if is_double else torch.float32)
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from lightning_idc.callbacks.skip_steps import SkipNonFiniteSteps
 from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO, newest_checkpoint
+from lightning_idc.models.loss_check import gradient_norm
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
@@ -255,3 +256,15 @@ def test_a_checkpoint_with_nan_is_passed_over(tmp_path: Path) -> None:
     torch.save(content, tmp_path / "later.ckpt")
     notes: list[str] = []
     assert newest_checkpoint(tmp_path, notes.append) == newest and "NaN" in notes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_norm_of_gradients_is_that_of_all_values_in_every_precision(dtype: torch.dtype) -> None:
+    """Oracle: the norm of all gradients as one vector in float64. Trainings in 64-true failed at their first step."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(size, dtype=kind)) for size, kind in ((5, dtype), (7, torch.float32))]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    expected = torch.cat([parameter.grad.double() for parameter in parameters if parameter.grad is not None]).norm()
+    norm = gradient_norm(torch.optim.SGD(parameters, lr=1.0))
+    assert float(norm) == pytest.approx(float(expected), rel=1e-12 if dtype == torch.float64 else 1e-6)

@@ -9,7 +9,7 @@ from lightning_idc.data.annotations import AnnotationRow, find_file, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import PairRecord
-from lightning_idc.data.tables.tables import Faults, missing_column, read_objects
+from lightning_idc.data.tables.tables import Faults, check_columns, read_objects
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
@@ -102,9 +102,8 @@ def _official(path: Path, split: str) -> list[AnnotationRow]:
         fields = line.split("\t")
         if not header:
             header = [field.strip() for field in fields]
-            for name in ("description", "split", "img1ImgURL", "img2ImgURL"):
-                if name not in header:
-                    raise DataError(missing_column(header, name, path, f"one of {', '.join(COLUMNS)}"))
+            required = ("description", "split", "img1ImgURL", "img2ImgURL")
+            check_columns(header, required, path, f"one of {', '.join(COLUMNS)}")
         elif len(fields) != len(header):
             faults.add(number, f"{len(fields)} fields, expected {len(header)}")
         else:

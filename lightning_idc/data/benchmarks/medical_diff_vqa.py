@@ -10,7 +10,7 @@ from lightning_idc.data.annotations import required_text, sentences
 from lightning_idc.data.benchmark import Benchmark, Remote, check_split
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import PairRecord
-from lightning_idc.data.tables.tables import missing_column, read_rows
+from lightning_idc.data.tables.tables import check_columns, read_rows
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
 
@@ -76,9 +76,8 @@ files/p10/p10000032/s50414267/NAME.jpg      images of MIMIC-CXR-JPG; pXX are the
     def read(self, split: Split) -> list[PairRecord]:
         path = self.file(QUESTIONS)
         columns, rows = read_rows(path)
-        for column in ("study_id", "ref_id", "question_type", "question", "answer", "split"):
-            if column not in columns:
-                raise DataError(missing_column(columns, column, path, ""))
+        required = ("study_id", "ref_id", "question_type", "question", "answer", "split")
+        check_columns(columns, required, path, "of questions")
         self._images = self._images or self._images_of_studies()
         records, counts = [], dict[str, int]()
         for row in rows:
@@ -102,9 +101,7 @@ files/p10/p10000032/s50414267/NAME.jpg      images of MIMIC-CXR-JPG; pXX are the
         """Path of the first image of each study."""
         path = self.file(STUDIES)
         columns, rows = read_rows(path)
-        for column in ("subject_id", "study_id", "dicom_id"):
-            if column not in columns:
-                raise DataError(missing_column(columns, column, path, ""))
+        check_columns(columns, ("subject_id", "study_id", "dicom_id"), path, "of studies")
         images: dict[str, str] = {}
         for row in rows:
             subject, study, image = (required_text(row, column) for column in ("subject_id", "study_id", "dicom_id"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_idc.data.annotations import AnnotationRow
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.tables import Faults, missing_column, read_rows
+from lightning_idc.data.tables.tables import Faults, check_columns, read_rows
 from lightning_idc.metrics.paired_accuracy import corrected_key
 from lightning_idc.utils.errors import ConfigError, DataError
 
@@ -76,9 +76,7 @@ def read_questions(
     columns, rows = read_rows(table)
     is_mmvp, has_single_images = MMVP[0] in columns, SINGLE_IMAGE_COLUMNS[3] in columns
     required = MMVP if is_mmvp else SINGLE_IMAGE_COLUMNS if has_single_images else COLUMNS
-    for name in required:
-        if name not in columns:
-            raise DataError(missing_column(columns, name, table, "of questions"))
+    check_columns(columns, required, table, "of questions")
     if single and not (is_mmvp or has_single_images):
         raise ConfigError(
             f"{table.name} has questions about pairs; for single images, expected a column image instead of before "
@@ -132,9 +130,7 @@ def _spatialeval_questions(path: Path) -> Iterator[Question]:
             f"{path} cannot be read as Parquet ({error}); expected a file of MilaWang/SpatialEval"
         ) from error
     names = file.schema_arrow.names
-    for name in SPATIAL:
-        if name not in names:
-            raise DataError(missing_column(names, name, path, "of SpatialEval"))
+    check_columns(names, SPATIAL, path, "of SpatialEval")
     for batch in file.iter_batches(64, columns=list(SPATIAL)):
         for row in batch.to_pylist():
             image = (row["image"] or {}).get("bytes")

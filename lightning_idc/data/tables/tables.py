@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,23 @@ def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str
     original = next((column for column in columns if matches and column.lower() == matches[0]), None)
     hint = f"; rename {original!r} to {needed!r}?" if original is not None else ""
     return f"{path} has no column {needed!r} ({meaning}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
+
+
+def check_columns(columns: Sequence[str], required: Iterable[str], path: Path, meaning: str) -> None:
+    """Check that a table has columns.
+
+    Args:
+        columns: columns of the table.
+        required: columns that it must have.
+        path: path of the table, for the message.
+        meaning: what the columns are, for the message.
+
+    Raises:
+        DataError: a column is missing.
+    """
+    for name in required:
+        if name not in columns:
+            raise DataError(missing_column(columns, name, path, meaning))
 
 
 class Faults:

@@ -21,7 +21,7 @@ from lightning_idc.checkpoints.reading import check_same_computation, plain_hpar
 from lightning_idc.images.types import ProvidesCaptions
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip, encoder_computation, tower_computation
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.models.distributed import all_gather_dict, all_gather_object
+from lightning_idc.models.distributed import all_gather_dict, all_gather_object, all_gather_with_gradients
 from lightning_idc.models.module import PairModule
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import is_reference_of_other, recall_of_pairs, symmetric_cross_entropy
@@ -128,12 +128,6 @@ class Clip4IdcRetrieval(PairModule):
         offsets = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
         return [references[offset % len(references)] for references, offset in zip(captions, offsets, strict=True)]
 
-    def _gather(self, local: Tensor) -> Tensor:
-        """Embeddings of all processes, ``(B, D)`` -> ``(processes * B, D)``, with gradients."""
-        gathered = self.all_gather(local, sync_grads=True)
-        assert isinstance(gathered, Tensor)
-        return gathered.flatten(0, 1)
-
     def encode(self, batch: Any) -> dict[str, Tensor]:
         """Unit vectors of the pairs, ``(B, D)``, and of one caption per pair, ``(B, D)``."""
         return {
@@ -145,7 +139,7 @@ class Clip4IdcRetrieval(PairModule):
         pairs, texts = features["pairs"], features["captions"]
         if self.trainer.world_size > 1:
             # each process compares all pairs with all captions; gradients flow to the process of each embedding
-            pairs, texts = self._gather(pairs), self._gather(texts)
+            pairs, texts = (all_gather_with_gradients(self, local) for local in (pairs, texts))
         logits = self._built.scale * pairs @ texts.T  # (B, B) over all processes
         if self.hparams["mask_equal"]:
             local = (batch["captions"], self._captions_of_epoch(batch["ids"], batch["captions"]))

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.methods.m3diff.cost import measure_forward
-from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter import Adapter, VisionTower, channels_for, submodule_for
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
@@ -250,20 +250,8 @@ FeatureRewrite = Callable[[list[Tensor]], Tensor]
 
 
 @runtime_checkable
-class PairTower(Protocol):
+class PairTower(VisionTower, Protocol):
     """Interface of networks whose image features can be read at several depths and replaced."""
-
-    @property
-    def feature_width(self) -> int:
-        """D, width of the features that can be replaced."""
-
-    @property
-    def feature_depth(self) -> int:
-        """Number of layers before the features that are replaced."""
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether activations are recomputed in the backward pass."""
 
     def rewrite_features(self, layers: Sequence[int], rewrite: FeatureRewrite) -> None:
         """Replace the last features by ``rewrite(features of the layers)``, each ``(B, 2, L, D)``."""
@@ -303,7 +291,8 @@ class MDP(Adapter):
             self.mdp.recomputes = tower.recomputes
             tower.rewrite_features(layers, self.rewrite)
             return
-        module, path = self._grid_module(net), self.at or "backbone"
+        path = self.at or "backbone"
+        module = submodule_for(self, net, path)
         if isinstance(module, GridBackbone):
             if module.reads_pairs:
                 raise ConfigError(
@@ -316,21 +305,10 @@ class MDP(Adapter):
             self.projections = nn.ModuleList(nn.Linear(widths[layer - 1], module.width) for layer in layers[:-1])
             module.rewrite_features(layers, self.rewrite_grids)
             return
-        channels = getattr(module, "width", None)
-        if not isinstance(channels, int):
-            raise ConfigError(f"MDP needs the number of channels of {path!r}; {type(module).__name__} has no `width`")
+        channels = channels_for(self, module, path)
         self._depths(1)
         self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
         module.register_forward_hook(self.rewrite_grid)
-
-    def _grid_module(self, net: nn.Module) -> nn.Module:
-        try:
-            return net.get_submodule(self.at or "backbone")
-        except AttributeError:
-            paths = ", ".join(name for name, _ in net.named_children())
-            raise ConfigError(
-                f"{type(net).__name__} has no module {self.at or 'backbone'!r} for MDP; set `at` to one of {paths}"
-            ) from None
 
     def _depths(self, available: int) -> list[int]:
         """Layers to read of a tower with ``available`` layers."""

@@ -16,7 +16,7 @@ from lightning_idc.images.types import PairBatch
 from lightning_idc.models.addon import TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
-from lightning_idc.models.random_state import pair_seeds
+from lightning_idc.models.random_state import uniform_of_pairs
 from lightning_idc.nn.vocabulary import SpecialIds
 
 
@@ -77,9 +77,7 @@ def uniform_numbers(batch: PairBatch, samples: int, length: int, key: str) -> Te
         length: maximum number of tokens of a caption.
         key: key of the run and the epoch.
     """
-    seeds = pair_seeds(batch, key)
-    rows = [torch.rand(samples, length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
-    return torch.cat(rows)
+    return uniform_of_pairs(batch, key, (samples, length)).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,25 +11,13 @@ from torch import Tensor, nn
 
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.methods.stateful_encoder.net import CrossImageLayer, StatefulEncoderOptions
-from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter import Adapter, VisionTower, channels_for, submodule_for
 from lightning_idc.utils.errors import ConfigError
 
 
 @runtime_checkable
-class BlockTower(Protocol):
+class BlockTower(VisionTower, Protocol):
     """Interface of networks whose hidden states can be replaced between the layers of their vision tower."""
-
-    @property
-    def feature_width(self) -> int:
-        """D, width of the hidden states."""
-
-    @property
-    def feature_depth(self) -> int:
-        """Number of layers of the vision tower that are used."""
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether activations are recomputed in the backward pass."""
 
     def rewrite_blocks(self, layers: Sequence[int], rewrite: Callable[[int, Tensor], Tensor]) -> None:
         """Replace the states ``(B, 2, L, D)`` after ``layers[i]``, counted from 1, by ``rewrite(i, states)``."""
@@ -62,18 +50,8 @@ class StatefulEncoder(Adapter):
                 f"layers is {list(self.depths)}; expected None, as {type(net).__name__} has a single layer, after "
                 f"{path!r}"
             )
-        try:
-            module = net.get_submodule(path)
-        except AttributeError:
-            paths = ", ".join(name for name, _ in net.named_children())
-            raise ConfigError(
-                f"{type(net).__name__} has no module {path!r} for StatefulEncoder; set `at` to one of {paths}"
-            ) from None
-        width = getattr(module, "width", None)
-        if not isinstance(width, int):
-            raise ConfigError(
-                f"StatefulEncoder needs the number of channels of {path!r}; {type(module).__name__} has no `width`"
-            )
+        module = submodule_for(self, net, path)
+        width = channels_for(self, module, path)
         if getattr(module, "reads_pairs", False):
             raise ConfigError(
                 f"StatefulEncoder reads two images, and {type(module).__name__} reads the pair as one; choose another "

@@ -23,8 +23,39 @@ BlockRewrite = Callable[[int, Tensor], Tensor]
 """Maps the index of a layer and the states ``(B, 2, L, D)`` after it to new states of the same shape."""
 
 
-class FeatureRewriter:
-    """Hooks on a vision tower, active only within :meth:`encoding`.
+class TowerHooks:
+    """Hooks on a vision tower, active only within :meth:`encoding`."""
+
+    def __init__(self) -> None:
+        self.enabled = True
+        """Whether states are replaced."""
+        self._positions_per_pair: list[int] = []
+
+    @contextmanager
+    def encoding(self, positions_per_pair: Sequence[int]) -> Iterator[None]:
+        """Context in which the tower encodes pairs.
+
+        Args:
+            positions_per_pair: positions of the tower for each pair, in any common unit.
+        """
+        self._positions_per_pair = list(positions_per_pair)
+        try:
+            yield
+        finally:
+            self._positions_per_pair = []
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Context in which no states are replaced."""
+        self.enabled = False
+        try:
+            yield
+        finally:
+            self.enabled = True
+
+
+class FeatureRewriter(TowerHooks):
+    """Reads the states at several depths of a vision tower and replaces its output.
 
     Args:
         blocks: layers of the tower.
@@ -42,12 +73,11 @@ class FeatureRewriter:
         layers: Sequence[int],
         rewrite: FeatureRewrite,
     ) -> None:
+        super().__init__()
         self.rewrite = rewrite
         self.inner_layers = list(layers[:-1])
-        self.enabled = True
         self.hidden_states: dict[int, Tensor] = {}
         """Outputs of the inner layers by depth, within :meth:`encoding`."""
-        self._positions_per_pair: list[int] = []
         for depth in self.inner_layers:
             blocks[depth - 1].register_forward_hook(partial(self._record, depth))
         if gate_is_output:
@@ -57,26 +87,12 @@ class FeatureRewriter:
 
     @contextmanager
     def encoding(self, positions_per_pair: Sequence[int]) -> Iterator[None]:
-        """Context in which the tower encodes pairs.
-
-        Args:
-            positions_per_pair: positions of the tower for each pair, in any common unit.
-        """
-        self._positions_per_pair = list(positions_per_pair)
+        """As in :class:`TowerHooks`; states of the inner layers are not kept afterwards."""
         try:
-            yield
+            with super().encoding(positions_per_pair):
+                yield
         finally:
-            self._positions_per_pair = []
             self.hidden_states.clear()
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Context in which the output of the tower is not replaced."""
-        self.enabled = False
-        try:
-            yield
-        finally:
-            self.enabled = True
 
     def _record(self, depth: int, block: nn.Module, inputs: Any, output: Any) -> None:
         # in the backward pass, activation checkpointing runs the blocks again outside of `encoding`
@@ -98,8 +114,8 @@ class FeatureRewriter:
         return rewrite_by_pair(self.rewrite, depths, self._positions_per_pair)
 
 
-class BlockRewriter:
-    """Hooks after layers of a vision tower, active only within :meth:`encoding`.
+class BlockRewriter(TowerHooks):
+    """Replaces the states after each of several layers of a vision tower.
 
     Args:
         blocks: layers of the tower.
@@ -120,9 +136,8 @@ class BlockRewriter:
         depth: int,
         rewrite: BlockRewrite,
     ) -> None:
+        super().__init__()
         self.rewrite = rewrite
-        self.enabled = True
-        self._positions_per_pair: list[int] = []
         for index, layer in enumerate(layers):
             if layer < depth:
                 blocks[layer - 1].register_forward_hook(partial(self._replace_block, index))
@@ -130,24 +145,6 @@ class BlockRewriter:
                 gate.register_forward_hook(partial(self._replace_output, index))
             else:
                 gate.register_forward_pre_hook(partial(self._replace_input, index))
-
-    @contextmanager
-    def encoding(self, positions_per_pair: Sequence[int]) -> Iterator[None]:
-        """Context in which the tower encodes pairs; the argument is that of :meth:`FeatureRewriter.encoding`."""
-        self._positions_per_pair = list(positions_per_pair)
-        try:
-            yield
-        finally:
-            self._positions_per_pair = []
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        """Context in which no states are replaced."""
-        self.enabled = False
-        try:
-            yield
-        finally:
-            self.enabled = True
 
     def _replace_block(self, index: int, block: nn.Module, inputs: Any, output: Any) -> Any:
         if isinstance(output, tuple):

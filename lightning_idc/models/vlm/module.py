@@ -386,9 +386,9 @@ class VLMCaptioner(FinetunedCaptioner):
             super().load_adapters(path)
             return
         self.build()
-        source, model = read_peft_folder(path), self.built_net.model
-        options, weights = source.options(model, self.built_net.language_modules), source.renamed(model)
-        self.add_adapter("lora", LoraAdapter, **options)
+        source = read_peft_folder(path)
+        weights = source.renamed(self.built_net.model)
+        self.add_adapter("lora", LoraAdapter, **source.options(weights, self.built_net.language_modules))
         adapter = self.adapters.installed()["lora"]
         assert isinstance(adapter, LoraAdapter)
         adapter.load_weights(weights, path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,13 @@ class PeftFolder:
             raise CheckpointError(f"{self.folder / CONFIG} names no base model; load the adapters onto a captioner")
         return name
 
-    def options(self, model: nn.Module, language: tuple[str, ...]) -> dict[str, Any]:
+    def options(self, weights: Collection[str], language: tuple[str, ...]) -> dict[str, Any]:
         """Arguments of :class:`~lightning_idc.models.vlm.lora.LoraOptions` for these weights.
 
         Args:
-            model: model of transformers.
-            language: paths of its language modules.
-
-        Raises:
-            CheckpointError: a weight belongs to no module of the model.
+            weights: names of the weights in the model, as :meth:`renamed` gives them.
+            language: paths of the model's language modules.
         """
-        weights = self.renamed(model)
         targets = sorted({name.partition(".lora_")[0] for name in weights if ".lora_" in name})
         saved = sorted({name.rpartition(".")[0] for name in weights if ".lora_" not in name})
         inside = tuple(f"{path}." for path in language)

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
-from lightning_idc.models.vlm.feature_rewrite import BlockRewrite, BlockRewriter, FeatureRewrite, FeatureRewriter
+from lightning_idc.models.vlm.feature_rewrite import (
+    BlockRewrite,
+    BlockRewriter,
+    FeatureRewrite,
+    FeatureRewriter,
+    TowerHooks,
+)
 from lightning_idc.models.vlm.tying import untie_differing
 from lightning_idc.models.vlm.windows import attend_segments_at_once
 
@@ -48,7 +54,7 @@ class VisionLanguageModel(nn.Module):
         """Precision of the frozen weights where the trainable ones are float32."""
         self.media_tokens = frozenset(media_tokens(model.config))
         """Ids of the placeholders of images, videos and sound."""
-        self.rewriters: list[FeatureRewriter | BlockRewriter] = []
+        self.rewriters: list[TowerHooks] = []
         """Adapters in the vision tower."""
         self.is_compiled = False
         """Whether :func:`~lightning_idc.models.vlm.compiling.compile_layers` has compiled the layers."""

@@ -119,7 +119,7 @@ def test_paper_recipe_stages_on_two_processes_equal_one(tmp_path: Path) -> None:
     for index, stages in enumerate(blocks.values()):
         one, two = (torch.load(tmp_path / f"{index}_{n}.pt", weights_only=True) for n in (1, 2))
         first, second = two["held"]
-        assert first["callbacks"] == (2 if "adpo, adpo" in stages else 1)
+        assert first["callbacks"] == (2 if any(stage.endswith(", adpo") for stage in stages) else 1)
         assert first["own"] + second["own"] == first["every"] and first["own"] < 0.65 * first["every"], stages
         assert first["replica"] == second["replica"], f"the replicas of {stages} went apart"
         moved = max(float((one["weights"][name] - start).abs().max()) for name, start in one["start"].items())

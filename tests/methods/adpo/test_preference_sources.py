@@ -104,7 +104,7 @@ def test_image_preference_loss_equals_its_formula(kind: str, tmp_path: Path) -> 
     expected[1] = 0.0  # unchanged pairs are left out
     step = TrainingStep(model, batch, 0, model.encode(batch))
     with_image_loss = float(addon.objective(step).detach())
-    addon.options = replace(addon.options, image_weight=0.0)
+    addon.options = replace(addon.options, image_weight=0.0, other_images=None)
     without = float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
     assert with_image_loss - without == pytest.approx(2 * float(expected.mean()), rel=1e-4)
     assert float(margins.abs().max()) > 1e-3
