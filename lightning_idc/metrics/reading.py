@@ -98,7 +98,7 @@ def read_references(path: str | Path, split: str | None = None) -> list[Referenc
             raise ConfigError(f"{content.name} contains the splits {', '.join(splits)}; select one with --split")
         records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
-        raise DataError(f"{content.name} holds no references")
+        raise DataError(f"{content.name} contains no references")
     return [_reference_record(record, where) for where, record in records]
 
 
@@ -257,5 +257,5 @@ def _coco_references(content: AnnotationFile) -> list[ReferenceRecord]:
             raise DataError(f"{where}: image {id!r} is not among the file's images")
         texts.setdefault(id, []).append(_caption(record, where, "caption" if "caption" in record else None))
     if not texts:
-        raise DataError(f"{content.name} holds no references")
+        raise DataError(f"{content.name} contains no references")
     return [ReferenceRecord(id, tuple(pair_references)) for id, pair_references in texts.items()]

@@ -83,7 +83,7 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
     "text tower of adaptation": (
         lambda: retrieval(MANY),
         lambda path: captioner(encoder_weights=path),
-        "clip.text_cfg.heads: 4 and",
+        "clip.text_cfg.heads: 4, but",
     ),
     "again adapted": (lambda: retrieval(WIDE), lambda path: retrieval(init_from=path), "clip.vision_cfg.head_width: 8"),
     "decoder": (
@@ -91,7 +91,7 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
         lambda path: captioner(init_from=path),
         "heads: 4, but this model has heads: 2",
     ),
-    "tower": (lambda: naming(intra_layers=2), lambda path: retrieval(tower_weights=path), "intra_layers: 2 and"),
+    "tower": (lambda: naming(intra_layers=2), lambda path: retrieval(tower_weights=path), "intra_layers: 2, but"),
     "tower of the captioner": (lambda: naming(QUICK), lambda path: captioner(tower_weights=path), "quick_gelu: True"),
     "again named": (lambda: naming(WIDE), lambda path: naming(init_from=path), "head_width: 8"),
 }

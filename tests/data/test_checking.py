@@ -82,7 +82,7 @@ def test_all_problems_are_reported_together(root: Path) -> None:
     *rest, empty, page = check(FolderPairs(root), print)
     assert empty.startswith("1 train pairs cannot be read: pair 'train-0'")
     assert page.startswith("1 train pairs cannot be read: pair 'train-1'")
-    assert len(rest) == 2 and all("has no pairs" in problem for problem in rest)
+    assert len(rest) == 2 and all("has no usable pairs" in problem for problem in rest)
 
 
 def test_the_check_of_a_folder_names_a_recipe(

@@ -115,7 +115,7 @@ def test_the_example_of_pycocoevalcap_runs_with_another_import(
     assert namespace["coco_eval"].eval == evaluate_four(coco, files)[0]
     printed = capsys.readouterr().out
     assert f"CIDEr: {namespace['coco_eval'].eval['CIDEr']:.3f}" in printed
-    assert "SPICE not computed: no folder" in printed
+    assert "SPICE not computed: the folder" in printed
 
 
 def test_one_evaluation_scores_several_subsets(files: tuple[str, str]) -> None:

@@ -214,7 +214,7 @@ def test_interleave_rejects_a_pair_without_a_reference() -> None:
 
 def test_records_of_a_pair_agree_whether_it_changed() -> None:
     apart = [ReferenceRecord("a", ("nothing",), "no_change"), ReferenceRecord("a", ("a tree is gone",), "drop")]
-    with pytest.raises(DataError, match="pair 'a' is of drop and of no_change"):
+    with pytest.raises(DataError, match="pair 'a' has records of the types drop and no_change"):
         evaluate(protocol_named("difference-list"), {"a": "a tree is gone"}, apart)
 
 

@@ -68,7 +68,7 @@ public class SpiceScorer {
 
 def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(spice.CORENLP, raising=False)
-    assert "no folder with stanford-corenlp-3.6.0.jar" in str(spice_scores(CANDIDATES, REFERENCES))
+    assert "the folder with stanford-corenlp-3.6.0.jar" in str(spice_scores(CANDIDATES, REFERENCES))
     (tmp_path / JARS[0]).touch()
     assert str(spice_scores(CANDIDATES, REFERENCES, tmp_path)).endswith(f"has no {JARS[1]}")
     monkeypatch.setenv(spice.CORENLP, str(tmp_path / "elsewhere"))

@@ -130,7 +130,7 @@ def test_scores_that_cannot_be_computed_are_errors(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("LIGHTNING_IDC_CORENLP", raising=False)
     metric = SPICE()
     metric.update(["a"], [["a"]])
-    with pytest.raises(ConfigError, match="SPICE not computed: no folder"):
+    with pytest.raises(ConfigError, match="SPICE not computed: the folder"):
         metric.compute()
     with pytest.raises(ConfigError, match="n_gram is 5; expected one of 1, 2, 3, 4"):
         BLEU(n_gram=5)

@@ -47,7 +47,7 @@ def test_rows_have_baselines_and_intervals() -> None:
     assert (rows[2].distinct, rows[0].distinct, rows[0].words) == (len(set(THINGS)), 1, 5.0)
     table = differences_table(rows)
     assert interval(rows[2].over_previous["CIDEr-D"]) in table and "below the baseline" in table
-    assert json.loads(json.dumps([row.as_dict() for row in rows]))[1]["reading"] == "higher"
+    assert json.loads(json.dumps([row.as_dict() for row in rows]))[1]["verdict"] == "higher"
 
 
 def test_a_captioner_that_hallucinates_as_well_without_a_change_is_below_the_floor() -> None:

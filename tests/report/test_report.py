@@ -151,7 +151,7 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert metrics["summary"]["pairs"]["all"] == metrics["counts"]["all"]["pairs"] == 7
     printed = capsys.readouterr().out
     assert "7 pairs, 21 references" in printed
-    assert printed.count("truth") == 3
+    assert printed.count("    reference ") == 3
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
     assert "other metrics: loss" in printed and "BLEU-1" not in printed.split("other metrics")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))

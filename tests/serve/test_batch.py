@@ -75,7 +75,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert [pair["type"] for pair in shown] == ["changed", "new", "deleted", "unchanged", "unchanged"]
     assert shown[0]["caption"] == records["other"]["caption"] and shown[0]["pictures"] == 2
     assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
-    assert data["box"] == "found" and "where the captioner sees the change" in page
+    assert data["box_label"] == "predicted" and "where the captioner sees the change" in page
     assert main([*arguments[:3], *arguments[3:5]]) == 0  # changes alone are not a failure
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail_on", "pixels"]) == 0

@@ -169,7 +169,7 @@ def test_duplicate_ids_are_errors(tmp_path: Path) -> None:
         return record
 
     stages = Sequential([MapStage(pair), ReleasePairs(str(tmp_path / "out"), "caption")])
-    with pytest.raises(DataError, match=r"two records.*'b'"):
+    with pytest.raises(DataError, match="the image file name 'b' is not unique"):
         run(stages, JsonLines(str(file)), tmp_path / "release")
     assert not (tmp_path / "out" / "pairs.jsonl").exists()
 

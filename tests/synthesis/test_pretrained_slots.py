@@ -108,7 +108,7 @@ def test_sam_segments_both_images(tmp_path: Path, pictures: list[torch.Tensor]) 
             assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
         assert regions == sorted(regions, key=lambda region: -region.confidence)
     slot.batch_size = 1
-    for together, alone in zip(regions, slot.regions(pictures, twins), strict=True):
+    for together, alone in zip(regions_of_pairs, slot.regions(pictures, twins), strict=True):
         assert [region.box for region in together] == [region.box for region in alone] != []
     # the masks of one picture are those of the pipeline of transformers
     pipeline = MaskGenerationPipeline(model=slot.net, image_processor=slot.processor)

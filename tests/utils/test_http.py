@@ -132,7 +132,7 @@ def test_a_proxy_that_cannot_be_used_is_one_error_without_its_password(
 
 @pytest.mark.parametrize("value", ["two words", "line\nbreak", "café", "nul\0"])
 def test_a_key_that_no_header_can_carry_is_named_by_its_variable(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="MY_KEY holds") as raised:
+    with pytest.raises(ConfigError, match="MY_KEY contains") as raised:
         Secret(value, "MY_KEY")
     assert value not in str(raised.value)
 

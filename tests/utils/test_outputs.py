@@ -85,7 +85,7 @@ def test_no_output_is_or_lies_in_an_input(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("read")
     (tmp_path / "linked").symlink_to("in")
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match=r"--out .*(is read|folder)"):
+    with pytest.raises(ConfigError, match=r"--out .*(is inside the input|is an input|is a folder)"):
         check_file("--out", tmp_path / place, [tmp_path / "in", tmp_path / "file"], overwrite=True)
     with pytest.raises(ConfigError):
         write_file(tmp_path / place, "x", True, [tmp_path / "in", tmp_path / "file"])

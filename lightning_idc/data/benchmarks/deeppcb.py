@@ -283,5 +283,5 @@ def _layout(root: Path, missing: Sequence[str]) -> str:
       20085_not/20085000.txt           lines of x1 y1 x2 y2 type
     ... ten more folders group*
 
-What to do: clone the repository tangsanli5201/DeepPCB from GitHub by hand (MIT licence), and give its inner folder
-PCBData as root: on the command line --data.root FOLDER, or `lightning-idc data check deeppcb --root FOLDER`."""
+What to do: clone the GitHub repository tangsanli5201/DeepPCB (MIT licence) and set root to its inner folder PCBData:
+--data.root FOLDER on the command line, or `lightning-idc data check deeppcb --root FOLDER`."""
