@@ -431,7 +431,7 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
             ImageEditingRequest(root, official=False).pairs_of("train")
     (root / "images/link.png").symlink_to(tmp_path / "secret.png")
     write(root / "train.json", [{"uid": "1", "img0": "link.png", "img1": "b.png", "sents": ["x"]}])
-    with pytest.raises(DataError, match="is a link to .*, outside the data folder"):
+    with pytest.raises(DataError, match=r"is a link to .*, outside the data folder"):
         ImageEditingRequest(root, official=False).pairs_of("train")
 
 
