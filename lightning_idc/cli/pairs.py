@@ -49,7 +49,8 @@ def compare(
         batch: the output and how batches are made.
         fail_on: condition for exit status 1: changed, for pairs that the captioner takes as changed, by change score or
             caption, and for new and deleted images; pixels, for pairs with differing pixels.
-        reg: file to write in the format of reg-cli's reg.json.
+        reg: file to write in the format of reg-cli's reg.json, with images of the differing pixels in the folder
+            NAME_diff; `reg-cli -F reg.json -R page.html` shows them.
         junit: JUnit XML file to write, with a test per pair.
         tolerance: maximum difference of values that count as equal, such as 4 of 255.
         allow_pixels: maximum number of differing pixels of an unchanged pair.
@@ -61,20 +62,27 @@ def compare(
         from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
-        from lightning_idc.serve.pairs import list_pairs
+        from lightning_idc.serve.pairs import Ignored, list_pairs
+        from lightning_idc.serve.reg import write_reg
 
         pairs = list_pairs([before, after])
-        reports, overwrite = {"--reg": reg, "--junit": junit}, batch.overwrite
+        overwrite = batch.overwrite
         inputs: list[str | Path] = [*formats.inputs_of([before, after], pairs), *batch.ignore, *options.files()]
+        out = batch.out or Path("comparison.jsonl")
         out = formats.check_outputs(
-            batch.out or Path("comparison.jsonl"), inputs, overwrite, reports=reports, page=report, pairs=len(pairs)
+            out, inputs, overwrite, reports={"--junit": junit}, page=report, reg=reg, pairs=pairs
         )
-        describer, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
+        limits = Tolerance(tolerance, allow_pixels)
+        describer, records = run_batch(options, pairs, batch, out, limits)
         formats.write_records(records, out, overwrite)
         # reports and exit status must agree
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
         if reg is not None:
-            formats.write_reg(judged, before, after, reg, overwrite)
+            image_options, ignored = describer.input_spec.options, Ignored(batch.ignore)
+            write_reg(
+                judged, before, after, reg, overwrite,
+                inputs=inputs, options=image_options, ignored=ignored, tolerance=limits,
+            )
         if junit is not None:
             formats.write_junit(judged, junit, overwrite)
         if report is not None:

@@ -82,16 +82,54 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     """
     total = first.size[0] * first.size[1]
     subject = _subject(first)
-    if first.profile != second.profile:
-        first, second = _in_srgb(first), _in_srgb(second)
-    a, b = first.values, second.values
-    same_colour_model = (first.space, first.inverted) == (second.space, second.inverted)
-    if first.size != second.size or not same_colour_model or (len(a) != len(b) and {len(a), len(b)} != {1, 3}):
+    if not _comparable(first, second):
         mismatch = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
         if first.size != second.size:
             mismatch = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
         all_pixels = max(total, second.size[0] * second.size[1])
         return ImageComparison(pixels=all_pixels, largest=0.0, total=total, missing=0, subject=mismatch)
+    is_different, difference, excluded = _compare_pixels(first, second, ignore, tolerance)
+    pixels = int(is_different.sum())
+    return ImageComparison(
+        pixels=pixels,
+        largest=float(difference[is_different].max()) if pixels else 0.0,
+        total=total,
+        missing=0 if excluded is None else int(excluded.sum()),
+        subject=subject,
+    )
+
+
+def difference_mask(
+    first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0
+) -> np.ndarray:
+    """Mark the pixels that :func:`compare` counts, as a bool mask ``(H, W)`` of the size of the second image.
+
+    All pixels are marked if the two have different sizes or bands.
+
+    Args:
+        first: First image.
+        second: Second image.
+        ignore: Function from height and width to a mask of pixels to leave out.
+        tolerance: Largest difference at which two values count as equal, in the unit of the files.
+    """
+    if not _comparable(first, second):
+        return np.ones(second.size, dtype=bool)
+    return _compare_pixels(first, second, ignore, tolerance)[0]
+
+
+def _comparable(first: RawImage, second: RawImage) -> bool:
+    """Whether two images have the same size and colour model, and as many bands or one and three."""
+    counts = {len(first.values), len(second.values)}
+    same_colour_model = (first.space, first.inverted) == (second.space, second.inverted)
+    return first.size == second.size and same_colour_model and (len(counts) == 1 or counts == {1, 3})
+
+
+def _compare_pixels(
+    first: RawImage, second: RawImage, ignore: Ignore | None, tolerance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Compute which pixels differ, the differences in the unit of the first image, and the mask of excluded pixels."""
+    if first.profile != second.profile:
+        first, second = _in_srgb(first), _in_srgb(second)
     difference = _difference(first, second)  # (H, W)
     is_different = difference > tolerance
     if first.alpha is not None or second.alpha is not None:
@@ -103,14 +141,7 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     excluded = _excluded_mask(first, second, ignore)
     if excluded is not None:
         is_different &= ~excluded
-    pixels = int(is_different.sum())
-    return ImageComparison(
-        pixels=pixels,
-        largest=float(difference[is_different].max()) if pixels else 0.0,
-        total=total,
-        missing=0 if excluded is None else int(excluded.sum()),
-        subject=subject,
-    )
+    return is_different, difference, excluded
 
 
 def compare_files(

@@ -1,11 +1,10 @@
-"""Output files of answers about many pairs: JSON lines, CSV, Parquet, reg-cli's reg.json and JUnit's XML."""
+"""Output files of answers about many pairs: JSON lines, CSV, Parquet and JUnit's XML."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
 from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
+from lightning_idc.serve.reg import check_reg, diff_folder
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_disjoint, check_file, write_file
 
@@ -38,7 +38,8 @@ def check_outputs(
     *,
     reports: Mapping[str, Path | None] | None = None,
     page: Path | None = None,
-    pairs: int = 0,
+    reg: Path | None = None,
+    pairs: Sequence[FilePair] = (),
 ) -> Path:
     """Check that all output files of a command can be written, before its work begins.
 
@@ -48,7 +49,8 @@ def check_outputs(
         overwrite: whether existing files may be replaced.
         reports: further files by option; None for options that are not set.
         page: HTML report, which may have a folder of images.
-        pairs: number of pairs in the report.
+        reg: reg-cli's ``reg.json``, which has a folder of difference images.
+        pairs: pairs in the reports.
 
     Returns:
         The file of the records, with ``~`` expanded.
@@ -59,8 +61,11 @@ def check_outputs(
     if out.suffix.lower() not in FORMATS:
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(FORMATS)}")
     out, files = out.expanduser(), {"--out": out, **(reports or {})}
-    images = None if page is None else image_folder(page)
-    check_disjoint({**files, "--report": page, "the images of --report": images})
+    folders = {
+        "the images of --report": None if page is None else image_folder(page),
+        "the images of --reg": None if reg is None else diff_folder(reg),
+    }
+    check_disjoint({**files, "--report": page, "--reg": reg, **folders})
     for option, file in files.items():
         if file is not None:
             check_file(option, file, inputs, overwrite)
@@ -68,6 +73,9 @@ def check_outputs(
     if page is not None:
         check_report(page, overwrite, inputs, "--report")
         _make_folder("--report", page)
+    if reg is not None:
+        check_reg(reg, pairs, overwrite, inputs)
+        _make_folder("--reg", reg)
     return out
 
 
@@ -149,42 +157,6 @@ def by_pixels(records: Sequence[Record]) -> list[Record]:
         {**record, "status": "differs"} if record["status"] == "unchanged" and record["described"] else record
         for record in records
     ]
-
-
-def write_reg(records: Sequence[Record], before: str, after: str, target: Path, overwrite: bool = False) -> None:
-    """Write records in the format of reg-cli's ``reg.json``, for its reporters.
-
-    Args:
-        records: records of :func:`~lightning_idc.serve.batch.run_batch`.
-        before: folder of the first images.
-        after: folder of the second images.
-        target: output file.
-        overwrite: whether an existing file may be replaced.
-    """
-    roots = {"before": Path(before).resolve(), "after": Path(after).resolve()}
-
-    def name(record: Record, side: str) -> str:
-        return os.path.relpath(record[side], roots[side])
-
-    def names(*states: str, side: str = "after") -> list[str]:
-        return [name(record, side) for record in records if record["status"] in states and record[side]]
-
-    failed = names("changed", "differs", "failed")
-    value = {
-        "failedItems": failed,
-        "newItems": names("new"),
-        "deletedItems": names("deleted", side="before"),
-        "passedItems": names("unchanged"),
-        "expectedItems": names("changed", "differs", "failed", "unchanged", "deleted", side="before"),
-        "actualItems": names("changed", "differs", "failed", "unchanged", "new"),
-        "diffItems": failed,
-        "actualDir": after,
-        "expectedDir": before,
-        "diffDir": "",
-        "captions": {name(record, "after"): record["caption"] for record in records if record["caption"]},
-    }
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-    write_file(target, text.encode("utf-8", "replace"), overwrite)
 
 
 def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False) -> None:

@@ -42,7 +42,7 @@ def folders(draw: Draw, tmp_path: Path) -> tuple[str, str]:
         draw(f"now/{name}.png", seed=len(name))
     draw("now/other.png", seed=5, square=(8, 16))
     with Image.open(tmp_path / "old/packed.png") as image:
-        image.save(tmp_path / "now/packed.bmp")
+        image.save(tmp_path / "now/packed.png", compress_level=1)
     return str(tmp_path / "old"), str(tmp_path / "now")
 
 
@@ -62,9 +62,9 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert records["same"]["caption"] is None and not records["packed"]["described"]
     reg = json.loads(files["reg.json"].read_text())
     assert reg["failedItems"] == reg["diffItems"] == ["other.png"] and reg["newItems"] == ["sub/fresh.png"]
-    assert reg["deletedItems"] == ["sub/gone.png"] and reg["passedItems"] == ["packed.bmp", "same.png"]
+    assert reg["deletedItems"] == ["sub/gone.png"] and reg["passedItems"] == ["packed.png", "same.png"]
     assert sorted(reg["expectedItems"]) == ["other.png", "packed.png", "same.png", "sub/gone.png"]
-    assert (reg["expectedDir"], reg["actualDir"]) == folders
+    assert (reg["expectedDir"], reg["actualDir"]) == ("old", "now")  # relative to reg.json
     suite = ElementTree.parse(files["junit.xml"]).getroot()
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "0")
     failures = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
