@@ -80,8 +80,15 @@ def compare(
         if reg is not None:
             image_options, ignored = describer.input_spec.options, Ignored(batch.ignore)
             write_reg(
-                judged, before, after, reg, overwrite,
-                inputs=inputs, options=image_options, ignored=ignored, tolerance=limits,
+                judged,
+                before,
+                after,
+                reg,
+                overwrite,
+                inputs=inputs,
+                options=image_options,
+                ignored=ignored,
+                tolerance=limits,
             )
         if junit is not None:
             formats.write_junit(judged, junit, overwrite)
