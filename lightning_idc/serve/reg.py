@@ -64,8 +64,8 @@ def write_reg(
 ) -> None:
     """Write records as reg-cli's ``reg.json``, and an image of the differing pixels for each changed pair.
 
-    As in the files of reg-cli, folders are relative to the file, and images are named relative to their folder. Difference
-    images show the second image in grey with differing pixels in red. The key ``captions`` is an addition.
+    As in the files of reg-cli, folders are relative to the file, and images are named relative to their folder.
+    Difference images show the second image in grey with differing pixels in red. The key ``captions`` is an addition.
 
     Args:
         records: records of :func:`~lightning_idc.serve.batch.run_batch`.
