@@ -64,7 +64,7 @@ def describe(
             text = geojson(answer, of_tiles, before)
             _write(out, text, overwrite)
         elif out is not None:
-            from lightning_idc.serve.answers import draw_answer
+            from lightning_idc.serve.drawing import draw_answer
 
             figure = draw_answer(answer, describer.input_spec.options, before, after)
             _write(out, lambda path: figure.save(path, format="PNG"), overwrite)

@@ -15,6 +15,7 @@ import torch
 from lightning_idc.cli import VERBS, lightning, main
 from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.models.loading import load_captioner
+from lightning_idc.serve.opening import sample_pair
 from lightning_idc.utils.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,17 @@ def test_doctor_needs_neither_lightning_nor_torchvision() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.endswith("[]\n")
+
+
+def test_the_first_command_of_the_readme_imports_neither_torch_nor_lightning_until_it_must(tmp_path: Path) -> None:
+    before, after = sample_pair("clevr")
+    code = (
+        f"import sys; from lightning_idc.cli import main; pair = [{str(before)!r}, {str(after)!r}]; "
+        "main(['describe', *pair]); print('torch' in sys.modules); "
+        "main(['describe', *pair, '--out', 'answer.png']); print('lightning' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert [line for line in done.stdout.splitlines() if line in ("True", "False")] == ["False", "False"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["describe", "--help"], ["run", "--help"]], ids=" ".join)
