@@ -62,6 +62,19 @@ class Motion:
         rows = [row[0] * u + row[1] * v + row[2] for row in self.matrix]
         return rows[0], rows[1]
 
+    def box_before(self, box: tuple[int, int, int, int]) -> tuple[float, float, float, float]:
+        """Bounding box in the before image of the content of a box in the after image; may lie outside the image.
+
+        Args:
+            box: x1 y1 x2 y2 in pixels, the last two exclusive.
+        """
+        left, top, right, bottom = box
+        # centres of the four corner pixels
+        columns, rows = np.array([left, left, right - 1, right - 1]), np.array([top, bottom - 1, top, bottom - 1])
+        offset_x, offset_y = self.offsets(columns, rows)
+        x, y = columns + offset_x, rows + offset_y
+        return float(x.min()), float(y.min()), float(x.max()) + 1, float(y.max()) + 1
+
 
 def estimate_motion(before: np.ndarray, after: np.ndarray) -> Motion | None:
     """Estimate the camera motion between two grey images; None if they are aligned.

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from lightning_idc.images.boxes import clip_box
 from lightning_idc.images.options import ImageOptions
-from lightning_idc.rules.alignment import estimate_motion, match_brightness, warp
+from lightning_idc.rules.alignment import Motion, estimate_motion, match_brightness, warp
 from lightning_idc.rules.description import Description, Region
 from lightning_idc.rules.detection import Component, compare_pair, find_regions
 from lightning_idc.rules.kinds import Kind, Traits, classify, measure
@@ -74,7 +75,7 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
         regions += [_region(component, None, "texture", None) for component in components[MAX_REGIONS:]]
     shift = None if motion is None else motion.shift
     regions.sort(key=lambda region: -region.area)
-    return Description(tuple(_to_before_pixels(regions, shift, size)), size, shift, brightness)
+    return Description(tuple(_to_before_pixels(regions, motion, size)), size, shift, brightness)
 
 
 def _classified_regions(
@@ -137,12 +138,9 @@ def _centre(component: Component) -> tuple[float, float]:
     return (left + right) / 2, (top + bottom) / 2
 
 
-def _to_before_pixels(
-    regions: Iterable[Region], shift: tuple[float, float] | None, size: tuple[int, int]
-) -> Iterable[Region]:
-    """Convert regions from the view of the after image to pixels of the before image."""
-    dx, dy = (0, 0) if shift is None else (round(value) for value in shift)
+def _to_before_pixels(regions: Iterable[Region], motion: Motion | None, size: tuple[int, int]) -> Iterable[Region]:
+    """Convert regions from the view of the after image to pixels of the before image; none outside its view."""
     for region in regions:
-        left, top, right, bottom = region.box
-        box = (max(0, left - dx), max(0, top - dy), min(size[0], right - dx), min(size[1], bottom - dy))
-        yield replace(region, box=box)
+        box = clip_box(region.box if motion is None else motion.box_before(region.box), size)
+        if box is not None:
+            yield replace(region, box=box)

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_idc.images.boxes import PixelBox
 from lightning_idc.rules.kinds import Kind
 
 NO_CHANGE_SENTENCE = "Nothing changed."
 MAX_NAMED = 3
 """Maximum number of regions named in a sentence; the others are counted."""
-Box = tuple[int, int, int, int]
-"""x1 y1 x2 y2 in pixels, the last two exclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Region:
     """A changed region.
 
     Args:
-        box: Box in the before image.
+        box: PixelBox in the before image.
         kind: Kind of the change.
         score: Confidence in the change, from 0 to 1.
         shift: Movement of an object in pixels to the right and down; None for other kinds.
@@ -28,7 +27,7 @@ class Region:
         area: Number of changed pixels.
     """
 
-    box: Box
+    box: PixelBox
     kind: Kind
     score: float
     shift: tuple[int, int] | None = None
@@ -36,7 +35,7 @@ class Region:
     area: int = 0
 
     @property
-    def box_after(self) -> Box:
+    def box_after(self) -> PixelBox:
         """Box in the after image, not counting the movement of the view."""
         dx, dy = self.shift or (0, 0)
         left, top, right, bottom = self.box
@@ -132,7 +131,7 @@ def _object(colour: str | None) -> str:
     return f"{'an' if colour[0] in 'aeiou' else 'a'} {colour} object"
 
 
-def _position(box: Box, size: tuple[int, int]) -> str:
+def _position(box: PixelBox, size: tuple[int, int]) -> str:
     """Describe the position of a box on a grid of three by three."""
     left, top, right, bottom = box
     if (right - left) * (bottom - top) > 0.6 * size[0] * size[1]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lightning_idc.images.boxes import clip_box
 from lightning_idc.metrics.no_change import says_nothing_changed
 from lightning_idc.utils.files import finite
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """Caption of a pair, and where and how certainly it changed.
+
+    Boxes of any describer are clipped to the image, and those without a pixel in it are left out.
 
     Args:
         id: name of the pair.
@@ -39,6 +42,15 @@ class Answer:
     map: list[list[float]] | None = None
     size: tuple[int, int] | None = None
     regions: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            clipped = [clip_box(box, self.size) for box in self.boxes]
+            object.__setattr__(self, "boxes", [list(box) for box in clipped if box is not None])
+        elif self.boxes:
+            raise ValueError(
+                f"{len(self.boxes)} boxes without a size; expected the width and height of the first image"
+            )
 
     @property
     def says_changed(self) -> bool:

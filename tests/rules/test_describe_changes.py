@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from lightning_idc.metrics.no_change import says_nothing_changed
 from lightning_idc.rules import Description, describe_changes
+from lightning_idc.rules.alignment import Motion, warp
 from lightning_idc.utils.errors import DataError
 
 SIZE = 160
@@ -159,6 +160,16 @@ def test_region_of_a_shifted_view_is_in_before_pixels() -> None:
     answer = describe_changes(first, second)
     assert kinds(answer) == ["added"]
     assert np.abs(np.subtract(answer.regions[0].box, (62, 52, 92, 82))).max() <= 4
+
+
+def test_box_of_a_view_that_is_turned_and_larger() -> None:
+    """Oracle: the box of the warped square, mapped back, contains the square and is at most a turn larger."""
+    square = np.zeros((1, SIZE, SIZE), np.float32)
+    square[:, 110:135, 20:50] = 1
+    motion = Motion(np.array([[-0.08, 0.03, 4.0], [-0.03, -0.08, -6.0]]), ((SIZE - 1) / 2, (SIZE - 1) / 2))
+    rows, columns = np.nonzero(warp(square, motion)[0][0] > 0.5)
+    left, top, right, bottom = motion.box_before((columns.min(), rows.min(), columns.max() + 1, rows.max() + 1))
+    assert 20 - 3 <= left <= 21 and 110 - 3 <= top <= 111 and 49 <= right <= 50 + 3 and 134 <= bottom <= 135 + 3
 
 
 @pytest.mark.parametrize("factor", [1.1, 0.85])

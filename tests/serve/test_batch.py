@@ -100,7 +100,7 @@ def test_a_captioner_without_a_change_score_decides_by_its_caption(
     changed = None if score is None else score >= 0.5
 
     def answer(self: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
-        return [Answer(sample.id, said, -0.1, score, changed, [[0, 0, 8, 8]]) for sample in samples]
+        return [Answer(sample.id, said, -0.1, score, changed, [[0, 0, 8, 8]], size=(32, 32)) for sample in samples]
 
     monkeypatch.setattr(CaptionerDescriber, "answer", answer)
     for name in ("sub/gone", "sub/fresh"):

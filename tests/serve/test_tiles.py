@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 
+import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.images.georeference import georeference_of
 from lightning_idc.rules import describe_changes
@@ -105,7 +106,7 @@ def test_answers_of_tiles_are_merged() -> None:
     tiles = windows((20, 10), 10, 10)
     same, new = (
         Answer("0,0", "nothing changed", -0.5, 0.1, False),
-        Answer("10,0", "a road", -0.2, 0.9, True, [[1, 2, 4, 5]]),
+        Answer("10,0", "a road", -0.2, 0.9, True, [[1, 2, 4, 5]], size=(10, 10)),
     )
     merged, changed = merge("scene", [same, new], tiles, (20, 10))
     assert (merged.caption, merged.change_score, merged.changed) == ("1 of 2 tiles changed: a road", 0.9, True)
@@ -116,3 +117,33 @@ def test_answers_of_tiles_are_merged() -> None:
     assert join_boxes([[0, 0, 4, 4], [8, 0, 12, 4], [0, 0, 12, 4]]) == [[0, 0, 12, 4]]
     with pytest.raises(ConfigError, match="at most the size of a tile"):
         TileOptions(16, 20)
+
+
+def test_boxes_of_any_describer_are_clipped_to_the_image() -> None:
+    boxes = [[-4, 2, 6, 30], [12, 3, 8, 9], [20, 0, 40, 8], [5, 5, 5, 9], [1, 1, 3, 3]]
+    answer = Answer("pair", "a road", None, None, True, boxes, size=(16, 12))
+    assert answer.boxes == [[0, 2, 6, 12], [1, 1, 3, 3]]
+    with pytest.raises(ValueError, match="5 boxes without a size"):
+        Answer("pair", "a road", None, None, True, boxes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_boxes_of_rules_lie_in_the_view_of_the_first_image(seed: int) -> None:
+    """Views that moved, turned or grew, with objects at their borders; the clevr sample by tiles had some outside."""
+    random = np.random.default_rng(seed)
+    large = random.integers(60, 200, (3, 14, 14), dtype=np.uint8).repeat(12, 1).repeat(12, 2)
+    before, (dx, dy) = large[:, 24:120, 24:120], random.integers(-14, 15, 2)
+    after = large[:, 24 - dy : 120 - dy, 24 - dx : 120 - dx].copy()
+    for top, left in ((0, 0), (0, 84), (84, 0), (84, 84), (40, 0)):
+        after[:, top : top + 12, left : left + 12] = random.integers(0, 256, (3, 1, 1))
+    description = describe_changes(before, after)
+    assert description.regions
+    for left, top, right, bottom in (region.box for region in description.regions):
+        assert 0 <= left < right <= 96 and 0 <= top < bottom <= 96
+
+
+def test_boxes_of_the_sample_by_tiles(capsys: pytest.CaptureFixture[str]) -> None:
+    samples = Path(lightning_idc.__file__).parent / "serve/samples/clevr"
+    assert main(["describe", str(samples / "before.png"), str(samples / "after.png"), "--tile", "64", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["boxes"] and all(x1 < x2 and y1 < y2 for x1, y1, x2, y2 in answer["boxes"])
