@@ -96,15 +96,36 @@ def is_captioner_on_hub(name: str, revision: str | None = None) -> bool:
     """Whether a hub id holds a captioner of this library, by its configuration alone.
 
     Raises:
-        CheckpointError: the hub does not answer, and the file is not in the cache.
+        CheckpointError: the hub does not answer, and the repository is not in the cache.
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
+    config = hub_file(name, "config.json", revision)
+    return config is not None and is_captioner_folder(config.parent)
+
+
+def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """Path of one file of a hub repository, downloaded or in the cache; None if the repository does not have it.
+
+    Args:
+        name: hub id.
+        file: path in the repository.
+        revision: branch, tag or commit.
+
+    Raises:
+        CheckpointError: the hub does not answer, and the repository is not in the cache.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return is_captioner_folder(Path(hf_hub_download(name, "config.json", revision=revision)).parent)
+        return Path(hf_hub_download(name, file, revision=revision))
+    except LocalEntryNotFoundError as error:  # no network; the repository may be in the cache without this file
+        try:
+            snapshot_download(name, revision=revision, local_files_only=True)
+        except Exception:
+            raise CheckpointError(_unreachable(name, error)) from error
+        return None
     except EntryNotFoundError:
-        return False  # such as a repository of adapters
+        return None
     except Exception as error:
         raise CheckpointError(_unreachable(name, error)) from error
 

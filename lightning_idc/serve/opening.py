@@ -140,6 +140,7 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         CheckpointError: a file or folder cannot be read.
     """
     from lightning_idc.checkpoints.resolve import (
+        hub_file,
         is_captioner_folder,
         is_captioner_on_hub,
         is_hub_id,
@@ -147,15 +148,22 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         resolve,
     )
     from lightning_idc.models.vlm.opening import open_captioner
-    from lightning_idc.models.vlm.peft_folder import is_peft_folder, read_peft_folder
+    from lightning_idc.models.vlm.peft_folder import CONFIG, is_peft_folder, read_peft_folder
 
     path = local_path(name)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
         return open_captioner(checkpoint=path, **options)
-    if is_hub_id(name) and is_captioner_on_hub(name, options.get("revision")):
-        return open_captioner(checkpoint=resolve(name, options.pop("revision", None)), **options)
+    if is_hub_id(name):
+        revision = options.get("revision")
+        if is_captioner_on_hub(name, revision):
+            return open_captioner(checkpoint=resolve(name, revision), **{**options, "revision": None})
+        if hub_file(name, CONFIG, revision) is not None:
+            path, options = resolve(name, revision), {**options, "revision": None}
     if path.is_dir() and is_peft_folder(path):
-        captioner = open_captioner(model=read_peft_folder(path).base, **options)
+        lora = read_peft_folder(path)
+        if options.get("revision") is None:
+            options = {**options, "revision": lora.config.get("revision")}
+        captioner = open_captioner(model=lora.base, **options)
         captioner.load_adapters(path)
         return captioner.eval()
     if path.is_dir() or is_hub_id(name):
@@ -172,7 +180,7 @@ def load(model: str | Path, device: str = "auto", **options: Any) -> PairCaption
 
     Args:
         model: name of a shipped captioner (see ``lightning-idc list models``), ``.ckpt`` file, folder
-            of ``save_pretrained`` or of a vision-language model, or hub id.
+            of ``save_pretrained``, of a vision-language model or of a LoRA, or hub id of one of these.
         device: device, for example ``cuda:1``; ``auto`` selects a GPU if there is one.
         options: further options of :class:`ModelOptions`.
 

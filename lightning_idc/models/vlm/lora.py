@@ -16,6 +16,7 @@ from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
 from lightning_idc.models.vlm.peft_folder import read_peft_folder
+from lightning_idc.models.vlm.precision import is_quantized
 from lightning_idc.models.vlm.tying import untie
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
 from lightning_idc.utils.errors import CheckpointError, ConfigError
@@ -242,6 +243,13 @@ class LoraAdapter(Adapter):
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         (model,) = self._model
+        bases: list[Any] = [layer.get_base_layer() for layer in _layers(model) if isinstance(layer, BaseTunerLayer)]
+        # formats such as GPTQ have no weight
+        if any(getattr(base, "weight", None) is None or is_quantized(base.weight) for base in bases):
+            raise ConfigError(
+                "LoRA cannot be merged into quantized weights, which would round it; merge it into the base model "
+                "without quantize (save_adapters, then load_adapters), or leave out merge_adapters"
+            )
         flags = {id(p): p.requires_grad for p in model.parameters()}
         hooks = _remove_hooks(model, self.modules_to_save)
         for path, layer in [(name, part) for name, part in model.named_modules() if _is_layer(part)]:

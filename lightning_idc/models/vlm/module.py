@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.checkpoints.resolve import is_hub_id, resolve
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
 from lightning_idc.models.loss_check import check_weights
@@ -378,10 +379,13 @@ class VLMCaptioner(FinetunedCaptioner):
     def load_adapters(self, folder: str | Path) -> None:
         """Install the adapters of :meth:`save_adapters`, or a LoRA in the layout of PEFT, with their weights.
 
+        Args:
+            folder: folder, or hub id.
+
         Raises:
             CheckpointError: the folder has neither, or does not fit the network.
         """
-        path = Path(folder)
+        path = resolve(str(folder)) if is_hub_id(str(folder)) else Path(folder)
         if not is_peft_folder(path):
             super().load_adapters(path)
             return

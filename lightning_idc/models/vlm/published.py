@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 from lightning_idc.checkpoints.reading import check_no_pointers
+from lightning_idc.checkpoints.resolve import hub_file, resolve
+from lightning_idc.models.adapters import RECORDS
 from lightning_idc.models.vlm.families import family_for
 from lightning_idc.models.vlm.families.base import Family
 from lightning_idc.models.vlm.peft_folder import is_peft_folder
@@ -234,16 +236,15 @@ def find_model(name: str, revision: str | None = None) -> None:
         ConfigError: the model cannot be located.
     """
     if Path(name).is_dir():
-        if is_peft_folder(Path(name)) and not Path(name, "config.json").is_file():
-            raise ConfigError(
-                f"the folder {name!r} has a LoRA, not a model; give its base model, and load it with load_adapters, or "
-                "open it with `describe --model`"
-            )
+        if not Path(name, "config.json").is_file():
+            _check_no_adapters(Path(name), name)
         if not Path(name, "config.json").is_file():
             raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
         check_no_pointers(Path(name))  # only now: the name may come from a checkpoint, and no other folder is read
         return
     if is_local(name, revision):
+        if hub_file(name, "config.json", revision) is None:
+            _check_no_adapters(resolve(name, revision), name)
         return
     from huggingface_hub import HfApi
 
@@ -256,3 +257,11 @@ def find_model(name: str, revision: str | None = None) -> None:
             f"({type(error).__name__}); on a machine with a network run `hf download {name}`, then copy the cache "
             "(HF_HOME) or set the path of the folder"
         ) from error
+
+
+def _check_no_adapters(folder: Path, name: str) -> None:
+    if is_peft_folder(folder) or (folder / RECORDS).is_file():
+        raise ConfigError(
+            f"{name!r} has adapters, not a model; expected their base model, onto which load_adapters puts them "
+            "(lightning_idc.load opens a LoRA of PEFT on its base model)"
+        )

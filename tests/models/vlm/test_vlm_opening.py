@@ -321,20 +321,11 @@ def test_a_lora_of_another_program_is_opened_on_its_base(
     names: str, stock: Path, tmp_path: Path, images: tuple[Path, Path]
 ) -> None:
     """Oracle: PEFT's own model on the same base, written by PEFT."""
-    from peft import LoraConfig, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import AutoModelForImageTextToText
 
     import lightning_idc
 
-    torch.manual_seed(0)
-    base = AutoModelForImageTextToText.from_pretrained(stock, dtype=torch.float32)
-    config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    tuned = get_peft_model(base, config)
-    for name, parameter in tuned.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
-    tuned.save_pretrained(tmp_path / "lora")
+    tuned = _tuned_by_peft(stock, tmp_path / "lora")
     weights = tmp_path / "lora/adapter_model.safetensors"
     state = load_file(weights)
     if names == "before transformers 4.52":
@@ -354,6 +345,52 @@ def test_a_lora_of_another_program_is_opened_on_its_base(
     found, merged, before = (_log_probs(one, images) for one in (captioner, expected, plain))
     torch.testing.assert_close(found, merged, rtol=0, atol=1e-4)
     assert (found - before).abs().max() > 1e-3
+
+
+def _tuned_by_peft(base: Path | str, folder: Path) -> Any:
+    """PEFT's model with random updates, which PEFT saved to a folder."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(model, config)
+    for name, parameter in tuned.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    tuned.save_pretrained(folder)
+    return tuned
+
+
+def test_a_lora_on_the_hub_is_opened_on_its_base_on_the_hub(
+    stock: Path, tmp_path: Path, images: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network, from a cache; the configuration of the LoRA names the revision of its base."""
+    from huggingface_hub import constants
+
+    import lightning_idc
+
+    base, lora = (tmp_path / f"models--someone--{name}" for name in ("base", "lora"))
+    for repository, commit, name in ((base, "1" * 40, "v2"), (lora, "2" * 40, "main")):
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / name).write_text(commit)
+    shutil.copytree(stock, base / "snapshots" / ("1" * 40))
+    folder = lora / "snapshots" / ("2" * 40)
+    _tuned_by_peft(stock, folder)
+    expected = _log_probs(lightning_idc.load(folder, device="cpu", prompt="what differs?"), images)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"base_model_name_or_path": "someone/base", "revision": "v2"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    captioner = lightning_idc.load("someone/lora", device="cpu", prompt="what differs?")
+    assert torch.equal(_log_probs(captioner, images), expected)
+    onto = lightning_idc.load(stock, device="cpu", prompt="what differs?")
+    onto.load_adapters("someone/lora")
+    assert torch.equal(_log_probs(onto.eval(), images), expected)
+    with pytest.raises(ConfigError, match="'someone/lora' has adapters, not a model"):
+        VLMCaptioner(model="someone/lora").build()
 
 
 def _log_probs(captioner: Any, images: tuple[Path, Path]) -> torch.Tensor:

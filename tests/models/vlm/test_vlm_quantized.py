@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
 from lightning_idc.models.loading import load_captioner
-from lightning_idc.models.vlm.lora import LoRA
+from lightning_idc.models.vlm.lora import LoRA, LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.opening import open_captioner
 from lightning_idc.models.vlm.published import QUANTIZED, quantization
@@ -114,3 +114,26 @@ def test_training_on_int4_is_refused(stock: Path) -> None:
     trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigError, match=r"no gradient.*train with 4bit, 8bit or int8"):
         trainer.fit(VLMCaptioner(model=str(stock), quantize="int4"), ColorPairs(batch_size=2))
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit", "int8"])
+def test_lora_is_not_merged_into_quantized_weights(kind: str, stock: Path, tmp_path: Path) -> None:
+    """Oracle: the way that the message names, over weights that are not quantized."""
+    pytest.importorskip(QUANTIZED[kind])
+    model: Any = open_captioner(str(stock), device="cpu", dtype="float32", quantize=kind)  # type: ignore[arg-type]
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    before = scores(model)
+    for merge in (model.merge_adapters, lambda: model.save_model(tmp_path / "merged", merge=True)):
+        with pytest.raises(ConfigError, match="cannot be merged into quantized weights") as raised:
+            merge()
+        assert "\n" not in str(raised.value) and not (tmp_path / "merged").exists()
+    assert torch.equal(scores(model), before)
+    whole: Any = open_captioner(str(stock), device="cpu", dtype="float32")
+    whole.load_adapters(model.save_adapters(tmp_path / "adapters"))
+    expected = scores(whole)
+    whole.save_model(tmp_path / "whole", merge=True)
+    again = scores(open_captioner(str(tmp_path / "whole"), device="cpu", dtype="float32"))
+    torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
