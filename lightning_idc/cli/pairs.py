@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from lightning_idc.cli.questions import QuestionOptions, answer_questions
 from lightning_idc.serve.notes import capture_warnings
 from lightning_idc.serve.opening import ModelOptions
-from lightning_idc.serve.options import BatchOptions
-from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_arguments
+from lightning_idc.serve.options import BatchOptions, GateOptions
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.text import printable
 
@@ -33,33 +33,31 @@ def compare(
     reg: Path | None = None,
     junit: Path | None = None,
     report: Path | None = None,
-    tolerance: NonNegativeFloat = 0.0,
-    allow_pixels: NonNegativeInt = 0,
+    gate: GateOptions,
 ) -> int:
     """Compare two folders of images, and describe the differences.
 
-    Images of equal names form pairs. A pair without differing pixels is unchanged and not captioned; all stored bands,
-    opacity and frames are compared. Exit status: 0, or with --fail_on 1 if something changed; 2 if an image could not
-    be read.
+    Images of equal names form pairs. The stored values of all bands, of the opacity and of all frames are compared. A
+    pair that differs by no more than the tolerance and the noise of two renders is unchanged and not captioned. Exit
+    status: 0, or with --fail_on 1 if something changed; 2 if an image could not be read.
 
     Args:
         before: folder of images before the change.
         after: folder of images after the change.
         options: the captioner and how it reads images.
         batch: the output and how batches are made.
-        fail_on: condition for exit status 1: changed, for pairs that the captioner takes as changed, by change score or
-            caption, and for new and deleted images; pixels, for pairs with differing pixels.
+        fail_on: condition for exit status 1, besides new and deleted images: pixels, for pairs whose pixels differ
+            beyond tolerance and noise; changed, for those of them that --model takes as changed, by change score or
+            caption. Without --model both mean the same.
         reg: file to write in the format of reg-cli's reg.json, with images of the differing pixels in the folder
             NAME_diff; `reg-cli -F reg.json -R page.html` shows them.
         junit: JUnit XML file to write, with a test per pair.
-        tolerance: maximum difference of values that count as equal, such as 4 of 255.
-        allow_pixels: maximum number of differing pixels of an unchanged pair.
         report: HTML report to write, with both images of every pair, and larger images in the folder NAME_pictures;
             --where adds boxes.
+        gate: which pairs count as changed.
     """
     check_arguments(compare, locals())
     with capture_warnings():
-        from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
         from lightning_idc.serve.pairs import Ignored, list_pairs
@@ -72,8 +70,7 @@ def compare(
         out = formats.check_outputs(
             out, inputs, overwrite, reports={"--junit": junit}, page=report, reg=reg, pairs=pairs
         )
-        limits = Tolerance(tolerance, allow_pixels)
-        describer, records = run_batch(options, pairs, batch, out, limits)
+        describer, records = run_batch(options, pairs, batch, out, gate.gate())
         formats.write_records(records, out, overwrite)
         # reports and exit status must agree
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
@@ -88,7 +85,7 @@ def compare(
                 inputs=inputs,
                 options=image_options,
                 ignored=ignored,
-                tolerance=limits,
+                gate=gate.gate(),
             )
         if junit is not None:
             formats.write_junit(judged, junit, overwrite)

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import Literal
 
 import numpy as np
 
 from lightning_idc.images.decode import decode_pages
-from lightning_idc.images.raw import File, RawImage, max_alpha
+from lightning_idc.images.distance import differing, with_opacity
+from lightning_idc.images.overlap import Overlap, overlap_of
+from lightning_idc.images.raw import File, RawImage
 from lightning_idc.images.srgb import to_srgb
-from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, check_fields
+from lightning_idc.images.tolerance import Tolerance, antialiased
 
 Ignore = Callable[[tuple[int, int]], "np.ndarray | None"]
 """Function from (height, width) to a bool mask ``(H, W)`` of pixels to leave out; None leaves out nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerance:
-    """Limits below which a difference does not count.
-
-    Args:
-        value: Largest difference at which two values count as equal, in the unit of the files.
-        pixels: Number of pixels of a pair that may differ.
-    """
-
-    value: NonNegativeFloat = 0.0
-    pixels: NonNegativeInt = 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+Align = Literal["top-left", "register", "none"]
+"""How images are laid over each other; see :func:`compare`."""
+EXACT = Tolerance()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +31,16 @@ class ImageComparison:
         pixels: Number of pixels that differ.
         largest: Greatest difference of a value, in the unit of the files.
         total: Number of pixels of all images of the file.
-        missing: Number of pixels that were not compared: marked as missing in either file, or ignored.
+        missing: Number of pixels that were not compared: marked as missing in either file, ignored, or outside of one
+            image after a registration.
         subject: Description of the compared values, such as ``3 bands of 8 bits``.
+        antialiased: Number of differing pixels that are anti-aliased and do not count.
+        shift: Pixels to the right and down by which the second image was moved back.
+        sizes: Height and width of both images.
+        opacity_only: Whether only the opacity differs.
+        page: Index of the first image of the file that differs; None if none does.
+        counts: Number of images of each file.
+        mask: Differing pixels of that image, bool ``(H, W)``, of the canvas of both images; None if none differs.
     """
 
     pixels: int
@@ -50,16 +48,31 @@ class ImageComparison:
     total: int
     missing: int
     subject: str
+    antialiased: int = 0
+    shift: tuple[int, int] = (0, 0)
+    sizes: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
+    opacity_only: bool = False
+    page: int | None = None
+    counts: tuple[int, int] = (1, 1)
+    mask: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def equal(self) -> bool:
         """Whether no pixel differs."""
         return not self.pixels
 
+    @property
+    def is_in_both(self) -> bool:
+        """Whether both files have the first image that differs."""
+        return self.page is None or self.page < min(self.counts)
+
     def __str__(self) -> str:
-        excluded = f", {self.missing:,} not compared" if self.missing else ""
-        amount = f" by up to {self.largest:g}" if self.pixels and self.largest else ""
-        return f"{self.pixels:,} of {self.total:,} pixels differ{amount}{excluded} ({self.subject})"
+        details = [f"{self.pixels:,} of {self.total:,} pixels differ"]
+        details[0] += f" by up to {self.largest:g}" if self.pixels and self.largest else ""
+        details += [f"{self.antialiased:,} anti-aliased ones do not count"] if self.antialiased else []
+        details += [f"{self.missing:,} not compared"] if self.missing else []
+        details += [f"after a shift by {self.shift[0]}, {self.shift[1]}"] if any(self.shift) else []
+        return f"{', '.join(details)} ({self.subject})"
 
 
 def equal(first: RawImage, second: RawImage) -> bool:
@@ -67,7 +80,13 @@ def equal(first: RawImage, second: RawImage) -> bool:
     return compare(first, second).equal
 
 
-def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0) -> ImageComparison:
+def compare(
+    first: RawImage,
+    second: RawImage,
+    ignore: Ignore | None = None,
+    tolerance: Tolerance = EXACT,
+    align: Align = "none",
+) -> ImageComparison:
     """Compare the stored values of two images: all bands and the opacity, before any value range is applied.
 
     Pixels that are fully transparent in both images are equal regardless of their colours. Values of different bit
@@ -77,75 +96,55 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
     Args:
         first: First image, whose unit the result has.
         second: Second image.
-        ignore: Function from height and width to a mask of pixels to leave out.
-        tolerance: Largest difference at which two values count as equal, in the unit of the files.
+        ignore: Function from height and width to a mask of pixels to leave out, in the aligned canvas.
+        tolerance: Differences that do not count; ``pixels`` and ``share`` are applied by the caller.
+        align: ``top-left`` compares what images of unequal sizes have in common, and the rest of the larger one
+            differs; ``register`` estimates a shift of the whole image and compares what both show; with ``none`` all
+            pixels of images of unequal sizes differ.
     """
-    total = first.size[0] * first.size[1]
-    subject = _subject(first)
-    if not _comparable(first, second):
-        mismatch = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
-        if first.size != second.size:
-            mismatch = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
-        all_pixels = max(total, second.size[0] * second.size[1])
-        return ImageComparison(pixels=all_pixels, largest=0.0, total=total, missing=0, subject=mismatch)
-    is_different, difference, excluded = _compare_pixels(first, second, ignore, tolerance)
-    pixels = int(is_different.sum())
+    subject, sizes = _subject(first), (first.size, second.size)
+    if first.profile != second.profile:
+        first, second = _in_srgb(first), _in_srgb(second)
+    same_model = (first.space, first.inverted) == (second.space, second.inverted)
+    bands = {len(first.values), len(second.values)}
+    if (align == "none" and sizes[0] != sizes[1]) or not same_model or (len(bands) > 1 and bands != {1, 3}):
+        return _incomparable(first, second, subject)
+    overlap = overlap_of(first, second, register=align == "register")
+    first, second = overlap.first, overlap.second
+    difference, is_different, opacity_differs = differing(first, second, tolerance)
+    excluded = _missing_mask(first, second)
+    num_antialiased = 0
+    if not tolerance.antialiasing and is_different.any():
+        smoothing = antialiased(with_opacity(first), with_opacity(second), is_different)
+        is_different &= ~smoothing
+        num_antialiased = int(smoothing.sum())
+    mask, not_compared = _on_canvas(overlap, is_different, excluded, ignore)
+    pixels = int(mask.sum())
+    inside = mask[overlap.rows, overlap.columns]
+    if sizes[0] != sizes[1]:
+        subject = f"{_pixels(sizes[0])} against {_pixels(sizes[1])} pixels, {subject}"
     return ImageComparison(
         pixels=pixels,
-        largest=float(difference[is_different].max()) if pixels else 0.0,
-        total=total,
-        missing=0 if excluded is None else int(excluded.sum()),
+        largest=float(difference[inside].max()) if inside.any() else 0.0,
+        total=mask.size,
+        missing=int(not_compared.sum()),
         subject=subject,
+        antialiased=num_antialiased,
+        shift=overlap.shift,
+        sizes=sizes,
+        opacity_only=pixels > 0 and bool(opacity_differs[inside].all()) and pixels == int(inside.sum()),
+        page=0 if pixels else None,
+        mask=mask if pixels else None,
     )
 
 
-def difference_mask(
-    first: RawImage, second: RawImage, ignore: Ignore | None = None, tolerance: float = 0.0
-) -> np.ndarray:
-    """Mark the pixels that :func:`compare` counts, as a bool mask ``(H, W)`` of the size of the second image.
-
-    All pixels are marked if the two have different sizes or bands.
-
-    Args:
-        first: First image.
-        second: Second image.
-        ignore: Function from height and width to a mask of pixels to leave out.
-        tolerance: Largest difference at which two values count as equal, in the unit of the files.
-    """
-    if not _comparable(first, second):
-        return np.ones(second.size, dtype=bool)
-    return _compare_pixels(first, second, ignore, tolerance)[0]
-
-
-def _comparable(first: RawImage, second: RawImage) -> bool:
-    """Whether two images have the same size and colour model, and as many bands or one and three."""
-    counts = {len(first.values), len(second.values)}
-    same_colour_model = (first.space, first.inverted) == (second.space, second.inverted)
-    return first.size == second.size and same_colour_model and (len(counts) == 1 or counts == {1, 3})
-
-
-def _compare_pixels(
-    first: RawImage, second: RawImage, ignore: Ignore | None, tolerance: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Compute which pixels differ, the differences in the unit of the first image, and the mask of excluded pixels."""
-    if first.profile != second.profile:
-        first, second = _in_srgb(first), _in_srgb(second)
-    difference = _difference(first, second)  # (H, W)
-    is_different = difference > tolerance
-    if first.alpha is not None or second.alpha is not None:
-        alphas = [_opacity(image) for image in (first, second)]
-        is_different &= (alphas[0] > 0) | (alphas[1] > 0)
-        transparency = np.abs(alphas[0] - alphas[1]) * _max_value(first)
-        is_different |= transparency > tolerance
-        difference = np.maximum(np.where(is_different, difference, 0), transparency)
-    excluded = _excluded_mask(first, second, ignore)
-    if excluded is not None:
-        is_different &= ~excluded
-    return is_different, difference, excluded
-
-
 def compare_files(
-    before: File, after: File, name: str = "", ignore: Ignore | None = None, tolerance: float = 0.0
+    before: File,
+    after: File,
+    name: str = "",
+    ignore: Ignore | None = None,
+    tolerance: Tolerance = EXACT,
+    align: Align = "none",
 ) -> ImageComparison:
     """Compare all images of two files.
 
@@ -153,28 +152,73 @@ def compare_files(
         before: Path or contents.
         after: Path or contents.
         name: Name of the pair, for messages.
-        ignore: Function from height and width to a mask of pixels to leave out.
-        tolerance: Largest difference at which two values count as equal, in the unit of the files.
+        ignore: See :func:`compare`.
+        tolerance: See :func:`compare`.
+        align: See :func:`compare`.
 
     Raises:
         DataError: A file cannot be read.
     """
     results: list[ImageComparison] = []
-    pages, unmatched = 0, 0
-    for first, second in zip_longest(decode_pages(before, name), decode_pages(after, name)):
-        pages += 1
-        if first is None or second is None:
-            unmatched += first.values[0].size if first is not None else second.values[0].size
+    counts, unmatched = [0, 0], 0
+    for images in zip_longest(decode_pages(before, name), decode_pages(after, name)):
+        counts = [count + (image is not None) for count, image in zip(counts, images, strict=True)]
+        if images[0] is None or images[1] is None:
+            unmatched += next(image.values[0].size for image in images if image is not None)
         else:
-            results.append(compare(first, second, ignore, tolerance))
-    subject = results[0].subject + (f" in {pages} images" if pages > 1 else "")
-    return ImageComparison(
+            result = compare(images[0], images[1], ignore, tolerance, align)
+            # masks of further images of a long file would fill the memory
+            results.append(replace(result, mask=None) if any(r.pixels for r in results) else result)
+    pages = max(counts)
+    page = next((index for index, result in enumerate(results) if result.pixels), None)
+    first = results[page or 0]
+    return replace(
+        first,
         pixels=sum(result.pixels for result in results) + unmatched,
         largest=max(result.largest for result in results),
         total=sum(result.total for result in results) + unmatched,
         missing=sum(result.missing for result in results),
-        subject=subject,
+        antialiased=sum(result.antialiased for result in results),
+        subject=first.subject + (f" in {pages} images" if pages > 1 else ""),
+        opacity_only=not unmatched
+        and all(result.opacity_only for result in results if result.pixels)
+        and not first.equal,
+        page=min(counts) if page is None and unmatched else page,
+        counts=(counts[0], counts[1]),
     )
+
+
+def _incomparable(first: RawImage, second: RawImage, subject: str) -> ImageComparison:
+    """All pixels differ: the images have other sizes or other kinds of values."""
+    sizes = (first.size, second.size)
+    mismatch = f"{subject} against {_subject(second)}" if subject != _subject(second) else subject
+    if sizes[0] != sizes[1]:
+        mismatch = f"{_pixels(sizes[0])} against {_pixels(sizes[1])} pixels"
+    canvas = np.ones((max(sizes[0][0], sizes[1][0]), max(sizes[0][1], sizes[1][1])), bool)
+    return ImageComparison(
+        pixels=canvas.size,
+        largest=0.0,
+        total=canvas.size,
+        missing=0,
+        subject=mismatch,
+        sizes=sizes,
+        page=0,
+        mask=canvas,
+    )
+
+
+def _on_canvas(
+    overlap: Overlap, is_different: np.ndarray, excluded: np.ndarray | None, ignore: Ignore | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Masks ``(H, W)`` of the pixels of the canvas that differ, and of those that are not compared."""
+    not_compared = np.full(overlap.canvas, not overlap.border_differs)
+    not_compared[overlap.rows, overlap.columns] = False if excluded is None else excluded
+    mask = np.full(overlap.canvas, overlap.border_differs)
+    mask[overlap.rows, overlap.columns] = is_different
+    ignored = None if ignore is None else ignore(overlap.canvas)
+    if ignored is not None:
+        not_compared |= ignored
+    return mask & ~not_compared, not_compared
 
 
 def _subject(image: RawImage) -> str:
@@ -189,36 +233,11 @@ def _in_srgb(image: RawImage) -> RawImage:
     return replace(image, values=to_srgb(image.values, image.profile))
 
 
-def _max_value(image: RawImage) -> float:
-    """Return the largest value at the bit depth of an image."""
-    return float(2**image.bits - 1) if image.values.dtype.kind == "u" else float(max_alpha(image.values.dtype))
-
-
-def _difference(first: RawImage, second: RawImage) -> np.ndarray:
-    """Compute the largest difference over the bands of each pixel, ``(H, W)``, in the unit of the first image."""
-    a, b = first.values, second.values
-    unsigned = a.dtype.kind == b.dtype.kind == "u"
-    if unsigned and a.dtype == b.dtype and first.bits == second.bits:
-        distance: np.ndarray = np.where(a > b, a - b, b - a).max(0)
-        return distance
-    # products of integers are exact; fractions would be rounded
-    scales = (_max_value(first), _max_value(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
-    with np.errstate(invalid="ignore"):  # NaN and infinity count as missing and are masked later
-        scaled = np.abs(a.astype(np.float64) * scales[1] - b.astype(np.float64) * scales[0])
-    difference: np.ndarray = (scaled / scales[1]).max(0)
-    return difference
-
-
-def _opacity(image: RawImage) -> np.ndarray:
-    """Return the opacity ``(H, W)`` as a fraction from 0 to 1."""
-    if image.alpha is None:
-        return np.ones(image.size)
-    return image.alpha.astype(np.float64) / max_alpha(image.alpha.dtype)
-
-
-def _excluded_mask(first: RawImage, second: RawImage, ignore: Ignore | None) -> np.ndarray | None:
-    """Build the mask ``(H, W)`` of pixels that are ignored or missing in any band of either image; None if empty."""
+def _missing_mask(first: RawImage, second: RawImage) -> np.ndarray | None:
+    """Build the mask ``(H, W)`` of pixels that are missing in any band of either image; None if empty."""
     masks = [mask.any(0) for mask in (first.missing_mask, second.missing_mask) if mask is not None]
-    ignored = None if ignore is None else ignore(first.size)
-    masks += [] if ignored is None else [ignored]
     return np.logical_or.reduce(masks) if masks else None
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[1]}x{size[0]}"

@@ -162,6 +162,19 @@ def find_regions(values: np.ndarray, threshold: np.ndarray, radius: int) -> list
     return sorted(components, key=lambda component: -component.area)
 
 
+def boxes_of(mask: np.ndarray, max_boxes: int = 12) -> list[list[int]]:
+    """Boxes x1 y1 x2 y2 around groups of pixels, the largest group first.
+
+    Args:
+        mask: Pixels, bool ``(H, W)``.
+        max_boxes: Maximum number of boxes.
+    """
+    groups = sorted(_groups(mask, max(2, round(max(mask.shape) / 128))), key=lambda group: -group.area)
+    return [
+        [group.columns.start, group.rows.start, group.columns.stop, group.rows.stop] for group in groups[:max_boxes]
+    ]
+
+
 def _groups(mask: np.ndarray, cell_size: int) -> list[Component]:
     """Group pixels that are at most about two cells apart.
 

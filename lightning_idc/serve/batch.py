@@ -16,13 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc.callbacks.write_predictions import check_part, line_of, records_of, remove_part
-from lightning_idc.images.compare import ImageComparison, Tolerance, compare_files
 from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.read import read_pair
 from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
 from lightning_idc.serve.answer import Answer
 from lightning_idc.serve.describer import Describer
+from lightning_idc.serve.gate import Gate, Verdict
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
@@ -35,44 +35,46 @@ _RETRIES = 3
 """Number of retries for a batch whose actor died."""
 
 
-class FilePairs(Dataset[tuple[FilePair, PairSample | ImageComparison | str | None]]):
-    """Dataset of pairs: a sample, the comparison if pixels are equal, or an error message if reading failed."""
+class FilePairs(Dataset[tuple[FilePair, PairSample | Verdict | str | None]]):
+    """Dataset of pairs: a sample, the verdict of the gate if it is unchanged, or an error message if reading failed."""
 
-    def __init__(
-        self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, tolerance: Tolerance | None
-    ) -> None:
-        self.pairs, self.spec, self.ignored, self.tolerance = pairs, spec, ignored, tolerance
+    def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: Gate | None) -> None:
+        self.pairs, self.spec, self.ignored, self.gate = pairs, spec, ignored, gate
 
     def __len__(self) -> int:
         return len(self.pairs)
 
-    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | ImageComparison | str | None]:
+    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | Verdict | str | None]:
         pair = self.pairs[index]
         try:
             return pair, self._read(pair)
         except IDCError as error:
             return pair, str(error)
 
-    def _read(self, pair: FilePair) -> PairSample | ImageComparison | None:
+    def _read(self, pair: FilePair) -> PairSample | Verdict | None:
         if pair.before is None or pair.after is None:
             return None
-        # compare stored values, since conversion may lose differences in opacity, further bands or pages
-        ignore = partial(self.ignored.mask, pair.id)
-        comparison = None
-        if self.tolerance is not None:
-            comparison = compare_files(pair.before, pair.after, pair.id, ignore, self.tolerance.value)
-            if comparison.pixels <= self.tolerance.pixels:
-                return comparison
-        before, after = read_pair(pair.before, pair.after, self.spec.options, pair.id)
+        # the gate compares stored values, since conversion may lose differences in opacity, further bands or pages
+        verdict = None
+        options = self.spec.options
+        if self.gate is not None:
+            verdict = self.gate.check(pair, partial(self.ignored.mask, pair.id))
+            if not verdict.changed or not verdict.comparison.is_in_both:
+                return verdict
+            options = options if options.page is not None else replace(options, page=verdict.page)
+        before, after = read_pair(pair.before, pair.after, options, pair.id)
+        if verdict is not None and self.gate is not None and self.gate.align != "none":
+            height, width = (min(sides) for sides in zip(_size(before), _size(after), strict=True))
+            before, after = before[:, :height, :width], after[:, :height, :width]
         if self.ignored.parts:
             after = self.ignored.apply(pair.id, before, resize(after, _size(before)))
         sample = self.spec.read(before, after, pair.id)
-        sample.meta["comparison"] = comparison
+        sample.meta["verdict"] = verdict
         return sample
 
 
 def run_batch(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, tolerance: Tolerance | None
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: Gate | None
 ) -> tuple[Describer, list[dict[str, Any]]]:
     """Answer pairs, and append each answer to ``<out>.part`` immediately, so that the run can be resumed.
 
@@ -81,7 +83,7 @@ def run_batch(
         pairs: pairs of image files.
         options: options of the run.
         out: output file, written later by the caller.
-        tolerance: difference up to which a pair is unchanged and not captioned; None captions every pair.
+        gate: decides which pairs are unchanged and not captioned; None captions every pair.
 
     Returns:
         The describer, and records in the order of the pairs.
@@ -94,7 +96,7 @@ def run_batch(
     ids = [pair.id for pair in pairs]
     # images in other folders often have the same names
     files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
-    settings = str((tolerance, options.where, list(options.ignore), options.tile, options.stride))
+    settings = str((gate, options.where, list(options.ignore), options.tile, options.stride))
     key = describer.prediction_key([*ids, *files, settings])
     done = _resumed_answers(part, key)
     if done:
@@ -105,9 +107,9 @@ def run_batch(
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
         remaining = [pair for pair in pairs if pair.id not in done]
         if options.engine == "ray":
-            batches = answer_batches_on_ray(model, remaining, options, tolerance)
+            batches = answer_batches_on_ray(model, remaining, options, gate)
         else:
-            batches = answer_batches(describer, remaining, options, tolerance)
+            batches = answer_batches(describer, remaining, options, gate)
         for records in batches:
             _append(file, records)
             done.update({record["id"]: record for record in records})
@@ -119,7 +121,7 @@ def answer_batches(
     describer: Describer,
     pairs: Sequence[FilePair],
     options: BatchOptions,
-    tolerance: Tolerance | None,
+    gate: Gate | None,
     prompt: str | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Answer pairs batch by batch, with one record per pair.
@@ -128,22 +130,22 @@ def answer_batches(
         describer: captioner or rules.
         pairs: pairs of image files.
         options: options of the run.
-        tolerance: difference up to which a pair is unchanged and not captioned; None captions every pair.
+        gate: decides which pairs are unchanged and not captioned; None captions every pair.
         prompt: prompt for each pair; that of the captioner when None.
 
     Raises:
         ConfigError: the batch size or the number of workers is invalid.
     """
     if options.tile is not None:
-        yield from _scenes(describer, pairs, options, tolerance)
+        yield from _scenes(describer, pairs, options, gate)
         return
-    dataset = FilePairs(pairs, describer.input_spec, Ignored(options.ignore), tolerance)
+    dataset = FilePairs(pairs, describer.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
         yield list(_records(describer, batch, options.where, prompt))
 
 
 def _scenes(
-    describer: Describer, pairs: Sequence[FilePair], options: BatchOptions, tolerance: Tolerance | None
+    describer: Describer, pairs: Sequence[FilePair], options: BatchOptions, gate: Gate | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Answers about pairs of large scenes, tile by tile, one record per list."""
     if options.ignore:
@@ -154,21 +156,19 @@ def _scenes(
             yield [_record(pair, "new" if pair.before is None else "deleted")]
             continue
         try:
-            comparison = None
-            if tolerance is not None:
-                comparison = compare_files(pair.before, pair.after, pair.id, None, tolerance.value)
-                if comparison.pixels <= tolerance.pixels:
-                    yield [_record(pair, "unchanged", comparison=comparison)]
-                    continue
+            verdict = None if gate is None else gate.check(pair)
+            if verdict is not None and (not verdict.changed or not verdict.comparison.is_in_both):
+                yield [_record_of_gate(pair, verdict)]
+                continue
             answer, _ = answer_scene(describer, pair.before, pair.after, tiles, where=options.where, id=pair.id)
         except IDCError as error:
             yield [{**_record(pair, "failed"), "error": str(error)}]
         else:
-            yield [_record(pair, "changed" if answer.says_changed else "unchanged", answer, comparison)]
+            yield [_record_of_answer(pair, answer, verdict, describer.decides_change)]
 
 
 def answer_batches_on_ray(
-    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, tolerance: Tolerance | None
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: Gate | None
 ) -> Iterator[list[dict[str, Any]]]:
     """Batches of :func:`answer_batches` from Ray actors, in order of completion; those of dead actors are retried.
 
@@ -176,7 +176,7 @@ def answer_batches_on_ray(
         model: options of the captioner of each actor.
         pairs: pairs of image files.
         options: options of the run.
-        tolerance: see :func:`answer_batches`.
+        gate: see :func:`answer_batches`.
 
     Raises:
         ConfigError: Ray is not installed.
@@ -184,21 +184,21 @@ def answer_batches_on_ray(
     size, ray = options.batch_size, connect(None)
     actor_class = ray.remote(num_cpus=1, num_gpus=options.gpus)(_BatchActor)
     batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-    create = partial(actor_class.remote, model, options, tolerance)
+    create = partial(actor_class.remote, model, options, gate)
     return ActorPool(ray, create, options.actors, _RETRIES, "batch", batches.__getitem__).results(range(len(batches)))
 
 
 class _BatchActor:
     """Ray actor that answers batches."""
 
-    def __init__(self, model: ModelOptions, options: BatchOptions, tolerance: Tolerance | None) -> None:
-        self.model, self.options, self.tolerance = model, options, tolerance
+    def __init__(self, model: ModelOptions, options: BatchOptions, gate: Gate | None) -> None:
+        self.model, self.options, self.gate = model, options, gate
 
     def prepare(self) -> None:
         self.describer = self.model.open_describer()
 
     def work(self, pairs: Sequence[FilePair]) -> list[dict[str, Any]]:
-        batches = answer_batches(self.describer, pairs, self.options, self.tolerance)
+        batches = answer_batches(self.describer, pairs, self.options, self.gate)
         return [record for batch in batches for record in batch]
 
 
@@ -243,7 +243,7 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 def _records(
     describer: Describer,
-    batch: Sequence[tuple[FilePair, PairSample | ImageComparison | str | None]],
+    batch: Sequence[tuple[FilePair, PairSample | Verdict | str | None]],
     where: bool,
     prompt: str | None,
 ) -> Iterator[dict[str, Any]]:
@@ -253,22 +253,40 @@ def _records(
     answers = {answer.id: answer for group in groups for answer in describer.answer(group, where)}
     for pair, sample in batch:
         if isinstance(sample, PairSample):
-            answer = answers[pair.id]
-            comparison = sample.meta["comparison"]
-            if answer.says_changed:
-                yield _record(pair, "changed", answer, comparison)
-            else:
-                # an unchanged pair has no boxes
-                yield _record(pair, "unchanged", replace(answer, boxes=[]), comparison)
+            yield _record_of_answer(pair, answers[pair.id], sample.meta["verdict"], describer.decides_change)
+        elif isinstance(sample, Verdict):
+            yield _record_of_gate(pair, sample)
         elif isinstance(sample, str):
             yield {**_record(pair, "failed"), "error": sample}
         else:
-            status = "new" if pair.before is None else "deleted" if pair.after is None else "unchanged"
-            yield _record(pair, status, comparison=sample)
+            yield _record(pair, "new" if pair.before is None else "deleted")
+
+
+def _record_of_answer(pair: FilePair, answer: Answer, verdict: Verdict | None, decides: bool) -> dict[str, Any]:
+    """Record of a described pair.
+
+    Args:
+        pair: the pair.
+        answer: answer of the describer.
+        verdict: verdict of the gate, which found differences; None without a gate.
+        decides: whether the description decides, against the gate, that the pair is unchanged.
+    """
+    if answer.says_changed:
+        return _record(pair, "changed", answer, verdict)
+    if verdict is None or decides:
+        return _record(pair, "unchanged", replace(answer, boxes=[]), verdict)  # an unchanged pair has no boxes
+    answer = replace(answer, caption=verdict.as_sentence(), change_score=None, boxes=verdict.boxes())
+    return _record(pair, "changed", answer, verdict)
+
+
+def _record_of_gate(pair: FilePair, verdict: Verdict) -> dict[str, Any]:
+    """Record of a pair that was not described: it is unchanged, or an image of its files has no partner."""
+    record = _record(pair, "changed" if verdict.changed else "unchanged", verdict=verdict)
+    return {**record, "caption": verdict.as_sentence()} if verdict.changed else record
 
 
 def _record(
-    pair: FilePair, status: str, answer: Answer | None = None, comparison: ImageComparison | None = None
+    pair: FilePair, status: str, answer: Answer | None = None, verdict: Verdict | None = None
 ) -> dict[str, Any]:
     return {
         "id": pair.id,
@@ -279,7 +297,9 @@ def _record(
         "caption": None if answer is None else answer.caption,
         "log_prob": None if answer is None else answer.log_prob,
         "change_score": None if answer is None else answer.change_score,
-        "compared": None if comparison is None else str(comparison),
+        "compared": None if verdict is None else str(verdict.comparison),
+        "noise": None if verdict is None else verdict.noise,
+        "page": None if verdict is None else verdict.page,
         "boxes": [] if answer is None else answer.boxes,
         "error": None,
     }

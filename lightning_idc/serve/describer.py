@@ -29,6 +29,10 @@ class Describer(Protocol):
     def scope(self) -> str:
         """Sentence about the images that it can describe, for clients of a server."""
 
+    @property
+    def decides_change(self) -> bool:
+        """Whether a pair with differing pixels is unchanged if its description says so; the gate decides otherwise."""
+
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> Sequence[PairSample]:
         """Pairs with this prompt."""
 
@@ -53,6 +57,7 @@ class CaptionerDescriber:
     """
 
     captioner: PairCaptioner
+    decides_change = True
 
     @property
     def input_spec(self) -> InputSpec:

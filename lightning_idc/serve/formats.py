@@ -7,6 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +17,6 @@ import torch
 from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.read import read_pair
-from lightning_idc.images.resize import resize
 from lightning_idc.report.html import Entry, check_report, image_folder, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.serve.reg import check_reg, diff_folder
@@ -126,7 +126,12 @@ def write_records(records: Sequence[Record], out: Path, overwrite: bool = False)
         import pyarrow
         from pyarrow import parquet
 
-        names = {"change_score": pyarrow.float64(), "log_prob": pyarrow.float64(), "described": pyarrow.bool_()}
+        names = {
+            "change_score": pyarrow.float64(),
+            "log_prob": pyarrow.float64(),
+            "described": pyarrow.bool_(),
+            "page": pyarrow.int64(),
+        }
         boxes = pyarrow.list_(pyarrow.list_(pyarrow.int64()))
         schema = pyarrow.schema(
             [(name, boxes if name == "boxes" else names.get(name, pyarrow.string())) for name in records[0]]
@@ -151,7 +156,7 @@ def state_counts(records: Sequence[Record]) -> str:
 def by_pixels(records: Sequence[Record]) -> list[Record]:
     """Records for ``--fail_on pixels``: a captioned pair that its caption calls unchanged has the state ``differs``.
 
-    Only pairs with differing pixels are captioned.
+    Only pairs that the gate calls changed are captioned.
     """
     return [
         {**record, "status": "differs"} if record["status"] == "unchanged" and record["described"] else record
@@ -181,7 +186,10 @@ def write_junit(records: Sequence[Record], target: Path, overwrite: bool = False
             if record["status"] == "differs":
                 message = f"pixels differ; caption: {record['caption']}"
             failure = ElementTree.SubElement(case, "failure", {"message": _xml(message), "type": record["status"]})
-            failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
+            details = [f"{name}: {record.get(name)}" for name in ("before", "after", "compared", "boxes")]
+            failure.text = _xml("\n".join(details))
+        elif record.get("noise"):
+            ElementTree.SubElement(case, "system-out").text = _xml(f"{record['compared']}: {record['noise']}")
     write_file(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True), overwrite)
 
 
@@ -228,10 +236,21 @@ def _entry(record: Record, options: ImageOptions) -> Entry:
         change_score=record["change_score"],
     )
     if record["before"] and record["after"] and record["status"] != "failed":
-        first, second = read_pair(record["before"], record["after"], options)
-        entry.images = first, resize(second, (first.shape[1], first.shape[2]))
+        page = options.page if options.page is not None else record["page"]
+        entry.images = _on_one_canvas(*read_pair(record["before"], record["after"], replace(options, page=page)))
         entry.boxes = torch.tensor(record["boxes"], dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
     return entry
+
+
+def _on_one_canvas(first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad two images ``(C, H, W)`` with white to one size; their upper left corners meet."""
+    height, width = (max(sides) for sides in zip(first.shape[1:], second.shape[1:], strict=True))
+    canvases = []
+    for image in (first, second):
+        canvas = image.new_full((len(image), height, width), 255)
+        canvas[:, : image.shape[1], : image.shape[2]] = image
+        canvases.append(canvas)
+    return canvases[0], canvases[1]
 
 
 def _xml(text: str) -> str:

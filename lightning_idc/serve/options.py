@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, check_fields
+
+if TYPE_CHECKING:
+    from lightning_idc.serve.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +47,47 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, slots=True)
+class GateOptions:
+    """Options for which pairs count as changed.
+
+    Args:
+        tolerance: maximum difference of values that count as equal, such as 4 of 255.
+        allow_pixels: maximum number of differing pixels of an unchanged pair.
+        allow_share: maximum fraction of differing pixels of an unchanged pair, such as 0.001.
+        perceptual: maximum perceived colour distance of equal pixels, 0 to 1, such as 0.1; replaces --tolerance for
+            grey and RGB images.
+        antialiasing: whether differing pixels that are anti-aliased count (count) or not (ignore).
+        align: top-left compares what images of unequal sizes have in common, and the rest differs; register estimates a
+            shift of the whole image first; none calls images of unequal sizes changed. Masks of --ignore are applied
+            afterwards.
+        noise: whether differences between two renders of one page (rounding, a text cursor, a scrolled view, another
+            encoding or font rasteriser) count (count) or not (ignore).
+    """
+
+    tolerance: NonNegativeFloat = 0.0
+    allow_pixels: NonNegativeInt = 0
+    allow_share: Share = 0.0
+    perceptual: Share | None = None
+    antialiasing: Literal["count", "ignore"] = "count"
+    align: Literal["top-left", "register", "none"] = "top-left"
+    noise: Literal["ignore", "count"] = "ignore"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def gate(self) -> Gate:
+        """The gate with these options."""
+        from lightning_idc.images.tolerance import Tolerance
+        from lightning_idc.serve.gate import Gate
+
+        tolerance = Tolerance(
+            value=self.tolerance,
+            pixels=self.allow_pixels,
+            share=self.allow_share,
+            perceptual=self.perceptual,
+            antialiasing=self.antialiasing == "count",
+        )
+        return Gate(tolerance, self.align, self.noise)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from lightning_idc.images.compare import Tolerance, difference_mask
-from lightning_idc.images.decode import decode
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.read import read_image
+from lightning_idc.serve.gate import Gate
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import is_device
@@ -60,7 +61,7 @@ def write_reg(
     inputs: Iterable[str | Path] = (),
     options: ImageOptions | None = None,
     ignored: Ignored | None = None,
-    tolerance: Tolerance | None = None,
+    gate: Gate | None = None,
 ) -> None:
     """Write records as reg-cli's ``reg.json``, and an image of the differing pixels for each changed pair.
 
@@ -76,7 +77,7 @@ def write_reg(
         inputs: input files and folders, which are not overwritten.
         options: options for reading images.
         ignored: parts of images that do not count.
-        tolerance: difference up to which values are equal.
+        gate: gate that compared the pairs.
     """
     target = target.expanduser()
     roots = {"before": Path(before).expanduser().resolve(), "after": Path(after).expanduser().resolve()}
@@ -110,27 +111,32 @@ def write_reg(
         for record in different:
             file = draft / diff_folder(target).name / name(record, "after")
             file.parent.mkdir(parents=True, exist_ok=True)
-            image = draw_difference(record, options or ImageOptions(), ignored, tolerance or Tolerance())
+            image = draw_difference(record, options or ImageOptions(), ignored, gate or Gate())
             image.save(file, format="PNG")  # browsers go by the content, whatever the ending
 
 
 def draw_difference(
-    record: Mapping[str, Any], options: ImageOptions, ignored: Ignored | None, tolerance: Tolerance
+    record: Mapping[str, Any], options: ImageOptions, ignored: Ignored | None, gate: Gate
 ) -> Image.Image:
     """Draw the second image of a pair in pale grey, with the pixels whose stored values differ in red.
 
     Args:
         record: record of a pair.
-        options: options for reading images; differences are those of the selected page.
+        options: options for reading images.
         ignored: parts of images that do not count.
-        tolerance: difference up to which values are equal.
+        gate: gate that compared the pair; of a file with several images, the first differing one is drawn.
     """
-    page = options.page or 0
-    first, second = (decode(record[side], record["id"], page) for side in ("before", "after"))
-    ignore = None if ignored is None else lambda size: ignored.mask(record["id"], size)
-    mask = difference_mask(first, second, ignore, tolerance.value)
-    grey = read_image(record["after"], options, record["id"]).numpy().mean(0)
-    pixels = np.repeat((255 - (255 - grey) * 0.3).astype(np.uint8)[..., None], 3, axis=2)
+    pair = FilePair(record["id"], Path(record["before"]), Path(record["after"]))
+    ignore = None if ignored is None else partial(ignored.mask, pair.id)
+    verdict = gate.check(pair, ignore)
+    height, width = verdict.comparison.sizes[1]
+    mask = np.ones((height, width), bool) if verdict.comparison.mask is None else verdict.comparison.mask
+    canvas = np.full(mask.shape, 255, np.float32)
+    page = options.page if options.page is not None else verdict.page
+    grey = read_image(record["after"], replace(options, page=page), pair.id).numpy().mean(0)
+    grey = grey[: mask.shape[0], : mask.shape[1]]
+    canvas[: grey.shape[0], : grey.shape[1]] = 255 - (255 - grey) * 0.3
+    pixels = np.repeat(canvas.astype(np.uint8)[..., None], 3, axis=2)
     pixels[mask] = _RED
     return Image.fromarray(pixels)
 

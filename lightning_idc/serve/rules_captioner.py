@@ -25,6 +25,7 @@ class RulesCaptioner:
     """
 
     takes_prompt = False
+    decides_change = False
     scope = "Compares pixels by rules, without a network."
 
     def __init__(self, options: ImageOptions | None = None) -> None:

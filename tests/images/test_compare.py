@@ -12,6 +12,7 @@ from PIL import Image
 
 from lightning_idc.images.compare import compare, compare_files, equal
 from lightning_idc.images.raw import RawImage
+from lightning_idc.images.tolerance import Tolerance
 
 SIZE = (24, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (16, 24, 4)).astype(np.uint8)
@@ -70,7 +71,8 @@ def test_a_difference_below_the_tolerance_does_not_count(tmp_path: Path) -> None
     after = save(tmp_path / "b.png", page)
     result = compare_files(before, after)
     assert str(result) == "1 of 384 pixels differ by up to 4 (3 bands of 8 bits)"
-    assert compare_files(before, after, tolerance=4).equal and not compare_files(before, after, tolerance=3).equal
+    assert compare_files(before, after, tolerance=Tolerance(4)).equal
+    assert not compare_files(before, after, tolerance=Tolerance(3)).equal
     mask = np.zeros((16, 24), bool)
     mask[2, 3] = True
     assert compare_files(before, after, ignore=lambda size: mask).equal

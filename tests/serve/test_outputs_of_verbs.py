@@ -205,7 +205,7 @@ WRITES = {
     ),
     "compare": (
         ["compare", *PAIRS, "--out", "n.jsonl", "--reg", "n.json", "--junit", "n.xml", "--report", "n.html"],
-        "n.jsonl n.json n.xml n.html n_pictures/000001_before.jpg n_pictures/000001_after.jpg",
+        "n.jsonl n.json n.xml n.html n_pictures/000001_before.jpg n_pictures/000001_after.jpg n_diff/a.png",
     ),
     "describe": (["describe", "in/old/a.png", "in/new/a.png", "--model", "MODEL", "--out", "n.png"], "n.png"),
     "push": (
