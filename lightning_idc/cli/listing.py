@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,8 @@ def list_names(kind: Literal["recipes", "models", "data", "protocols", "plugins"
     """
     entries, show, line = _KINDS[kind]()
     if name is None:
+        if not entries:
+            print(f"no {kind} are installed", file=sys.stderr)
         width = max(map(len, entries), default=0)
         for entry, value in entries.items():
             print(f"{entry:<{width}}  {line(value)}")

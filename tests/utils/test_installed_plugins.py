@@ -79,3 +79,10 @@ def test_a_broken_plugin_warns_and_stops_nothing(package: Path, capsys: pytest.C
     with pytest.warns(UserWarning, match=r"the plug-in birds of bird-idc 2.1 cannot be imported \(ModuleNotFoundError"):
         assert main(["list", "data"]) == 0
     assert "spot_the_diff" in capsys.readouterr().out
+
+
+def test_an_empty_list_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("lightning_idc.utils.plugins.plugins", list)
+    assert main(["list", "plugins"]) == 0
+    output = capsys.readouterr()
+    assert output.out == "" and output.err == "no plugins are installed\n"
