@@ -78,10 +78,10 @@ class Table:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        parts: list[RenderableType] = []
+        # rich would wrap the title of a narrow table
+        parts: list[RenderableType] = [Text(plain(self.title), style="bold")] if self.title else []
         for columns in self._blocks(width):
-            part = RichTable(box=SIMPLE_HEAD, title=Text(plain(self.title)) if self.title and not parts else None)
-            part.title_justify, part.title_style = "left", "bold"
+            part = RichTable(box=SIMPLE_HEAD)
             for column in columns:
                 options: dict[str, Any] = (
                     {"overflow": "ellipsis", "max_width": 24} if column < self.text else {"justify": "right"}

@@ -241,3 +241,9 @@ def test_a_captioner_that_looks_has_no_warning() -> None:
     assert check is not None and check.warning == "" and check.distinct == 8
     assert check.over["constant caption"].low > 0 < check.over["identical images"].low
     assert check_baselines({"0": "x"}, references) is None, "one pair decides nothing"
+
+
+def test_the_title_of_a_narrow_table_is_one_line() -> None:
+    console = Console(width=60, record=True)
+    console.print(Table(["a"], [["1"]], "a title that is longer than the table").rich(60))
+    assert "a title that is longer than the table\n" in console.export_text()
