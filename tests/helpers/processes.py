@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
+import atexit
 import os
-import runpy
+import shlex
+import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import cache
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, NoReturn
-from unittest.mock import patch
 
 from torch import distributed
 
 from lightning_idc.models.distributed import destroy_process_group, is_distributed
 
-TESTS = Path(__file__).resolve().parents[1]
+HELPERS = Path(__file__).resolve().parent
+TESTS = HELPERS.parent
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
-IMPORTED = ["lightning.pytorch", "torch.distributed.fsdp", "helpers.plugins", "helpers.procap_tiny", "helpers.vlm_tiny"]
+IMPORTED = [
+    "lightning.pytorch.cli",
+    "torch.distributed.fsdp",
+    "lightning_idc.cli.stage",
+    "helpers.plugins",
+    "helpers.procap_tiny",
+    "helpers.vlm_tiny",
+]
 """What the process holds that all scripts are forked from: to import it takes longer than most scripts run."""
 SECONDS = 240
 
 
 @cache
-def _forking() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+def forking_python() -> str:
+    """A file that stands for ``sys.executable`` where a test starts processes whose imports are not what it tests.
+
+    Its processes are forked from one that has torch and Lightning imported, which saves ten seconds each; see
+    fork_server.py. They end with the tests. A process that is killed by SIGKILL ends a moment after its client.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="fork-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    address, executable = folder / "socket", folder / "python"
+    client = [sys.executable, "-IS", str(HELPERS / "fork_client.py"), str(address)]
+    executable.write_text(f'#!/bin/sh\nexec {shlex.join(client)} "$@"\n', encoding="utf-8")
+    executable.chmod(0o700)
+    server = [sys.executable, str(HELPERS / "fork_server.py"), str(address), str(executable), *IMPORTED]
     # a library that starts threads when it is imported would leave its children without them
-    with patch.dict(os.environ, {**ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}):
-        forkserver.ensure_running()
-    return context
+    environment = {**os.environ, **ENVIRONMENT, "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(server, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+    while not address.exists():
+        assert process.poll() is None, "the server of forked processes has ended"
+        time.sleep(0.01)
+    return str(executable)
 
 
 def launch(script: Path, *arguments: str | Path, processes: int = 1) -> None:
@@ -56,39 +75,27 @@ def launch(script: Path, *arguments: str | Path, processes: int = 1) -> None:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
         for rank, environment in enumerate(environments):
             environment.update(address, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
-    command = [str(script), *map(str, arguments)]
-    output = Path(tempfile.gettempdir()) / f"launched-{os.getpid()}-{port}.log"
-    started = [
-        _forking().Process(target=_run, args=(command, environment, os.getcwd(), output))
-        for environment in environments
-    ]
-    for process in started:
-        process.start()
-    end = time.monotonic() + SECONDS
-    try:
-        while any(process.exitcode is None for process in started) and not any(process.exitcode for process in started):
-            assert time.monotonic() < end, f"no end within {SECONDS} seconds\n{output.read_text('utf-8')}"
-            multiprocessing.connection.wait([p.sentinel for p in started if p.exitcode is None], timeout=1)
-        codes = [process.exitcode for process in started]
-        assert not any(codes), f"exit status {codes}\n{output.read_text('utf-8')}"
-    finally:
-        for process in started:
-            process.kill()
-            process.join()
-        output.unlink(missing_ok=True)
+    command = [forking_python(), str(script), *map(str, arguments)]
+    with tempfile.TemporaryFile() as output:
+        started = [
+            subprocess.Popen(command, env=environment, stdout=output, stderr=output) for environment in environments
+        ]
 
+        def printed() -> str:
+            output.seek(0)
+            return output.read().decode("utf-8", "replace")
 
-def _run(command: list[str], environment: dict[str, str], folder: str, output: Path) -> None:
-    """One process of a script."""
-    os.chdir(folder)
-    os.environ.clear()
-    os.environ.update(environment)
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.argv = command
-    sys.path.insert(0, str(Path(command[0]).parent))
-    runpy.run_path(command[0], run_name="__main__")
+        end = time.monotonic() + SECONDS
+        try:
+            while any(process.poll() is None for process in started) and not any(p.returncode for p in started):
+                assert time.monotonic() < end, f"no end within {SECONDS} seconds\n{printed()}"
+                time.sleep(0.01)
+            codes = [process.returncode for process in started]
+            assert not any(codes), f"exit status {codes}\n{printed()}"
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
 
 
 def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:

@@ -1,0 +1,61 @@
+"""Client of fork_server.py: stands where a test starts a Python process, and has the server fork it.
+
+    python -IS fork_client.py SOCKET -m lightning_idc run quickstart --smoke
+
+It hands over command line, environment, folder, signal mask and standard streams, passes signals on, and ends as the
+forked process ends. When it is killed, the server kills the forked process. Options of the interpreter are not
+supported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main() -> None:
+    address, *command = sys.argv[1:]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    ignored = [number for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(address)
+    request = json.dumps(
+        {
+            "command": command,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "blocked": [int(number) for number in blocked],
+            "ignored": [int(number) for number in ignored],
+            "parent": os.getppid(),
+        }
+    ).encode()
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    server.sendall(request)
+    for number in (0, 1, 2):
+        os.close(number)  # a pipe is at its end once the forked process ends
+    answers = server.makefile()
+    pid = int(answers.readline())
+
+    def pass_on(number: int, frame: object) -> None:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+    status = int(answers.readline())
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Forks Python processes that have torch and Lightning imported, since most that tests start run for less than that.
+
+    python fork_server.py SOCKET MODULE ...  # imports the modules; fork_client.py asks for processes
+
+A forked process has the command line, environment, folder, signal mask and standard streams of its client, and
+``sys.path`` as Python starts with. It differs from a process of its own in what is imported, and in its parent.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+OWN_FOLDERS = (str(Path(__file__).resolve().parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+"""What this process has on its path because of how it was started."""
+
+
+class Server:
+    """Answers clients until its standard input ends, which is the end of the tests.
+
+    Args:
+        address: path of its socket.
+        executable: file that starts a client, which a forked process has as its ``sys.executable``.
+    """
+
+    def __init__(self, address: str, executable: str) -> None:
+        self.executable = executable
+        self.path = [folder for folder in sys.path if folder not in OWN_FOLDERS]
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(f"{address}.new")
+        self.listening.listen(64)
+        os.rename(f"{address}.new", address)  # it is there once it answers
+        self.clients: dict[int, socket.socket] = {}
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listening, selectors.EVENT_READ, self.accept)
+        self.selector.register(sys.stdin, selectors.EVENT_READ, self.stop)
+        self.wake, self.woken = socket.socketpair()
+        for end in (self.wake, self.woken):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self.wake.fileno())
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        self.selector.register(self.woken, selectors.EVENT_READ, self.reap)
+
+    def serve(self) -> NoReturn:
+        while True:
+            for key, _ in self.selector.select():
+                key.data()
+
+    def stop(self) -> NoReturn:
+        for pid in self.clients:
+            self.kill(pid)
+        os._exit(0)
+
+    def kill(self, pid: int) -> None:
+        """Kill a process with its workers."""
+        for end in (os.killpg, os.kill):
+            try:
+                end(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def accept(self) -> None:
+        client, _ = self.listening.accept()
+        size, streams, _, _ = socket.recv_fds(client, 8, 3)
+        if len(size) < 8:
+            client.close()
+            return
+        request = bytearray()
+        while len(request) < int.from_bytes(size, "little"):
+            part = client.recv(1 << 16)
+            if not part:
+                break
+            request += part
+        else:
+            pid = os.fork()
+            if not pid:
+                client.close()
+                self.close()
+                run(json.loads(request), streams, self.executable, self.path)
+            self.clients[pid] = client
+            self.selector.register(client, selectors.EVENT_READ, lambda: self.lost(pid))
+            client.sendall(f"{pid}\n".encode())
+        for stream in streams:
+            os.close(stream)
+
+    def close(self) -> None:
+        """Close, in a forked process, all that is the server's."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.selector.close()
+        for end in (self.listening, self.wake, self.woken, *self.clients.values()):
+            end.close()
+
+    def lost(self, pid: int) -> None:
+        """The client was killed: so is its process."""
+        self.selector.unregister(self.clients[pid])
+        self.kill(pid)
+
+    def reap(self) -> None:
+        try:
+            self.woken.recv(1 << 16)
+        except BlockingIOError:
+            pass
+        while self.clients:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            client = self.clients.pop(pid)
+            try:
+                self.selector.unregister(client)
+            except KeyError:
+                pass
+            try:
+                client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            except OSError:
+                pass
+            client.close()
+
+
+def run(request: dict[str, Any], streams: array.array[int], executable: str, path: list[str]) -> NoReturn:
+    """Be the process of a request."""
+    status = 1
+    try:
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, buffering=1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+            for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
+        )
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+        os.chdir(request["folder"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        os.getppid = lambda: int(request["parent"])
+        sys.executable = executable
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, signal.SIG_IGN if number in request["ignored"] else handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+        folders = filter(None, request["environment"].get("PYTHONPATH", "").split(os.pathsep))
+        sys.path[:] = [*folders, *path]
+        status = ended(request["command"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def ended(command: list[str]) -> int:
+    """Run a command as ``python`` does, and return its exit status."""
+    try:
+        execute(command)
+        status: object = 0
+    except SystemExit as end:
+        status = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException as error:
+        # without the lines of this file
+        sys.excepthook(type(error), error, error.__traceback__)
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if status is None or isinstance(status, int):
+        return (status or 0) & 0xFF
+    print(status, file=sys.stderr)
+    return 1
+
+
+def execute(command: list[str]) -> None:
+    while command[0] == "-u":
+        command = command[1:]
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    elif command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        sys.path.insert(0, "")
+        exec(compile(command[1], "<string>", "exec"), sys.modules["__main__"].__dict__)
+    else:
+        if command[0].startswith("-"):
+            raise SystemExit(f"fork_server.py does not support the option {command[0]} of the interpreter")
+        sys.argv = command
+        sys.path.insert(0, str(Path(command[0]).resolve().parent))
+        runpy.run_path(command[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # listens before it imports: clients wait, and none is refused
+    serving = Server(*sys.argv[1:3])
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
+    serving.serve()
