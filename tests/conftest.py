@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -43,6 +45,15 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared folder of real data and parity fixtures is not beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_are_listed_once() -> Iterator[None]:
+    """Let each trainer look for callbacks of installed packages in one list of them, whose making takes 30 ms."""
+    from lightning.fabric.utilities import registry
+
+    with patch.object(registry, "entry_points", cache(registry.entry_points)):
+        yield
 
 
 @pytest.fixture(autouse=True)

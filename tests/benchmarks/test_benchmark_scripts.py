@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.processes import forking_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [
@@ -47,7 +48,7 @@ def run(name: str, *arguments: str) -> None:
     environment = {**os.environ, "PYTEST_ADDOPTS": "--collect-only -qq", "HF_HUB_OFFLINE": "1"}
     # what a compiler makes for the CPU says nothing of a GPU, and takes minutes; test_vlm_compiled.py looks at graphs
     environment["TORCHDYNAMO_DISABLE"] = "1"
-    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    command = [forking_python(), "-m", f"benchmarks.{name}", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

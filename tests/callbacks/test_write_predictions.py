@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.processes import TESTS, launch
+from helpers.processes import TESTS, forking_python, launch
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import LightningModule, Trainer
@@ -70,8 +69,9 @@ def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
 def start(kind: str, folder: Path, checkpoint: Path, pause: float) -> subprocess.Popen[bytes]:
     (folder / "model.ckpt").write_bytes(checkpoint.read_bytes())
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), kind, str(folder), str(pause)],
+        [forking_python(), str(SCRIPT), kind, str(folder), str(pause)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
         start_new_session=True,
     )
 
@@ -84,7 +84,7 @@ def kill_midway(kind: str, folder: Path, checkpoint: Path) -> None:
         assert process.poll() is None
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not (folder / "predictions.jsonl").exists(), "an unfinished prediction does not pass for a finished one"
 
 

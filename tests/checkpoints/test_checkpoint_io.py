@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import forking_python
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import Trainer
@@ -118,7 +118,7 @@ write_checkpoint({"global_step": 2, "w": torch.zeros(1000)}, sys.argv[1])
 def test_a_kill_while_writing_leaves_the_earlier_one(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
     write_checkpoint(content(1), target)
-    done = subprocess.run([sys.executable, "-c", KILLED, str(target)])
+    done = subprocess.run([forking_python(), "-c", KILLED, str(target)])
     assert done.returncode == -9
     assert newest_checkpoint(tmp_path) == target and torch.load(target, weights_only=True)["global_step"] == 1
 

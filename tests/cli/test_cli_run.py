@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.processes import forking_python
 from PIL import Image
 from toy_idc import RECIPE
 
@@ -212,7 +213,7 @@ FIT = RECIPE.split("  first:")[0] + "  second: {run: fit}\n"
 def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals = signal.SIGINT) -> str:
     """Start a run in processes of its own, press Ctrl-C, and return what it printed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
+        [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", *arguments],
         cwd=folder.parent,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -237,7 +238,7 @@ def test_a_stage_in_two_processes_that_lightning_starts_hands_its_checkpoint_on(
     """The second process runs a verb, and not a stage; both must come to the same end."""
     (tmp_path / "toy.yaml").write_text(FIT + "  test: {of: second}\n")
     ended = subprocess.run(
-        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--out", "out", "--stages.second.trainer.devices",
+        [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", "--out", "out", "--stages.second.trainer.devices",
          "2", "--stages.second.trainer.strategy", "ddp", "--trainer.accelerator", "cpu"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True,
     )  # fmt: skip
@@ -305,7 +306,7 @@ def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: A
 def test_stages_in_processes_give_what_they_give_in_this_one(runs: Any, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("from toy_idc import Toy as Mine\n")
     Path("toy.yaml").write_text(RECIPE.replace("class: toy_idc.Toy", "class: Mine"))
-    command = [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--out"]
+    command = [forking_python(), "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--out"]
     ended = subprocess.run([*command, "apart"], env=environment(), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     ended = subprocess.run([*command, "smoke", "--smoke", "--data.items", "8"], env=environment(), timeout=240)

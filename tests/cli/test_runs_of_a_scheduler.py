@@ -6,12 +6,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import forking_python
 from toy_idc import RECIPE
 
 from lightning_idc.cli import main
@@ -61,7 +61,7 @@ def tasks_of(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, *COMMAND, *arguments],
+            [forking_python(), *COMMAND, *arguments],
             cwd=folder,
             env={**environment(), **slurm_task(rank, port)},
             stdout=subprocess.PIPE,
@@ -105,7 +105,7 @@ def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [sys.executable, *launcher, *COMMAND],
+        [forking_python(), *launcher, *COMMAND],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

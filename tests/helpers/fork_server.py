@@ -20,6 +20,8 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,10 +68,8 @@ class Server:
     def kill(self, pid: int) -> None:
         """Kill a process with its workers."""
         for end in (os.killpg, os.kill):
-            try:
+            with suppress(ProcessLookupError):
                 end(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
 
     def accept(self) -> None:
         client, _ = self.listening.accept()
@@ -90,7 +90,7 @@ class Server:
                 self.close()
                 run(json.loads(request), streams, self.executable, self.path)
             self.clients[pid] = client
-            self.selector.register(client, selectors.EVENT_READ, lambda: self.lost(pid))
+            self.selector.register(client, selectors.EVENT_READ, partial(self.lost, pid))
             client.sendall(f"{pid}\n".encode())
         for stream in streams:
             os.close(stream)
@@ -109,10 +109,8 @@ class Server:
         self.kill(pid)
 
     def reap(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             self.woken.recv(1 << 16)
-        except BlockingIOError:
-            pass
         while self.clients:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -121,14 +119,10 @@ class Server:
             if not pid:
                 return
             client = self.clients.pop(pid)
-            try:
+            with suppress(KeyError):
                 self.selector.unregister(client)
-            except KeyError:
-                pass
-            try:
+            with suppress(OSError):
                 client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-            except OSError:
-                pass
             client.close()
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from helpers.processes import forking_python
 from PIL import Image
 from pyarrow import parquet
 
@@ -282,11 +282,11 @@ def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
         draw(f"after/{number:03d}.png", seed=number, square=(number % 24, 3))
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     arguments = ["predict", str(tmp_path), "--model", str(model), "--out", str(out), "--batch_size", "1"]
-    running = subprocess.Popen([sys.executable, "-m", "lightning_idc", *arguments], stderr=subprocess.DEVNULL)
+    running = subprocess.Popen([forking_python(), "-m", "lightning_idc", *arguments], stderr=subprocess.PIPE)
     while running.poll() is None and (not part.is_file() or part.read_bytes().count(b"\n") < 20):
         time.sleep(0.02)
     running.send_signal(signal.SIGKILL)
-    running.wait()
+    running.communicate()
     assert not out.exists()
     with part.open("a") as file:
         file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.processes import forking_python
 
 import lightning_idc
 from lightning_idc.cli import main
@@ -73,9 +74,9 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def start(model: Path, port: int, *more: str) -> subprocess.Popen[str]:
+def start(model: Path, port: int, *more: str, python: str = sys.executable) -> subprocess.Popen[str]:
     arguments = ["serve", "--model", str(model), "--port", str(port), "--max_mb", str(MB), "--timeout", "3", *more]
-    command = [sys.executable, "-m", "lightning_idc", *arguments]
+    command = [python, "-m", "lightning_idc", *arguments]
     return subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True)
 
 
@@ -271,7 +272,7 @@ def test_the_page_by_keyboard_and_by_rules_of_accessibility(server: Client) -> N
 
 def test_connections_are_bounded(model: Path, draw: Draw) -> None:
     port, image = free_port(), draw("a.png").read_bytes()
-    process = start(model, port, "--connections", "3")
+    process = start(model, port, "--connections", "3", python=forking_python())
     try:
         client = ready(process, port)
         idle = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(40)]

@@ -39,6 +39,7 @@ def run_in_process(plan: Plan, followed: bool) -> int:
 
     arguments, environment = sys.argv, dict(os.environ)
     os.environ.update({**plan.environment, STAGE: plan.record})
+    gc.freeze()  # collecting what the stage leaves is then a matter of that alone, and not of all that is imported
     try:
         with _handled(_interrupt, _SIGNALS[1:]):
             return guarded(run)
@@ -49,6 +50,7 @@ def run_in_process(plan: Plan, followed: bool) -> int:
         os.environ.clear()
         os.environ.update(environment)
         gc.collect()
+        gc.unfreeze()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
