@@ -10,6 +10,20 @@ import toy_idc
 import yaml
 from helpers.stages_here import stages_here
 
+from lightning_idc.cli import main
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a finished run of the toy; tests copy it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        stages_here(patch)
+        Path("toy.yaml").write_text(toy_idc.RECIPE, encoding="utf-8")
+        assert main(["run", "toy.yaml", "--out", "out"]) == 0
+    return folder / "out"
+
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:

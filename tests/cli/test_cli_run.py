@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,10 +104,9 @@ def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
     ],
 )
 def test_resuming_what_is_not_there_is_an_error(
-    runs: Any, capsys: pytest.CaptureFixture[str], break_it: Callable[[], Any], says: str
+    runs: Any, finished: Path, capsys: pytest.CaptureFixture[str], break_it: Callable[[], Any], says: str
 ) -> None:
-    assert main(["run", "toy.yaml", "--out", "out"]) == 0
-    runs.clear()
+    shutil.copytree(finished, "out")
     break_it()
     recipe = "toy.yaml" if Path("toy.yaml").exists() else "other.yaml"
     assert main(["run", recipe, "--resume", "out"]) == 1
@@ -114,8 +114,8 @@ def test_resuming_what_is_not_there_is_an_error(
 
 
 @pytest.mark.slow
-def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "toy.yaml", "--out", "out"]) == 0
+def test_a_folder_with_a_run_is_not_overwritten(runs: Any, finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(finished, "out")
     assert main(["run", "toy.yaml", "--out", "out"]) == 1
     assert "already contains a run" in capsys.readouterr().err
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,10 +119,9 @@ def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
 @pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\xff"])
 def test_damaged_records_raise_a_one_line_error(
-    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+    runs: Any, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
 ) -> None:
-    Path("toy.yaml").write_text(FIT)
-    assert main(["run", "toy.yaml", "--out", "out"]) == 0
+    shutil.copytree(finished, "out")
     (tmp_path / "out" / name).write_text(text, encoding="latin-1")
     capsys.readouterr()
     assert main(["run", "toy.yaml", "--resume", "out"]) == 1
@@ -133,10 +133,10 @@ def test_damaged_records_raise_a_one_line_error(
 # ---- one run in a folder at a time -----------------------------------------------------------------------
 
 
-def test_a_folder_in_use_is_refused(runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "toy.yaml", "--out", "out"]) == 0
-    runs.clear()
-    capsys.readouterr()
+def test_a_folder_in_use_is_refused(
+    runs: Any, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished, "out")
     with _locked(tmp_path / "out"):
         assert main(["run", "toy.yaml", "--resume", "out"]) == 1
     message = capsys.readouterr().err

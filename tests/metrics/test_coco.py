@@ -92,6 +92,7 @@ def oracle() -> ModuleType:
     return pycocoevalcap.eval
 
 
+@pytest.mark.slow
 def test_a_subclass_with_its_own_evaluation_equals_pycocoevalcap(files: tuple[str, str], oracle: ModuleType) -> None:
     expected, expected_images, expected_list = evaluate_four(oracle, files)
     scores, images, as_list = evaluate_four(coco, files)

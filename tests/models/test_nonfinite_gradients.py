@@ -227,12 +227,10 @@ def test_a_captioner_that_is_not_finite_is_not_saved_to_a_folder(tmp_path: Path)
 
 @pytest.mark.parametrize("step", [1, STEPS - 1], ids=["in the middle", "at the last step"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e38])
-@pytest.mark.parametrize("clip", [None, 1.0], ids=["unclipped", "clipped"])
-def test_checkpoints_stay_finite_and_the_run_goes_on(
-    step: int, value: float, clip: float | None, tmp_path: Path
-) -> None:
+def test_checkpoints_stay_finite_and_the_run_goes_on_with_clipping(step: int, value: float, tmp_path: Path) -> None:
+    """The norm of a gradient spreads one bad value over all; without clipping, see the test of each fault above."""
     try:
-        train(tmp_path, [BadGradient(step, value)], 1, gradient_clip_val=clip)
+        train(tmp_path, [BadGradient(step, value)], 1, gradient_clip_val=1.0)
     except (CheckpointError, ConfigError) as error:
         assert "\n" not in str(error)
     else:
@@ -241,7 +239,7 @@ def test_checkpoints_stay_finite_and_the_run_goes_on(
         weights = torch.load(path, weights_only=True)["state_dict"].values()
         assert all(torch.isfinite(weight).all() for weight in weights if weight.is_floating_point()), path.name
     assert newest_checkpoint(tmp_path) is not None
-    train(tmp_path, [], 1, gradient_clip_val=clip)
+    train(tmp_path, [], 1, gradient_clip_val=1.0)
     newest = newest_checkpoint(tmp_path)
     assert newest is not None and torch.load(newest, weights_only=True)["global_step"] == STEPS
 

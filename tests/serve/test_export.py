@@ -107,6 +107,7 @@ def test_a_captioner_that_registers_and_counts_reads_a_moved_board_alike(tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_graphs_of_torch_run_without_the_classes_of_the_network(
     model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -396,6 +396,7 @@ def test_grown_source_is_rejected(tmp_path: Path) -> None:
         run(Letters(), Sentences(["a", "b", "c", "d"]), tmp_path / "a", shard_size=1)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_records(tmp_path: Path) -> None:
     """100,000 records; what is held is one shard and the maps of the source."""
     captions = Sentences([f"caption {number}" for number in range(100_000)])

@@ -102,7 +102,14 @@ def test_stale_server_weights_are_corrected_by_the_ratio(sft: str, server: Polic
     assert abs(float(addon.objective(step).detach() - expected)) > 1e-4, "with a ratio of 1 the loss differs"
 
 
-@pytest.mark.parametrize(("answers", "loads"), [(4 * 6, 10**9), (4 * 4, 10**9), (10**9, 3)])
+@pytest.mark.parametrize(
+    ("answers", "loads"),
+    [
+        (4 * 6, 10**9),
+        pytest.param(4 * 4, 10**9, marks=pytest.mark.slow),
+        pytest.param(10**9, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_resume_after_a_server_failure_is_bit_equal(
     answers: int, loads: int, sft: str, server: PolicyServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
