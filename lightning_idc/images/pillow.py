@@ -7,11 +7,13 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from lightning_idc.images.jpeg_mask import read_appended_mask
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -85,9 +87,17 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
                 check_size(image.size, name)
             _check_colours(image.format, file, name)
             deep = _deep_values(image, file, start, name, page)
-            return from_pillow(image, name) if deep is None else deep
+            raw = from_pillow(image, name) if deep is None else deep
+            return _with_appended_mask(raw, image, file, name) if image.format == "JPEG" else raw
 
         yield pages, read
+
+
+def _with_appended_mask(raw: RawImage, image: Image.Image, file: File, name: str) -> RawImage:
+    missing = read_appended_mask(file, (image.height, image.width), name)
+    if missing is None:
+        return raw
+    return replace(raw, missing=apply_orientation(missing, image.getexif().get(ExifTags.Base.Orientation, 1)))
 
 
 def from_pillow(image: Image.Image, name: str) -> RawImage:

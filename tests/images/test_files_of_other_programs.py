@@ -162,6 +162,25 @@ def test_jpeg_tiles_with_a_mask() -> None:
     assert np.abs(raw.values.astype(int) - twice)[:, ~gap].mean() < 6
 
 
+@pytest.mark.parametrize("name", ["gdal_mask_rgb.jpg", "gdal_mask_grey.jpg"])
+def test_a_mask_after_the_end_of_a_jpeg(name: str, tmp_path: Path) -> None:
+    """GDAL's JPEG driver appends it; the grey file has 13 x 11 pixels, so that rows end within bytes."""
+    gap = GAP
+    if name == "gdal_mask_grey.jpg":
+        gap = np.zeros((11, 13), bool)
+        gap[:, :3] = gap[7:, :9] = True
+    raw = decode(FILES / name)
+    assert raw.missing is not None and np.array_equal(raw.missing[0], gap)
+    with pytest.raises(DataError, match=rf"{gap.sum()} of {gap.size} values are marked as missing.*fill_nan"):
+        read_image(FILES / name)
+    content = (FILES / name).read_bytes()
+    assert np.array_equal(decode(content).missing_mask[0], gap)  # type: ignore[index]
+    with pytest.raises(DataError, match=r"has a (damaged )?mask .*after the image"):
+        decode(content[:-14] + b"0123456789" + content[-4:])
+    plain = content[: int.from_bytes(content[-4:], "little")]
+    assert decode(plain).missing is None and decode(plain + b"trailing text").missing is None
+
+
 @pytest.mark.parametrize("name", ["imagemagick_adobe.png", "imagemagick_adobe.tif", "graphicsmagick_adobe.jpg"])
 def test_colours_are_converted_to_srgb(name: str) -> None:
     raw = decode(FILES / name)
