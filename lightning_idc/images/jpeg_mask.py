@@ -50,4 +50,4 @@ def read_appended_mask(file: File, size: tuple[int, int], name: str) -> np.ndarr
     if len(bits) != expected:
         raise DataError(f"{name} has a mask of {len(bits):,} bytes after the image; expected {expected:,}")
     valid = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:pixels]
-    return valid.reshape(1, *size) == 0
+    return np.asarray(valid.reshape(1, *size) == 0)
