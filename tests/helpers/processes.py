@@ -26,6 +26,8 @@ ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "
 IMPORTED = [
     "lightning.pytorch.cli",
     "torch.distributed.fsdp",
+    "transformers.modeling_utils",
+    "peft",
     "lightning_idc.cli.stage",
     "helpers.plugins",
     "helpers.procap_tiny",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.own_pairs import own_pairs
+from helpers.processes import forking_python
 from helpers.stages_here import stages_here
 from helpers.vlm_tiny import captioner, tokenizer
 
@@ -56,6 +58,7 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
     }
     if hardware == "gpus_8":
         arguments["trainer.strategy"] = json.dumps({"class": "ShardedStrategy", "process_group_backend": "gloo"})
+        monkeypatch.setattr(sys, "executable", forking_python())
     else:  # stages run in this process: one of its own costs seconds
         stages_here(monkeypatch)
     given = [part for name, value in arguments.items() for part in (f"--{name}", value)]
