@@ -166,7 +166,9 @@ def ended(command: list[str]) -> int:
         status: object = 0
     except SystemExit as end:
         status = end.code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
