@@ -5,12 +5,13 @@ Two renders of one page may differ although nobody changed the page. In this ord
 1. rounding: at most 2 grey levels in at most 0.1 % of the pixels, as repeated drawing of rounded corners leaves them;
 2. a text cursor: at most two upright bars, 1 or 2 pixels wide and 12 to 32 high, and nothing else;
 3. a scrolled view: the whole picture is shifted by up to 3 pixels, and is equal otherwise;
-4. another encoding or font rasteriser: most edges of the page differ a little, not by a shift of whole pixels, and no
+4. another encoding, such as JPEG: most edges of the page differ a little, not by a shift of whole pixels, and no
    region differs by more than the noise that is estimated from the pair itself
    (:mod:`~lightning_idc.rules.detection`).
 
-One difference that none of these explains makes the pair a changed one: a shift of one part of the page is a change,
-and so is any difference on a page most of whose other edges are equal.
+Another font rasteriser is not among them: it sets glyphs at other positions, which moves text by whole pixels and wraps
+lines, as a change of the page does. One difference that none of these explains makes the pair a changed one: a shift of
+one part of the page is a change, and so is any difference on a page most of whose other edges are equal.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ MIN_SCROLLED = 0.5
 CURSOR_WIDTH, CURSOR_HEIGHT = 2, (12, 32)
 """Largest width of a text cursor, and its smallest and largest height, in pixels."""
 MIN_CORRELATION = 0.9
-"""Smallest correlation of the smoothed images of two renderings."""
+"""Smallest correlation of the smoothed images of two encodings."""
+ENCODING_MARGIN = 3
+"""Threshold of regions, as a multiple of that of descriptions: JPEG spreads coloured edges over 16 pixels."""
 MIN_DIFFERING = 0.7
-"""Smallest fraction of the blocks with edges that another encoding or rasteriser changes."""
+"""Smallest fraction of the blocks with edges that another encoding changes."""
 MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
 MAX_CURSORS = 2
@@ -54,7 +57,7 @@ def noise_of(before: np.ndarray, after: np.ndarray) -> str | None:
         return "a text cursor"
     if shift := _scrolled(before, after):
         return f"the view scrolled by {shift[0]}, {shift[1]} pixels"
-    return "another encoding or font rasteriser" if _is_rendering(before, after, differs) else None
+    return "another encoding" if _is_encoding(before, after, differs) else None
 
 
 def _is_rounding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
@@ -95,7 +98,7 @@ def _scrolled(before: np.ndarray, after: np.ndarray) -> tuple[int, int] | None:
     return (dx, dy) if min(spans) >= MIN_SCROLLED else None
 
 
-def _is_rendering(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
+def _is_encoding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
     """Whether two images show the same, most edges differ, and none by more than the noise of the pair."""
     first, second = before.astype(np.float32), after.astype(np.float32)
     greys = [image.mean(0) for image in (first, second)]
@@ -107,11 +110,11 @@ def _is_rendering(before: np.ndarray, after: np.ndarray, differs: np.ndarray) ->
     if differing.sum() < MIN_DIFFERING * edges.sum() or _moved(greys[0], greys[1], differing) > MAX_MOVED:
         return False
     values, threshold, radius = compare_pair(first, second, np.ones(before.shape[1:], bool))
-    return radius > 0 and not find_regions(values, threshold, radius)
+    return radius > 0 and not find_regions(values, ENCODING_MARGIN * threshold, radius)
 
 
 def _moved(before: np.ndarray, after: np.ndarray, blocks: np.ndarray) -> float:
-    """Fraction of blocks that are equal after a shift by a few whole pixels: layout moves them, and no rasteriser."""
+    """Fraction of blocks that are equal after a shift by a few whole pixels: layout moves them, and no encoder."""
     equal = np.zeros(blocks.shape, bool)
     padded = np.pad(before, MAX_SCROLL, mode="edge")
     height, width = before.shape

@@ -275,7 +275,9 @@ def _record_of_answer(pair: FilePair, answer: Answer, verdict: Verdict | None, d
         return _record(pair, "changed", answer, verdict)
     if verdict is None or decides:
         return _record(pair, "unchanged", replace(answer, boxes=[]), verdict)  # an unchanged pair has no boxes
-    answer = replace(answer, caption=verdict.as_sentence(), change_score=None, boxes=verdict.boxes())
+    answer = replace(
+        answer, caption=verdict.as_sentence(), change_score=None, boxes=verdict.boxes(), size=verdict.canvas
+    )
     return _record(pair, "changed", answer, verdict)
 
 

@@ -39,6 +39,12 @@ class Verdict:
         counts = self.comparison.counts
         return None if counts == (1, 1) else min(self.comparison.page or 0, min(counts) - 1)
 
+    @property
+    def canvas(self) -> tuple[int, int] | None:
+        """Width and height of the canvas of both images, in whose pixels the boxes are; None if nothing differs."""
+        mask = self.comparison.mask
+        return None if mask is None else (mask.shape[1], mask.shape[0])
+
     def boxes(self) -> list[list[int]]:
         """Boxes x1 y1 x2 y2 around groups of differing pixels, the largest group first."""
         return [] if self.comparison.mask is None else boxes_of(self.comparison.mask)

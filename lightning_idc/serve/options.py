@@ -63,8 +63,8 @@ class GateOptions:
         align: top-left compares what images of unequal sizes have in common, and the rest differs; register estimates a
             shift of the whole image first; none calls images of unequal sizes changed. Masks of --ignore are applied
             afterwards.
-        noise: whether differences between two renders of one page (rounding, a text cursor, a scrolled view, another
-            encoding or font rasteriser) count (count) or not (ignore).
+        noise: whether differences between two captures of one page (rounding, a text cursor, a scrolled view, another
+            encoding) count (count) or not (ignore).
     """
 
     tolerance: NonNegativeFloat = 0.0

@@ -39,5 +39,7 @@ from lightning_idc.synthesis.stages import MapStage as MapStage
 from lightning_idc.synthesis.stages import PipelineStage as PipelineStage
 from lightning_idc.synthesis.stages import Sequential as Sequential
 from lightning_idc.synthesis.web.browser import Chromium as Chromium
+from lightning_idc.synthesis.web.change_html import ChangeHtml as ChangeHtml
+from lightning_idc.synthesis.web.html_folder import HtmlFolder as HtmlFolder
 from lightning_idc.synthesis.web.stages import RenderPages as RenderPages
 from lightning_idc.synthesis.web.stages import WebPages as WebPages

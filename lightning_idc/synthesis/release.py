@@ -28,8 +28,8 @@ class ReleasePairs(PipelineStage):
         folder: output folder; files of an earlier release are replaced.
         caption: name of the fact with the caption.
         shares: fractions of train, val and test.
-        together: key of pairs that stay in one split: ``file`` for all pairs of an image file, or ``id`` for single
-            pairs. With few files, a split may be empty.
+        together: key of pairs that stay in one split: ``file`` for all pairs of an image file, ``site`` for all pages
+            of a web site, or ``id`` for single pairs. With few files or sites, a split may be empty.
         seed: seed of the split.
         overwrite: whether other files in the folder may be replaced.
 
@@ -42,7 +42,7 @@ class ReleasePairs(PipelineStage):
         folder: str,
         caption: str = "summary",
         shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
-        together: Literal["file", "id"] = "file",
+        together: Literal["file", "site", "id"] = "file",
         seed: int = 0,
         overwrite: bool = False,
     ) -> None:
@@ -100,7 +100,7 @@ class ReleasePairs(PipelineStage):
         }
 
     def _split(self, record: Record) -> str:
-        group = record.facts.get("file") if self.together == "file" else None
+        group = None if self.together == "id" else record.facts.get(self.together)
         fraction = record_generator(self.seed, group or record.id).random()
         return "train" if fraction < self.shares[0] else "val" if fraction < self.shares[0] + self.shares[1] else "test"
 

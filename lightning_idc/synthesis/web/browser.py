@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +22,20 @@ _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(
   const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]; }))"""
 # flags that make two renderings of a page equal
 _FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
-          "--font-render-hinting=none")  # fmt: skip
+          "--font-render-hinting=none", "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
+_HINTING = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+<include>/etc/fonts/fonts.conf</include><match target="font">
+<edit name="hinting" mode="assign"><bool>true</bool></edit>
+<edit name="autohint" mode="assign"><bool>true</bool></edit>
+<edit name="hintstyle" mode="assign"><const>hintfull</const></edit></match></fontconfig>"""
+
+
+def _local_files_only(route: Any) -> None:
+    """Abort requests of a page, except for local files and data in the page itself."""
+    if route.request.url.startswith(("file:", "data:")):
+        route.continue_()
+    else:
+        route.abort()
 
 
 class Chromium(ModelInterface):
@@ -39,7 +55,9 @@ class Chromium(ModelInterface):
         super().__init__()
         self.width, self.height, self.executable = width, height, executable
         self._page: Any = None
-        self._to_close: list[Any] = []
+        self._driver: Any = None
+        self._browsers: list[Any] = []
+        self._windows: dict[tuple[int, int, bool, bool], Any] = {}
         self._build = ""
 
     def settings(self) -> dict[str, Any]:
@@ -68,19 +86,55 @@ class Chromium(ModelInterface):
         view = browser.new_context(
             viewport={"width": self.width, "height": self.height}, java_script_enabled=False, offline=True
         )
-        self._to_close, self._page, self._build = [browser, driver], view.new_page(), browser.version
+        self._driver, self._browsers = driver, [browser]
+        self._page, self._build = view.new_page(), browser.version
 
     def close(self) -> None:
         """Close the browser; `load` starts a new one."""
-        if self._to_close:
-            browser, driver = self._to_close
+        for browser in self._browsers:
             browser.close()
-            driver.stop()
-        self._page, self._to_close = None, []
+        if self._driver is not None:
+            self._driver.stop()
+        self._page, self._driver, self._browsers, self._windows = None, None, [], {}
+
+    def window(self, width: int, height: int, dark: bool = False, hinting: bool = False) -> Any:
+        """Context of Playwright for windows of one kind; pages in it read local files only and run no scripts.
+
+        Args:
+            width: width in CSS pixels.
+            height: height in CSS pixels.
+            dark: whether pages see a dark colour scheme.
+            hinting: whether a second browser is used, which fits glyphs to whole pixels.
+        """
+        key = width, height, dark, hinting
+        if key not in self._windows:
+            self.load()
+            if hinting and len(self._browsers) == 1:
+                self._browsers.append(self._launch_with_hinting())
+            context = self._browsers[int(hinting)].new_context(
+                viewport={"width": width, "height": height},
+                java_script_enabled=False,
+                color_scheme="dark" if dark else "light",
+                service_workers="block",
+            )
+            context.route("**/*", _local_files_only)
+            self._windows[key] = context
+        return self._windows[key]
+
+    def _launch_with_hinting(self) -> Any:
+        """Start a browser with other settings of the font rasteriser, as on another machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "fonts.conf"
+            file.write_text(_HINTING, encoding="utf-8")
+            environment = {**os.environ, "FONTCONFIG_FILE": str(file)}
+            flags = [flag for flag in _FLAGS if "hinting" not in flag]
+            browser = self._driver.chromium.launch(executable_path=self._browser(), args=flags, env=environment)
+            browser.new_context().close()  # the browser reads the file when it starts
+        return browser
 
     def __getstate__(self) -> dict[str, Any]:
         # each worker starts its own browser
-        return {**self.__dict__, "_page": None, "_open": []}
+        return {**self.__dict__, "_page": None, "_driver": None, "_browsers": [], "_windows": {}}
 
     def provenance(self) -> dict[str, Any]:
         return {"commit": self._build, "weights": None}

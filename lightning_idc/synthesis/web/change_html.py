@@ -1,0 +1,183 @@
+"""ChangeHtml: stage that changes one element of a page, takes both screenshots and checks what changed."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_idc.images.display import to_pil
+from lightning_idc.images.read import read_image
+from lightning_idc.metrics.no_change import NO_CHANGE
+from lightning_idc.synthesis.records import Record, record_generator
+from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.synthesis.web.browser import Chromium
+from lightning_idc.synthesis.web.changes import NO_CHANGE_CAPTIONS
+from lightning_idc.synthesis.web.open_page import OpenPage
+from lightning_idc.synthesis.web.operators import OPERATORS, Element, Mutation, caption_of, kind_of
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.paths import inside
+
+MIN_LEVELS = 12
+"""Smallest difference of a visible change in grey levels; redrawing a part of a page changes pixels by up to 2."""
+MARGIN = 6
+"""Pixels around an element in which a change of it may show, such as its outline."""
+MIN_MOVED = 0.6
+"""Smallest distance in CSS pixels by which an element counts as moved."""
+JPEG_QUALITY = 90
+
+
+class ChangeHtml(PipelineStage):
+    """Changes one element of the page of an `HtmlFolder` record, and drops pairs whose change cannot be seen.
+
+    Writes the images ``before`` and ``after``, and the facts ``property``, ``old``, ``new``, ``element`` (its kind),
+    ``tag``, ``text``, ``lines``, ``true_boxes``, ``moved`` (number of other elements whose box moved), ``reflows``,
+    ``changed_pixels``, ``captions`` and ``summary``.
+
+    Args:
+        browser: browser that renders the pages; the size of its window is that of each record.
+        min_pixels: smallest number of visibly different pixels of a changed pair.
+        tries: number of elements that are tried.
+        reflow: whether pairs in which other elements move are used; DiffSpot drops them.
+        seed: see `PipelineStage`.
+    """
+
+    def __init__(
+        self,
+        browser: Chromium | None = None,
+        min_pixels: PositiveInt = 12,
+        tries: PositiveInt = 4,
+        reflow: bool = True,
+        seed: NonNegativeInt = 0,
+    ) -> None:
+        check_arguments(ChangeHtml.__init__, locals())
+        super().__init__(seed)
+        self.browser = browser or Chromium()
+        self.min_pixels, self.tries, self.reflow = min_pixels, tries, reflow
+
+    def settings(self) -> dict[str, Any]:
+        settings = {"min_pixels": self.min_pixels, "tries": self.tries, "reflow": self.reflow}
+        return {**self.model_settings(), **settings}
+
+    def pixels_per_record(self) -> int:
+        return 2 * 1280 * 800
+
+    def finish(self, store: Any) -> None:
+        self.browser.close()
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            try:
+                if record.facts["edit"] == NO_CHANGE:
+                    self._unchanged(record)
+                else:
+                    self._changed(record)
+            except DataError as error:
+                record.drop("a missing style sheet", str(error))
+        return records
+
+    def _open(self, record: Record, scroll_by: int = 0, hinting: bool = False) -> OpenPage:
+        facts = record.facts
+        context = self.browser.window(facts["width"], facts["height"], facts["dark"], hinting)
+        path = inside(facts["root"], facts["file"], facts["file"])
+        return OpenPage(context, path, facts["scroll"], scroll_by)
+
+    def _unchanged(self, record: Record) -> None:
+        """Take two screenshots of one page, the second with the noise of the record."""
+        noise = record.facts["noise"]
+        page = self._open(record)
+        before, elements = page.screenshot(), page.elements()
+        page.close()
+        page = self._open(record, scroll_by=int(noise == "scroll"), hinting=noise == "hinting")
+        texts = [element for element in elements if element["has_text"]]
+        if noise == "cursor" and texts:
+            element = texts[int(record_generator(self.seed, record.id).integers(len(texts)))]
+            page.draw_cursor(element["box"][0], element["box"][1], 18)
+        after = page.screenshot()
+        page.close()
+        if noise == "jpeg":
+            buffer = io.BytesIO()
+            to_pil(after).save(buffer, "JPEG", quality=JPEG_QUALITY)
+            after = read_image(buffer.getvalue())
+        captions = list(NO_CHANGE_CAPTIONS)
+        record.facts |= {"captions": captions, "summary": captions[0], "true_boxes": []}
+        record.facts["changed_pixels"] = int((before != after).any(0).sum())
+        record.put("before", before)
+        record.put("after", after)
+
+    def _changed(self, record: Record) -> None:
+        """Change the first suitable element that has a visible effect."""
+        random, operator = record_generator(self.seed, record.id), record.facts["edit"]
+        reason, value = f"no element for {operator}", ""
+        tried: set[int] = set()
+        for _ in range(self.tries):
+            page = self._open(record)
+            try:
+                suitable = [e for e in page.elements() if OPERATORS[operator].suits(e) and e["index"] not in tried]
+                if not suitable:
+                    break
+                element = suitable[int(random.integers(len(suitable)))]
+                tried.add(element["index"])
+                mutation = OPERATORS[operator].mutate(element, record.facts["tier"], random)
+                facts, images = self._rendered(page, element, mutation)
+            finally:
+                page.close()
+            reason, value = self._fault(facts, images), mutation.property
+            if not reason:
+                caption = caption_of(operator, element, mutation)
+                record.facts |= facts | {"captions": [caption], "summary": caption}
+                record.put("before", images[0])
+                record.put("after", images[1])
+                return
+        record.drop(reason, value)
+
+    def _rendered(
+        self, page: OpenPage, element: Element, mutation: Mutation
+    ) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
+        """Take both screenshots, and measure what a mutation moves."""
+        boxes, before = page.boxes(), page.screenshot()
+        relatives = page.relatives(element)
+        page.change(element, mutation)
+        after_boxes, after = page.boxes(), page.screenshot()
+        moves = np.abs(np.array(after_boxes) - np.array(boxes)).max(1)
+        moved = int(((moves > MIN_MOVED) & ~np.array(relatives)).sum())
+        index = element["index"]
+        is_gone = mutation.new == "none"
+        facts = {
+            "property": mutation.property,
+            "old": mutation.old,
+            "new": mutation.new,
+            "element": kind_of(element),
+            "tag": element["tag"],
+            "text": element["text"],
+            "lines": element["lines"],
+            "true_boxes": [[boxes[index], None if is_gone else after_boxes[index]]],
+            "moved": moved,
+            "reflows": moved > 0,
+            "changed_pixels": int(visible(before, after).sum()),
+        }
+        return facts, (before, after)
+
+    def _fault(self, facts: dict[str, Any], images: tuple[Tensor, Tensor]) -> str:
+        """Reason to drop a pair; empty if its change is visible and starts at the element."""
+        mask = visible(*images)
+        if int(mask.sum()) < self.min_pixels:
+            return "nothing visible changed"
+        if facts["reflows"] and not self.reflow:
+            return "other elements moved"
+        inside_boxes = torch.zeros_like(mask)
+        for box in filter(None, facts["true_boxes"][0]):
+            left, top, right, bottom = (round(side) for side in box)
+            inside_boxes[max(0, top - MARGIN) : bottom + MARGIN, max(0, left - MARGIN) : right + MARGIN] = True
+        if not facts["reflows"] and (mask & ~inside_boxes).sum() > 0.01 * mask.sum():
+            return "changed outside of the element"
+        return "" if (mask & inside_boxes).any() else "nothing changed at the element"
+
+
+def visible(before: Tensor, after: Tensor) -> Tensor:
+    """Pixels that differ visibly, bool ``(H, W)``."""
+    return (before.short() - after.short()).abs().amax(0) > MIN_LEVELS
