@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +69,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
             raise ConfigError(
                 f"--judge is the endpoint {redact_url(options.judge)}; name the model that it runs with --judge_model"
             )
-        from lightning_idc.synthesis.models.base import CutOff
+        from lightning_idc.synthesis.models.base import whole_words
         from lightning_idc.synthesis.models.endpoint import Endpoint
 
         # at least ten tokens a second: a reasoning model must not be called again before it has answered
@@ -86,9 +85,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # greedy decoding would repeat the answer
             sampled = replace(endpoint, temperature=0.7) if attempt else endpoint
-            answers = sampled.ask(prompts, [attempt] * len(prompts))
-            # "score: 8" may be the beginning of "score: 85"
-            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answers]
+            return [whole_words(answer) for answer in sampled.ask(prompts, [attempt] * len(prompts))]
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

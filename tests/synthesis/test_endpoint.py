@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -190,6 +191,38 @@ def test_truncation_is_marked_and_cached(server: Server, tmp_path: Path) -> None
         whole, cut = slot.answer(["a", "b"], [0, 0])
         assert (whole, cut) == ("said a", "said b") and isinstance(cut, CutOff) and not isinstance(whole, CutOff)
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "expected", "is_cut"),
+    [
+        ("<think>\nit is small\n</think>\n\nthe cube is gone", "stop", "the cube is gone", False),
+        ("it is small</think>the cube is gone", "stop", "the cube is gone", False),
+        ("[THINK]hm[/THINK]the cube", "length", "the cube", True),
+        ("<think>\nthe cube is small, so", "length", "", True),
+        ("<thinking> so", "stop", "", True),
+        (None, "length", "", True),
+        ("", "stop", "", False),
+        ("a thought: </b> is bold", "stop", "a thought: </b> is bold", False),
+        ("gone \ud83d", "length", "gone ?", True),
+    ],
+)
+def test_thoughts_and_truncated_answers(
+    server: Server, content: str | None, reason: str, expected: str, is_cut: bool
+) -> None:
+    server.body = json.dumps({"choices": [{"message": {"content": content}, "finish_reason": reason}]}).encode()
+    (answer,) = Endpoint(server.url, "tiny", concurrency=1).ask(["a"])
+    assert answer == expected and isinstance(answer, CutOff) == is_cut
+
+
+def test_every_reader_of_answers_uses_one_function() -> None:
+    """Fields of a choice are read in one file, and local models return what the same function gives."""
+    package = Path(module.__file__).parents[2]
+    pattern = re.compile(r"""\[["']message["']\]|get\(["'](message|choices)["']\)""")
+    files = [file for file in package.rglob("*.py") if pattern.search(file.read_text(encoding="utf-8"))]
+    assert [file.relative_to(package).as_posix() for file in files] == ["synthesis/models/endpoint.py"]
+    chat = (package / "synthesis/models/chat.py").read_text(encoding="utf-8")
+    assert chat.count("read_answer") == 3 and "CutOff(" not in chat  # the import, texts, images
 
 
 def test_unreachable_endpoint_is_a_preflight_problem(server: Server) -> None:

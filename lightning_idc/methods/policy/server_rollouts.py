@@ -22,7 +22,8 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.models.random_state import pair_seeds
-from lightning_idc.synthesis.models.endpoint import Endpoint, image_part
+from lightning_idc.synthesis.models.base import has_thought
+from lightning_idc.synthesis.models.endpoint import Endpoint, image_part, text_of
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
@@ -176,9 +177,17 @@ class ServerRollouts(Callback):
         return captions
 
     def _parse_choice(self, choice: dict[str, Any], captioner: PairCaptioner, max_tokens: int) -> _Caption:
-        message = choice.get("message")
-        text = message.get("content") if isinstance(message, dict) else None
-        text = text if isinstance(text, str) else ""
+        try:
+            text = text_of(choice)
+        except (KeyError, TypeError):
+            text = None
+        if text is None:
+            raise DataError(f"the endpoint responded {self.endpoint.redacted(choice)!r}; expected a text message")
+        if has_thought(text):
+            raise DataError(
+                f"the endpoint thinks before it answers ({self.endpoint.redacted(text)[:80]!r}), which the policy does "
+                "not; serve the model with a chat template without thoughts"
+            )
         special = captioner.built_vocabulary.special
         if self.log_probs == "server":
             ids, log_probs = _sampled_tokens(choice, self.endpoint)

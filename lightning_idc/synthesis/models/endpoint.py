@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel, read_answer
 from lightning_idc.synthesis.records import encode_image
 from lightning_idc.utils import http
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
@@ -27,6 +27,20 @@ _RETRIED_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504}
 _MAX_WAIT = 60.0
 _CONFIG_STATUSES = {401, 403, 404, 405}
 """Status codes that indicate a wrong configuration rather than a bad record."""
+
+
+def text_of(choice: Mapping[str, Any]) -> str | None:
+    """Text of a choice in a chat completion: empty for no content, as after a thought; None if it is not a text.
+
+    Args:
+        choice: entry of ``choices``.
+
+    Raises:
+        KeyError: there is no message.
+        TypeError: the choice or its message has another form.
+    """
+    content = choice["message"]["content"]
+    return "" if content is None else content if isinstance(content, str) else None
 
 
 class _Busy(OSError):
@@ -186,14 +200,12 @@ class Endpoint:
     def _answer(self, response: Any) -> str:
         try:
             choice = response["choices"][0]
-            answer = choice["message"]["content"] or ""
+            text = text_of(choice)
         except (KeyError, IndexError, TypeError):
-            answer = None
-        if not isinstance(answer, str):
+            text = None
+        if text is None:
             raise DataError(f"the endpoint responded {self.redacted(response)!r}; expected choices with a text message")
-        # a token limit can split an emoji, which leaves a lone surrogate that UTF-8 cannot encode
-        answer = answer.encode("utf-8", "replace").decode()
-        return CutOff(answer) if choice.get("finish_reason") == "length" else answer
+        return read_answer(text, choice.get("finish_reason") == "length")
 
     def _with_retries(self, send: Callable[[], Any]) -> Any:
         for trial in range(self.retries + 1):
