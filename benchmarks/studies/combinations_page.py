@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import filled
-from benchmarks.studies.readings import reading_of
+from benchmarks.studies.readings import reading_of, uses_images
 from benchmarks.studies.results_table import MIXED, NONE, RESULTS, below, gain_of, short
 from lightning_idc.report.comparison import METRIC
 from lightning_idc.report.table import Table
@@ -67,7 +67,8 @@ def cells(world: Mapping[str, Any], row: str) -> list[str]:
         if gain
         else []
     )
-    reading = reading_of(gain, low, world["test_pairs"]) if gain else ("below the baseline" if low else NONE)
+    compares = any(uses_images([seed[name] for seed in world["each_seed"]]) for name in (row, control))
+    reading = reading_of(gain, low, compares) if gain else ("below the baseline" if low else NONE)
     return [
         short(measurements[METRIC][0]),
         ", ".join(f"{value[0]:.0f}" for value in measurements["baselines"].values()),

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import commit, report
-from benchmarks.studies.readings import over_seeds, reading_of, spread
+from benchmarks.studies.readings import over_seeds, reading_of, spread, uses_images
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.data.datamodule import PairDataModule
@@ -127,7 +127,8 @@ class Study:
         pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
         below = any(difference.low <= 0 for row in other for difference in row.over_baselines.values())
         gain = {"row": one[0].name, **seeds, "pairs": [pairs.low, pairs.high]}
-        return {**gain, "reading": reading_of(gain, below, len(self.references))}
+        compares = any(uses_images([row.as_dict() for row in rows]) for rows in (one, other))
+        return {**gain, "reading": reading_of(gain, below, compares)}
 
     @property
     def controlled(self) -> bool:
