@@ -28,7 +28,7 @@ from lightning_idc.utils.reprs import arguments_repr
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 MAX_NO_CHANGE_CAPTIONS = 64
-_READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
+_READ_FIRST: tuple[Split, ...] = ("train", "val", "test", "predict")
 
 
 class PairDataModule(LightningDataModule):
@@ -151,10 +151,11 @@ class PairDataModule(LightningDataModule):
 
     def native_size(self) -> tuple[int, int] | None:
         """Return height and width of the first readable pair before resizing; None if no pair can be read."""
-        first = self._first_pair()
+        first = self.first_pair()
         return None if first is None else (int(first.before.shape[1]), int(first.before.shape[2]))
 
-    def _first_pair(self) -> PairSample | None:
+    def first_pair(self) -> PairSample | None:
+        """Return the first readable pair, such as to measure a captioner's features; None if no pair can be read."""
         for split in _READ_FIRST:
             try:
                 return self.pairs_of(split).load(0)
@@ -172,7 +173,7 @@ class PairDataModule(LightningDataModule):
         size = self.image_size or self.native_size()
         bands = self.image_options.bands
         if bands == "all":
-            first = self._first_pair()
+            first = self.first_pair()
             channels = None if first is None else len(first.before)
         else:
             channels = 3 if bands is None else len(bands)

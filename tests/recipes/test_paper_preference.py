@@ -136,7 +136,8 @@ def alone(here: Path, sft: Path, given: dict[str, Any]) -> None:
     twin = "aux_addons.preference.reference.twin."
     moved = [name for name, value in before.items() if not torch.equal(value, trained[name])]
     assert moved and all(torch.equal(trained[twin + name], before[name]) for name in moved)
-    met = json.loads((here / "adpo" / "adpo" / "negatives.json").read_text())
+    (negatives,) = (here / "adpo" / "adpo").rglob("negatives.json")
+    met = json.loads(negatives.read_text())
     assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
 
 

@@ -366,9 +366,10 @@ class MaskedReconstruction(AddonCallback):
         """Channels and cells of the captioner's features, measured on one gray pair."""
         gray = torch.full((3, height, width), 128, dtype=torch.uint8)
         data = captioner.trainer.datamodule  # type: ignore[attr-defined]
-        # with the id of a training pair, by which a captioner may look something up
-        first = data.pairs_of("train").load(0) if isinstance(data, PairDataModule) else PairSample("gray", gray, gray)
-        features = trial_features(captioner, captioner.collate([replace(first, before=gray, after=gray)]))
+        # with the id of a pair of the data, by which a captioner may look something up
+        first = data.first_pair() if isinstance(data, PairDataModule) else None
+        pair = replace(first or PairSample("gray", gray, gray), before=gray, after=gray)
+        features = trial_features(captioner, captioner.collate([pair]))
         missing = [name for name in self.options.extras if name not in features.extras]
         if missing:
             raise ConfigError(
