@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Callable
+from dis import opmap
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
@@ -23,6 +26,18 @@ def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
     return homes
 
 
+def exporter_of(name: str, library: str) -> str | None:
+    """Package of the library that exports a name, such as ``lightning_idc.data``; None if no package does."""
+    folder = Path(importlib.import_module(library).__path__[0])
+    owners = (stub.parent.name for stub in sorted(folder.glob("*/__init__.pyi")) if name in public_names(stub))
+    return next((f"{library}.{owner}" for owner in owners), None)
+
+
+def _is_import(frame: FrameType) -> bool:
+    """Whether a frame executes ``from PACKAGE import NAME``, which replaces the message of an AttributeError."""
+    return frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_FROM"]
+
+
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Create ``__getattr__``, ``__dir__`` and ``__all__`` for a package that imports public names on first use.
 
@@ -33,7 +48,11 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 
     def __getattr__(name: str) -> Any:
         if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            owner = None if name.startswith("_") else exporter_of(name, package.partition(".")[0])
+            if owner is not None and _is_import(sys._getframe(1)):
+                raise ImportError(f"cannot import name {name!r} from {package!r}; use: from {owner} import {name}")
+            hint = "" if owner is None else f"; {owner} has it"
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
         module, original = homes[name]
         return getattr(importlib.import_module(module), original)
 

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,12 @@ def free_port() -> int:
         return int(result.getsockname()[1])
 
 
-def tasks_of(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+def tasks_of(folder: Path, *arguments: str, python: str | None = None) -> list[subprocess.Popen[str]]:
     """Both tasks, started."""
     port = free_port()
     return [
         subprocess.Popen(
-            [forking_python(), *COMMAND, *arguments],
+            [python or forking_python(), *COMMAND, *arguments],
             cwd=folder,
             env={**environment(), **slurm_task(rank, port)},
             stdout=subprocess.PIPE,
@@ -132,7 +133,8 @@ def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) 
 def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path: Path) -> None:
     """It would wait for half an hour, which is the time limit of the backend."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
-    first, second = tasks_of(tmp_path)
+    # they import torch for seconds, in which one of them can be killed
+    first, second = tasks_of(tmp_path, python=sys.executable)
     try:
         held = tmp_path / "out" / ".ranks" / "1"
         until = time.monotonic() + 60

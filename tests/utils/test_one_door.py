@@ -39,6 +39,8 @@ WRITERS = {
     "synthesis/export.py": "an empty folder, on any file system of fsspec",
     # given the path of a draft
     "report/pages.py": "pages into a draft",
+    "serve/reg.py": "reg.json and images into a draft",
+    "synthesis/web/browser.py": "settings of fonts in a temporary folder",
     "data/tables/prepare.py": "downloads into a draft",
     # parts of a run that is not finished, which begin with its key
     "serve/batch.py": "parts of an unfinished run",

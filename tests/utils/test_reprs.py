@@ -67,6 +67,13 @@ def test_an_import_from_the_wrong_package_says_where_the_name_is(name: str) -> N
         exec(f"from lightning_idc.nn import {name}")
 
 
+def test_a_public_name_of_another_package_is_no_attribute() -> None:
+    """jsonargparse asks packages for names that they may lack."""
+    assert not hasattr(lightning_idc, "FolderPairs") and getattr(lightning_idc, "FolderPairs", None) is None
+    with pytest.raises(AttributeError, match=r"no attribute 'FolderPairs'; lightning_idc.data has it"):
+        _ = lightning_idc.FolderPairs  # type: ignore[attr-defined]
+
+
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'NoSuchName'"):
         _ = lightning_idc.NoSuchName  # type: ignore[attr-defined]
