@@ -122,12 +122,12 @@ def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
         try:
             snapshot_download(name, revision=revision, local_files_only=True)
         except Exception:
-            raise CheckpointError(_unreachable(name, error)) from error
+            raise CheckpointError(unreachable(name, error)) from error
         return None
     except EntryNotFoundError:
         return None
     except Exception as error:
-        raise CheckpointError(_unreachable(name, error)) from error
+        raise CheckpointError(unreachable(name, error)) from error
 
 
 def _downloaded(name: str, revision: str | None) -> Path:
@@ -136,11 +136,13 @@ def _downloaded(name: str, revision: str | None) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision))
     except Exception as error:
-        raise CheckpointError(_unreachable(name, error)) from error
+        raise CheckpointError(unreachable(name, error)) from error
 
 
-def _unreachable(name: str, error: Exception) -> str:
+def unreachable(name: str, error: Exception) -> str:
+    """Message of an error: a model can be read neither from the hub nor from its cache."""
     return (
-        f"there is no folder {name!r}, and it cannot be read from the Hugging Face hub or its cache "
-        f"({type(error).__name__})"
+        f"there is no folder {name!r}, it is not in the Hugging Face cache, and the hub does not answer "
+        f"({type(error).__name__}); on a machine with a network run `hf download {name}`, then copy the cache "
+        "(HF_HOME) or set the path of the folder"
     )

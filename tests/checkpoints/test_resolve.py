@@ -67,5 +67,7 @@ def test_a_name_that_is_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_
         resolve("gone.ckpt")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(CheckpointError, match="there is no folder 'nobody/nothing', and it cannot be read from"):
+    with pytest.raises(
+        CheckpointError, match="there is no folder 'nobody/nothing', it is not in the Hugging Face cache"
+    ):
         resolve("nobody/nothing")

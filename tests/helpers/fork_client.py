@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -39,8 +40,27 @@ def main() -> None:
     server.sendall(request)
     for number in (0, 1, 2):
         os.close(number)  # a pipe is at its end once the forked process ends
-    answers = server.makefile()
-    pid = int(answers.readline())
+    # a signal that arrives just before a read that blocks would wait for the end of the read without these
+    wake, woken = socket.socketpair()
+    wake.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno())
+    received = bytearray()
+
+    def answer() -> int:
+        while b"\n" not in received:
+            ready, _, _ = select.select([server, woken], [], [])
+            if woken in ready:
+                woken.recv(1 << 12)
+            if server in ready:
+                part = server.recv(1 << 12)
+                if not part:
+                    raise SystemExit("the server of forked processes has ended")
+                received.extend(part)
+        line, _, rest = received.partition(b"\n")
+        received[:] = rest
+        return int(line)
+
+    pid = answer()
 
     def pass_on(number: int, frame: object) -> None:
         with suppress(ProcessLookupError):
@@ -49,7 +69,7 @@ def main() -> None:
     for number in PASSED_ON:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
-    status = int(answers.readline())
+    status = answer()
     if status < 0:
         if -status != signal.SIGKILL:
             signal.signal(-status, signal.SIG_DFL)

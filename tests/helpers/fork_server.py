@@ -104,9 +104,10 @@ class Server:
             end.close()
 
     def lost(self, pid: int) -> None:
-        """The client was killed: so is its process."""
-        self.selector.unregister(self.clients[pid])
-        self.kill(pid)
+        """The client was killed: so is its process, unless it has ended in the same moment."""
+        if pid in self.clients:
+            self.selector.unregister(self.clients[pid])
+            self.kill(pid)
 
     def reap(self) -> None:
         with suppress(BlockingIOError):

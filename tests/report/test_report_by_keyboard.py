@@ -119,7 +119,7 @@ def test_the_wipe_goes_with_the_thumb_and_shows_full_size(page: Any) -> None:
     box = page.locator("#stage").bounding_box()
     page.mouse.click(box["x"] + 0.25 * box["width"], box["y"] + 50)
     assert page.input_value("#wipe") == "25"
-    assert page.locator("#stage .box").count() == 2 and page.inner_text("#stage .box >> nth=0") == "truth"
+    assert page.locator("#stage .box").count() == 2 and page.inner_text("#stage .box >> nth=0") == "ground truth"
 
 
 @pytest.mark.parametrize("width", [320, 360, 900])

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_idc.checkpoints.reading import check_no_pointers
-from lightning_idc.checkpoints.resolve import hub_file, resolve
+from lightning_idc.checkpoints.resolve import hub_file, resolve, unreachable
 from lightning_idc.models.adapters import RECORDS
 from lightning_idc.models.vlm.families import family_for
 from lightning_idc.models.vlm.families.base import Family
@@ -252,11 +252,7 @@ def find_model(name: str, revision: str | None = None) -> None:
         # one request with a short timeout: transformers itself would retry every file
         HfApi().model_info(name, revision=revision, timeout=5)
     except Exception as error:
-        raise ConfigError(
-            f"there is no folder {name!r}, it is not in the Hugging Face cache, and the hub does not answer "
-            f"({type(error).__name__}); on a machine with a network run `hf download {name}`, then copy the cache "
-            "(HF_HOME) or set the path of the folder"
-        ) from error
+        raise ConfigError(unreachable(name, error)) from error
 
 
 def _check_no_adapters(folder: Path, name: str) -> None:
