@@ -7,11 +7,13 @@ import importlib
 import sys
 from collections.abc import Callable
 from dis import opmap
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 
+@cache
 def public_names(stub: str | Path) -> dict[str, tuple[str, str]]:
     """Map each public name of a package to its module and its name in that module.
 
