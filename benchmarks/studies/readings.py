@@ -8,8 +8,7 @@ from typing import Any
 
 from scipy import stats
 
-from lightning_idc.metrics.baselines import BELOW_BASELINE, UNDECIDED
-from lightning_idc.report.comparison import IDENTICAL
+from lightning_idc.metrics.baselines import BELOW_BASELINE, IDENTICAL, UNDECIDED
 
 MIN_TRAININGS = 3
 """Trainings from which on a difference may be decided. Test pairs do not replace them: a bootstrap over pairs does not

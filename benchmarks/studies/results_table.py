@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.harness import filled
 from benchmarks.studies.forest import forest_plot
 from benchmarks.studies.readings import over_seeds, reading_of, uses_images
-from lightning_idc.metrics.baselines import UNDECIDED
+from lightning_idc.metrics.baselines import IDENTICAL, UNDECIDED
 from lightning_idc.report.comparison import METRIC
 from lightning_idc.report.table import Table
 
@@ -41,7 +41,7 @@ COLUMNS = (
     "CIDEr-D",
     "difference",
     "95 % interval: trainings; pairs",
-    "identical images",
+    IDENTICAL,
     "type of change, %",
     "reading",
     "commit",
@@ -192,7 +192,7 @@ def _outcome(comparison: Comparison, results: Path) -> Outcome:
         f"{short(first)} to {short(second)}",
         short(gain["mean"], "+"),
         "; ".join(f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["interval"], gain["pairs"])),
-        short(summaries[1]["baselines"]["identical images"][0]),
+        short(summaries[1]["baselines"][IDENTICAL][0]),
         " to ".join(short(summary["facts"]["type"][0]) for summary in summaries),
         reading,
         content["commit"][:8],

@@ -70,12 +70,13 @@ def compare(
         out = formats.check_outputs(
             out, inputs, overwrite, reports={"--junit": junit}, page=report, reg=reg, pairs=pairs
         )
-        describer, records = run_batch(options, pairs, batch, out, gate.gate())
+        decision = gate.gate()
+        describer, records = run_batch(options, pairs, batch, out, decision)
+        image_options = describer.input_spec.options
         formats.write_records(records, out, overwrite)
         # reports and exit status must agree
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
         if reg is not None:
-            image_options, ignored = describer.input_spec.options, Ignored(batch.ignore)
             write_reg(
                 judged,
                 before,
@@ -84,14 +85,14 @@ def compare(
                 overwrite,
                 inputs=inputs,
                 options=image_options,
-                ignored=ignored,
-                gate=gate.gate(),
+                ignored=Ignored(batch.ignore),
+                gate=decision,
             )
         if junit is not None:
             formats.write_junit(judged, junit, overwrite)
         if report is not None:
             title = f"{Path(before).name} against {Path(after).name}"
-            formats.write_html(judged, title, describer.input_spec.options, report, overwrite=overwrite, inputs=inputs)
+            formats.write_html(judged, title, image_options, report, overwrite=overwrite, inputs=inputs)
         finish(out)
     for record in judged:
         if record["status"] != "unchanged":

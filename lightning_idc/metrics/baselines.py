@@ -18,6 +18,8 @@ from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.utils.errors import DataError, IDCError
 
+CONSTANT, SHUFFLED, IDENTICAL = "constant caption", "shuffled captions", "identical images"
+"""Names of the baselines that do not see the change."""
 BELOW_BASELINE = "below the baseline"
 UNDECIDED = "not decided"
 NO_DIFFERENCE = "there is no difference"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -14,7 +15,7 @@ from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
-class FiniteCheck:
+class FiniteCheck(ABC):
     """Raises at a NaN or infinite number of a step.
 
     On an accelerator the check runs one step late, so that no step waits for the device.
@@ -26,9 +27,9 @@ class FiniteCheck:
         self._last: tuple[Tensor, Sequence[str]] | None = None
         self._is_finite: _IsFinite | None = None
 
+    @abstractmethod
     def message(self, value: float, about: Sequence[str]) -> str:
         """Message of the error."""
-        raise NotImplementedError
 
     def update(self, value: Tensor, about: Sequence[str]) -> None:
         """Check the number of a step, on an accelerator that of the step before.

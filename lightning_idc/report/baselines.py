@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lightning_idc.metrics.baselines import CONSTANT, IDENTICAL
 from lightning_idc.metrics.bootstrap import Difference, compare
 from lightning_idc.metrics.captions import References, Scores, score_captions
 from lightning_idc.report.comparison import METRIC, interval
 from lightning_idc.report.table import Table
 
-CONSTANT, IDENTICAL = "constant caption", "identical images"
 MIN_DISTINCT = 0.05
 """Minimum number of distinct captions, as a fraction of the pairs, of a captioner that uses the images."""
 

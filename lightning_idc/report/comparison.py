@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.metrics.baselines import shuffled_captions, verdict
+from lightning_idc.metrics.baselines import CONSTANT, IDENTICAL, SHUFFLED, shuffled_captions, verdict
 from lightning_idc.metrics.bootstrap import Difference, compare
 from lightning_idc.metrics.captions import References, Scores, score_captions
 from lightning_idc.report.table import Table
 
 METRIC = "CIDEr-D"
-CONSTANT, SHUFFLED, IDENTICAL = "constant caption", "shuffled captions", "identical images"
 BASELINES = (CONSTANT, SHUFFLED, IDENTICAL)
 Facts = Mapping[str, Mapping[str, bool | None]]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from lightning_idc.metrics.baselines import CONSTANT
 from lightning_idc.metrics.bootstrap import compare, p_text
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
 from lightning_idc.metrics.results import METRICS, PREDICTIONS, digest, fingerprint, part_of
-from lightning_idc.report.baselines import CONSTANT
 from lightning_idc.report.pages import write_page
 from lightning_idc.report.result_rows import LeaderboardRow, group_by_captioner, relative_name
 from lightning_idc.report.summary import HEADLINE
@@ -69,7 +69,7 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
     has_seeds = any(len(row.results) > 1 for row in rows)
     has_baselines = any("baseline_check" in result for row in rows for result in row.results)
     columns = ["model", *metrics]
-    columns += ["constant caption"] if has_baselines else []
+    columns += [CONSTANT] if has_baselines else []
     columns += ["seeds"] if has_seeds else []
     columns += [f"p ({tested})"] if p else []
     cells = [

@@ -59,7 +59,7 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | Verdict | str | None]]):
         options = self.spec.options
         if self.gate is not None:
             verdict = self.gate.check(pair, partial(self.ignored.mask, pair.id))
-            if not verdict.changed or not verdict.comparison.is_in_both:
+            if not verdict.is_described:
                 return verdict
             options = options if options.page is not None else replace(options, page=verdict.page)
         before, after = read_pair(pair.before, pair.after, options, pair.id)
@@ -157,7 +157,7 @@ def _scenes(
             continue
         try:
             verdict = None if gate is None else gate.check(pair)
-            if verdict is not None and (not verdict.changed or not verdict.comparison.is_in_both):
+            if verdict is not None and not verdict.is_described:
                 yield [_record_of_gate(pair, verdict)]
                 continue
             answer, _ = answer_scene(describer, pair.before, pair.after, tiles, where=options.where, id=pair.id)

@@ -34,6 +34,11 @@ class Verdict:
     noise: str | None = None
 
     @property
+    def is_described(self) -> bool:
+        """Whether a captioner describes the pair: it is changed, and both files have the image that differs."""
+        return self.changed and self.comparison.is_in_both
+
+    @property
     def page(self) -> int | None:
         """Index of the first differing image that both files have; None for files with one image."""
         counts = self.comparison.counts

@@ -53,13 +53,13 @@ def fields_repr(value: Any) -> str:
     """
     from dataclasses import MISSING, fields
 
-    shown = []
+    arguments = []
     for field in fields(value):
         content = getattr(value, field.name)
         is_default = content is field.default or (field.default_factory is not MISSING and not content)
         if field.repr and not is_default:
-            shown.append(f"{field.name}={short_repr(content)}")
-    return f"{type(value).__name__}({', '.join(shown)})"
+            arguments.append(f"{field.name}={short_repr(content)}")
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 def arguments_repr(value: Any, **properties: Any) -> str:
@@ -69,7 +69,7 @@ def arguments_repr(value: Any, **properties: Any) -> str:
         value: any object.
         properties: further properties, such as counts.
     """
-    shown: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for base in type(value).__mro__:
         if "__init__" not in vars(base):
             continue
@@ -80,8 +80,8 @@ def arguments_repr(value: Any, **properties: Any) -> str:
             content = vars(value)[parameter.name]
             is_default = type(content) is type(parameter.default) and content == parameter.default
             if not is_default:
-                shown.setdefault(parameter.name, content)
+                arguments.setdefault(parameter.name, content)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             break
-    described = ", ".join(f"{name}={short_repr(content)}" for name, content in (shown | properties).items())
+    described = ", ".join(f"{name}={short_repr(content)}" for name, content in (arguments | properties).items())
     return f"{type(value).__name__}({described})"

@@ -66,11 +66,11 @@ class RegionCaptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self.drop_unsupported(record, self.captioner)
-        kept = [record for record in records if record.dropped is None]
-        regions = [(record, area) for record in kept for area in filter_described(record.facts["areas"], self.filters)]
+        valid = [record for record in records if record.dropped is None]
+        regions = [(record, area) for record in valid for area in filter_described(record.facts["areas"], self.filters)]
         if regions:
             self._caption(regions)
-        for record in kept:
+        for record in valid:
             filter_captions(record.facts["areas"], self.filters)
             drop_without_areas(record, "no area described")
         return records

@@ -166,7 +166,7 @@ _THOUGHT = re.compile(r"\s*(?:<think(?:ing)?>|\[THINK\])")
 def read_answer(text: str, is_cut: bool) -> str:
     """Read what a model generated: without its thought, encodable as UTF-8, and marked if it is truncated.
 
-    All models of the library, behind an endpoint or in this process, return answers through this function. A thought
+    All models of this package, behind an endpoint or in this process, return answers through this function. A thought
     that the token limit cut leaves an empty answer.
 
     Args:
