@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import array
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -145,6 +146,7 @@ def run(request: dict[str, Any], streams: array.array[int], executable: str, pat
         os.environ.update(request["environment"])
         os.getppid = lambda: int(request["parent"])
         sys.executable = executable
+        gc.callbacks.clear()  # those of pytest's plug-ins: a signal that arrives in one of them is lost
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, signal.SIG_IGN if number in request["ignored"] else handler)
