@@ -12,6 +12,7 @@ from lightning_idc.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.difference_list import DifferenceJudge
+    from lightning_idc.metrics.diffspot import VerdictJudge
     from lightning_idc.metrics.judge import TextModel
 
 
@@ -22,7 +23,8 @@ class JudgeOptions:
     Args:
         judge: folder of a causal language model, or URL of an OpenAI-compatible endpoint, which scores captions from 0
             to 100; for difference-list it decides which claim states which difference, and may also be lexical (the
-            default) or exact (captions of rendered pairs).
+            default) or exact (captions of rendered pairs); for diffspot it decides whether a caption is correct, in
+            place of the exact facts of the pairs.
         judge_model: name of the model behind the endpoint.
         judge_gguf: name of the model's GGUF file in that folder.
         judge_cache: folder for the answers of the endpoint, so that an interrupted run does not repeat them.
@@ -111,3 +113,13 @@ def difference_judge(options: JudgeOptions) -> tuple[str, DifferenceJudge]:
     model, name = text_model(options)
     # truncated answers cannot be parsed, so the limit affects scores
     return f"{name}, {PROMPT_VERSION}, {options.judge_tokens} tokens", PromptedJudge(model)
+
+
+def verdict_judge(options: JudgeOptions) -> tuple[str, VerdictJudge] | None:
+    """The judge of the protocol diffspot, and its name for results; None for exact facts."""
+    from lightning_idc.metrics.diffspot import PROMPT_VERSION, PromptedVerdict
+
+    if options.judge in (None, "exact"):
+        return None
+    model, name = text_model(options)
+    return f"{name}, {PROMPT_VERSION}, {options.judge_tokens} tokens", PromptedVerdict(model)

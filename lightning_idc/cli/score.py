@@ -181,14 +181,18 @@ def _score(
         files=_files(options.inputs(predictions_file)),
     )
     recording_judge = RecordingJudge(*judging.difference_judge(judge)) if protocol.lists_differences else None
-    rater = judging.text_model(judge) if judge.judge and recording_judge is None else None
+    verdicts = judging.verdict_judge(judge) if protocol.has_facts else None
+    rater = judging.text_model(judge) if judge.judge and not protocol.counts_unchanged else None
     if recording_judge is not None:
         protocol = protocol.with_input("judge", recording_judge.name)
+    if verdicts is not None:
+        protocol = protocol.with_input("judge", verdicts[0])
     resources = ScoringResources(
         frequencies,
         corenlp=Path(options.corenlp) if options.corenlp else None,
-        judge=recording_judge,
+        judge=recording_judge if verdicts is None else verdicts[1],
         meteor_backend=options.meteor_backend,
+        boxes=predictions.boxes,
     )
     parts = evaluate(protocol, predictions.captions, references, metrics, resources)
     headline = next(iter(parts.values()))
@@ -197,7 +201,8 @@ def _score(
     result["bootstrap_samples"] = options.bootstrap
     if other is not None:
         other_judge = None if recording_judge is None else RecordingJudge(recording_judge.name, recording_judge.judge)
-        other_resources, samples = replace(resources, judge=other_judge), options.bootstrap or 1000
+        other_resources = replace(resources, judge=resources.judge if other_judge is None else other_judge)
+        other_resources, samples = replace(other_resources, boxes=other.boxes), options.bootstrap or 1000
         compared, reasons = compare_captions(
             protocol, other.captions, references, headline, metrics, other_resources, samples
         )
@@ -208,6 +213,10 @@ def _score(
     if recording_judge is not None:
         result["judge"] = recording_judge.as_dict()
         resources = replace(resources, judge=recording_judge.judge)
+        result["baselines"], reasons = baseline_scores(protocol, predictions.captions, references, resources)
+        result["not_computed"] |= reasons
+    elif protocol.has_facts:
+        result["judge"] = {"judge": "exact facts" if verdicts is None else verdicts[0]}
         result["baselines"], reasons = baseline_scores(protocol, predictions.captions, references, resources)
         result["not_computed"] |= reasons
     elif rater is not None:

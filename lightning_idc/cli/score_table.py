@@ -66,10 +66,14 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         )
     if "baselines" in result:
         judge = result["judge"]
-        kappa = "" if judge["kappa_with_words"] is None else f", kappa with equal words {judge['kappa_with_words']:.2f}"
+        agreement = judge.get("kappa_with_words")
+        kappa = "" if agreement is None else f", kappa with equal words {agreement:.2f}"
         lines.append(f"which claim states which difference: {judge['judge']}{kappa}")
         for name, parts in result["baselines"].items():
-            scores = ", ".join(f"{m} {v:.1f}" for values in parts.values() for m, v in values.items())
+            values: dict[str, float] = {}
+            for part_values in parts.values():  # the first part that has a metric comes first
+                values = {**part_values, **values}
+            scores = ", ".join(f"{m} {values[m]:.1f}" for m in result["protocol"]["metrics"] if m in values)
             lines.append(f"baseline, {name}: {scores}")
     elif "judge" in result:
         judge = result["judge"]

@@ -9,6 +9,7 @@ word.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -77,16 +78,22 @@ def shuffled_captions(captions: Mapping[str, str], seed: int = 0) -> dict[str, s
     """
     if len(captions) < 2:
         raise DataError(f"there are captions of {len(captions)} pairs; expected at least two to shuffle")
-    ids = list(captions)
+    return {id: captions[source] for id, source in _shuffled_ids(list(captions), seed).items()}
+
+
+def _shuffled_ids(ids: Sequence[str], seed: int = 0) -> dict[str, str]:
+    """Another id for each id, without fixed points."""
     order = np.random.default_rng(seed).permutation(len(ids))
     source = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    return {id: captions[ids[source[index]]] for index, id in enumerate(ids)}
+    return {id: ids[source[index]] for index, id in enumerate(ids)}
 
 
 def baseline_scores(
     protocol: Protocol, captions: Mapping[str, str], references: Sequence[ReferenceRecord], resources: ScoringResources
 ) -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, str]]:
     """Scores of captioners that see neither image: one that claims nothing, and the captions of other pairs.
+
+    With exact facts, also the best constant claim: one operator, in the median box of all changes.
 
     Args:
         protocol: scoring protocol.
@@ -98,18 +105,40 @@ def baseline_scores(
         Scores by baseline, part and metric; and for each baseline without scores the reason, such as unreadable
         answers of the judge.
     """
-    baselines = {"claims nothing": dict.fromkeys(captions, NO_DIFFERENCE)}
+    baselines = {"claims nothing": (dict.fromkeys(captions, NO_DIFFERENCE), resources)}
     if len(captions) > 1:
-        baselines["captions of other pairs"] = shuffled_captions(captions)
+        other = _shuffled_ids(list(captions))
+        boxes = {id: resources.boxes[source] for id, source in other.items() if source in resources.boxes}
+        moved = {id: captions[source] for id, source in other.items()}
+        baselines["captions of other pairs"] = moved, replace(resources, boxes=boxes)
+    if protocol.has_facts and resources.judge is None and any(record.change for record in references):
+        baselines["constant claim"] = _constant_claim(protocol, list(captions), references, resources)
     scores, reasons = {}, {}
-    for name, baseline_captions in baselines.items():
+    for name, (baseline_captions, baseline_resources) in baselines.items():
         try:
-            parts = evaluate(protocol, baseline_captions, references, None, resources)
+            parts = evaluate(protocol, baseline_captions, references, None, baseline_resources)
         except IDCError as error:  # the scores of the captioner itself must not be lost
             reasons[f"baseline, {name}"] = str(error)
             continue
         scores[name] = {part: dict(part_scores.values) for part, part_scores in parts.items()}
     return scores, reasons
+
+
+def _constant_claim(
+    protocol: Protocol, ids: Sequence[str], references: Sequence[ReferenceRecord], resources: ScoringResources
+) -> tuple[dict[str, str], ScoringResources]:
+    """The reference with the highest score when it is predicted for every pair, one candidate per operator."""
+    changed = [record for record in references if record.change is not None and record.references]
+    boxes = [box for record in changed if record.change is not None for box in record.change.boxes[:1]]
+    median = tuple(np.median(np.array(boxes), axis=0).tolist()) if boxes else None
+    constant = replace(resources, boxes={} if median is None else {id: [median] for id in ids})
+    candidates = {record.change.operator: record.references[0] for record in changed if record.change is not None}
+
+    def headline(text: str) -> float:
+        parts = evaluate(protocol, dict.fromkeys(ids, text), references, None, constant)
+        return next(iter(next(iter(parts.values())).values.values()))
+
+    return dict.fromkeys(ids, max(candidates.values(), key=headline)), constant
 
 
 def verdict(difference: Difference | None, over_baselines: Iterable[Difference] = ()) -> str:

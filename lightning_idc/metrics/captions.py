@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lightning_idc.metrics import bleu, meteor
+from lightning_idc.metrics.change_facts import Box, ChangeFacts
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
 from lightning_idc.metrics.meteor import Backend, NotComputed, backend_named, meteor_scores
@@ -110,7 +111,10 @@ class ScoringResources:
         frequencies: references of another corpus that define the document frequencies of CIDEr and CIDEr-D; the scored
             references when None.
         corenlp: folder with Stanford CoreNLP's jars, for SPICE.
-        judge: function that decides which claim states which difference; see ``difference_list``.
+        judge: function that decides which claim states which difference (see ``difference_list``), or whether the
+            claims are correct (see ``diffspot``).
+        facts: exact facts of the change by pair id, for the protocol diffspot; set by ``evaluate``.
+        boxes: boxes of the claims of each caption by pair id, for the protocol diffspot.
         meteor_backend: ``python`` or ``java``; see :func:`~lightning_idc.metrics.meteor.backend_named`.
     """
 
@@ -118,6 +122,8 @@ class ScoringResources:
     corenlp: Path | None = None
     judge: Callable[..., Any] | None = None
     meteor_backend: Backend | None = None
+    facts: Mapping[str, ChangeFacts] = field(default_factory=dict)
+    boxes: Mapping[str, Sequence[Box]] = field(default_factory=dict)
 
     @property
     def counts(self) -> ReferenceCounts | None:

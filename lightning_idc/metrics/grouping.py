@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from lightning_idc.metrics.captions import first_ids
+from lightning_idc.metrics.change_facts import ChangeFacts
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
 from lightning_idc.utils.errors import DataError
 
@@ -30,6 +31,7 @@ class ReferenceRecord:
         change_type: name of the type in the benchmark; ``change`` if the type is not known.
         iou: overlap of the two views.
         split: split of the record in the file, or None.
+        change: exact facts of the change, of pairs from a generator.
     """
 
     id: str
@@ -37,6 +39,7 @@ class ReferenceRecord:
     change_type: str | None = None
     iou: float | None = None
     split: str | None = None
+    change: ChangeFacts | None = None
 
 
 Parts = dict[str, list[ReferenceRecord]]
@@ -138,6 +141,25 @@ def differences(records: Sequence[ReferenceRecord]) -> Parts:
 def first_differences(records: Sequence[ReferenceRecord]) -> Parts:
     """As :func:`differences`, but with only the first reference of each pair, for data whose others are paraphrases."""
     return differences([replace(record, references=record.references[:1]) for record in _merged(records)])
+
+
+def by_operator_and_tier(records: Sequence[ReferenceRecord]) -> Parts:
+    """All pairs, as one list of differences each; then changed and unchanged pairs, each tier and each operator.
+
+    Raises:
+        DataError: see :func:`differences`.
+    """
+    parts = differences(records)
+    changed = parts.get("changed", [])
+    tiers: Parts = {}
+    operators: Parts = {}
+    for record in changed:
+        if record.change is not None:
+            if record.change.tier is not None:
+                tiers.setdefault(record.change.tier, []).append(record)
+            operators.setdefault(record.change.operator, []).append(record)
+    everything = {"all": [*changed, *parts["unchanged"]]} if len(parts) > 1 else {}
+    return {**everything, **parts, **tiers, **dict(sorted(operators.items()))}
 
 
 def changed_pairs(records: Sequence[ReferenceRecord]) -> Parts:

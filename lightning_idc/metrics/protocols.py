@@ -29,6 +29,8 @@ from lightning_idc.metrics.captions import (
     score_captions,
 )
 from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differences
+from lightning_idc.metrics.diffspot import METRICS as DIFFSPOT_METRICS
+from lightning_idc.metrics.diffspot import by_diffspot
 from lightning_idc.metrics.grouping import Parts, ReferenceRecord
 from lightning_idc.metrics.interleave import interleave_rouge
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -139,6 +141,16 @@ class Protocol:
         """Whether each sentence is a difference, matched by a judge; pairs without differences count as unchanged."""
         return self.score is by_differences
 
+    @property
+    def has_facts(self) -> bool:
+        """Whether claims are compared with exact facts; pairs without differences count as unchanged."""
+        return self.score is by_diffspot
+
+    @property
+    def counts_unchanged(self) -> bool:
+        """Whether unchanged pairs are scored without a reference."""
+        return self.lists_differences or self.has_facts
+
     def with_input(self, name: str, digest: str) -> Protocol:
         """The protocol with an additional input, which becomes part of its hash."""
         return replace(self, inputs={**self.inputs, name: digest})
@@ -225,6 +237,16 @@ _ALL = [
         score=by_differences,
         metrics=(*CHANGED, *UNCHANGED),
         ranked=("F1", "specificity"),
+    ),
+    Protocol(
+        "diffspot",
+        "DiffSpot's scores from exact facts: recall of changed pairs by tier and operator, specificity, and overall",
+        grouping.by_operator_and_tier,
+        "all pairs; changed; unchanged; each tier; each operator",
+        tokens="claims-and-boxes-1",
+        score=by_diffspot,
+        metrics=DIFFSPOT_METRICS,
+        ranked=("overall", "recall", "specificity"),
     ),
     Protocol(
         "interleave-rouge",
@@ -350,7 +372,11 @@ def evaluate(
         keys = _keys(part)
         part_captions = {key: captions[record.id] for key, record in zip(keys, part, strict=True)}
         part_references = {key: record.references for key, record in zip(keys, part, strict=True)}
-        scores = protocol.score(part_captions, part_references, requested, resources or ScoringResources())
+        part_resources = resources or ScoringResources()
+        if protocol.has_facts:
+            facts = {record.id: record.change for record in part if record.change is not None}
+            part_resources = replace(part_resources, facts=facts)
+        scores = protocol.score(part_captions, part_references, requested, part_resources)
         records_of = {key: record.id for key, record in zip(keys, part, strict=True) if key != record.id}
         scores_of_parts[name] = replace(scores, records_of=records_of)
     return scores_of_parts

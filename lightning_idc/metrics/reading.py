@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.metrics.captions import first_ids
+from lightning_idc.metrics.change_facts import Box, ChangeFacts, read_boxes
 from lightning_idc.metrics.content import CAPTION_FIELDS, ID_FIELDS, REFERENCE_FIELDS, AnnotationFile
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -26,12 +27,14 @@ class Predictions:
         form: format of the file, in words.
         digest: SHA-256 of the file's unpacked bytes.
         references: references in the same file, if it has any.
+        boxes: boxes of the claims by pair id, of records that have them.
     """
 
     captions: dict[str, str]
     form: str
     digest: str
     references: list[ReferenceRecord] = field(default_factory=list)
+    boxes: dict[str, tuple[Box, ...]] = field(default_factory=dict)
 
 
 def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
@@ -49,7 +52,7 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
         captions = {id: _single_text(value, f"{content.name}: {id!r}") for id, value in content.items.items()}
         return Predictions(_checked(captions, content), "map from id to text", content.digest)
     records = [(where, _as_object(record, where)) for where, record in content.records()]
-    captions = {}
+    captions, boxes = {}, {}
     for where, record in records:
         id = _id(record, where)
         caption = _caption(record, where, field)
@@ -57,10 +60,12 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
             difference = "with the same caption" if captions[id] == caption else "with another caption"
             raise DataError(f"{where}: pair {id!r} appears twice, {difference}; expected one caption per pair")
         captions[id] = caption
+        if record.get("boxes"):
+            boxes[id] = read_boxes(record["boxes"], f"{where}: boxes")
     has_references = bool(records) and all("references" in record for _, record in records)
     references = [_reference_record(record, where) for where, record in records] if has_references else []
     form = "records with references" if has_references else "list of records"
-    return Predictions(_checked(captions, content), form, content.digest, references)
+    return Predictions(_checked(captions, content), form, content.digest, references, boxes)
 
 
 def read_references(path: str | Path, split: str | None = None) -> list[ReferenceRecord]:
@@ -222,7 +227,8 @@ def _reference_record(record: Mapping[str, Any], where: str) -> ReferenceRecord:
     if iou is not None and (isinstance(iou, bool) or not isinstance(iou, int | float) or not 0 <= iou <= 1):
         raise DataError(f"{where}: iou is {short(iou)}; expected a number from 0 to 1")
     texts, split = tuple(_texts(record[names[0]], f"{where}: {names[0]}")), record.get("split")
-    return ReferenceRecord(_id(record, where), texts, kind, iou, None if split is None else str(split))
+    change = None if record.get("change") is None else ChangeFacts.read(record["change"], where)
+    return ReferenceRecord(_id(record, where), texts, kind, iou, None if split is None else str(split), change)
 
 
 def _texts(value: Any, where: str) -> list[str]:

@@ -17,6 +17,7 @@ from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import UNCHANGED
+from lightning_idc.metrics.diffspot import OVERALL, RECALL
 from lightning_idc.metrics.diversity import diversity
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.no_change import NO_CHANGE
@@ -35,6 +36,8 @@ IMPLEMENTATIONS = {
     "CIDEr": "lightning_idc, without the clipping and the length penalty of CIDEr-D",
     **dict.fromkeys(("recall", "precision", "F1"), "lightning_idc, differences that a claim states, by the judge"),
     "specificity": "lightning_idc, fraction of unchanged pairs without a claim",
+    **dict.fromkeys(RECALL[1:], "lightning_idc, the operator itself, in the element, and by IoU above one half"),
+    **dict.fromkeys(OVERALL, "lightning_idc, fraction of pairs that are hits or rightly called unchanged"),
     "SPICE": "SPICE 1.0 (Java) of pycocoevalcap with CoreNLP 3.6.0, without its cache",
 }
 
@@ -245,7 +248,7 @@ def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, 
 def _absence(protocol: Protocol, parts: Mapping[str, Scores], metric: str) -> str:
     """Reason why no part has a metric of the protocol."""
     of_part = "unchanged" if metric in UNCHANGED else "changed"
-    if protocol.lists_differences and of_part not in parts:
+    if protocol.counts_unchanged and of_part not in parts:
         return f"not computed: no pair is {of_part}"
     return "not computed: not requested"
 

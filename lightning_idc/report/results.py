@@ -15,6 +15,7 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.bootstrap import bootstrap
 from lightning_idc.metrics.captions import ScoringResources
+from lightning_idc.metrics.change_facts import ChangeFacts, read_boxes
 from lightning_idc.metrics.confusion import Confusion, confusion
 from lightning_idc.metrics.difference_list import LEXICAL, RecordingJudge
 from lightning_idc.metrics.grouping import ReferenceRecord
@@ -68,6 +69,15 @@ class Results:
         return {id: iou for id, iou in overlaps.items() if iou is not None}
 
     @cached_property
+    def changes(self) -> dict[str, ChangeFacts]:
+        """Exact facts of the change by id, if the data has them."""
+        if self.data is None:
+            return {}
+        source, ids = self.data.pairs_of(self.split), {record["id"] for record in self.records}
+        changes = {id: source.meta(index).get("change") for index, id in enumerate(source.ids) if id in ids}
+        return {id: ChangeFacts.read(change, id) for id, change in changes.items() if change is not None}
+
+    @cached_property
     def pair_scores(self) -> dict[str, dict[str, float]]:
         """Scores of each pair by metric, times 100, by id."""
         if self.scores is None:
@@ -102,7 +112,7 @@ class Results:
 
     def scorable(self, protocol: Protocol) -> list[dict[str, Any]]:
         """Records that a protocol scores: those with references, and for lists of differences also unchanged pairs."""
-        needs_no_reference = {NO_CHANGE} if protocol.lists_differences else set()
+        needs_no_reference = {NO_CHANGE} if protocol.counts_unchanged else set()
         return [
             record for record in self.records if record["references"] or record["change_type"] in needs_no_reference
         ]
@@ -110,7 +120,7 @@ class Results:
     def result(self, protocol: Protocol, origin: Origin) -> dict[str, Any]:
         """The evaluation under a protocol as plain values, with 95 % intervals of the headline.
 
-        Lists of differences are judged by equal words.
+        Lists of differences are judged by equal words, changes of web pages by their exact facts.
 
         Args:
             protocol: protocol to score with; available scores are used for ``coco``.
@@ -123,10 +133,18 @@ class Results:
         recording_judge = RecordingJudge(*LEXICAL) if protocol.lists_differences else None
         if recording_judge is not None:
             protocol = protocol.with_input("judge", recording_judge.name)
-        resources = ScoringResources(judge=recording_judge)
+        boxes = {r["id"]: read_boxes(r["boxes"], r["id"]) for r in scored if r.get("boxes")}
+        resources = ScoringResources(judge=recording_judge, boxes=boxes)
         captions = {record["id"]: record["caption"] for record in scored}
         references = [
-            ReferenceRecord(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored
+            ReferenceRecord(
+                record["id"],
+                tuple(record["references"]),
+                record["change_type"],
+                self.ious.get(record["id"]),
+                change=self.changes.get(record["id"]) if protocol.has_facts else None,
+            )
+            for record in scored
         ]
         if protocol.name == "coco" and self.scores is not None:
             protocol.parts(references)  # raises an error for captions that would score 0
@@ -144,8 +162,8 @@ class Results:
             intervals=intervals,
             sentences=self.sentences,
         )
-        if recording_judge is not None:
-            result["judge"] = recording_judge.as_dict()
+        if protocol.counts_unchanged:
+            result["judge"] = {"judge": "exact facts"} if recording_judge is None else recording_judge.as_dict()
             baselines, reasons = baseline_scores(protocol, captions, references, resources)
             result["baselines"], result["not_computed"] = baselines, result["not_computed"] | reasons
         return result

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_idc.data.tables.files import check_shares
+from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.synthesis.export import suffix_of
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
@@ -97,12 +98,26 @@ class ReleasePairs(PipelineStage):
             "captions": [record.facts[self.caption]],
             "change_type": record.facts.get("edit"),
             "split": self._split(record),
+            **({"change": change} if (change := change_of(record)) else {}),
         }
 
     def _split(self, record: Record) -> str:
         group = None if self.together == "id" else record.facts.get(self.together)
         fraction = record_generator(self.seed, group or record.id).random()
         return "train" if fraction < self.shares[0] else "val" if fraction < self.shares[0] + self.shares[1] else "test"
+
+
+def change_of(record: Record) -> dict[str, Any] | None:
+    """Facts of a change of a web page for the protocol diffspot; None for other records and unchanged pages."""
+    facts = record.facts
+    if facts.get("tier") is None or facts.get("edit") in (None, NO_CHANGE):
+        return None
+    return {
+        "operator": facts["edit"],
+        "tier": facts["tier"],
+        "boxes": [box for box in facts["true_boxes"][0] if box is not None],
+        **{name: facts[name] for name in ("property", "old", "new", "element", "text", "reflows")},
+    }
 
 
 def _check_names(store: RecordStore) -> None:

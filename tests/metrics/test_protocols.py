@@ -34,6 +34,7 @@ HASHES = {
     "levir-cc/ids": "db18894009ca",
     "omnidiff/multi": "61adbb37d116",
     "interleave-rouge": "986c3b724d93",
+    "diffspot": "2d2e90fdd9b8",
     "legacy/clip4idc": "e5342881ace7",
     "legacy/procap": "ac171aa8c3f2",
 }

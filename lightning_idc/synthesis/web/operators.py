@@ -215,13 +215,30 @@ def kind_of(element: Element) -> str:
     return _KINDS.get(element["tag"], "part")
 
 
+def _excerpt(text: str) -> str:
+    """First words of a text, up to the end of its first sentence and without quotes: a caption is one sentence."""
+    words = " ".join(text.replace('"', "'").split())
+    first = re.split(r"(?<=\w)[.;!](?:\s+|$)", words)[0]
+    return first[:40] + ("..." if len(first) > 40 or len(first) + 1 < len(words) else "")
+
+
+def _new_text(mutation: Mutation) -> str:
+    """The new text instead of the old one: the word that differs, or the beginning of each."""
+    old, new = mutation.old.split(), mutation.new.split()
+    different = [pair for pair in zip(old, new, strict=False) if pair[0] != pair[1]]
+    if len(old) == len(new) and len(different) == 1:
+        return f'"{_excerpt(different[0][1])}" instead of "{_excerpt(different[0][0])}"'
+    return f'"{_excerpt(mutation.new)}" instead of "{_excerpt(mutation.old)}"'
+
+
 def caption_of(operator: str, element: Element, mutation: Mutation) -> str:
     """Describe a change in one sentence, with the element, its text, and the old and the new value."""
-    text = " ".join(element["text"].split())
-    excerpt = f' "{text[:40]}{"..." if len(text) > 40 else ""}"' if text else ""
+    excerpt = f' "{quoted}"' if (quoted := _excerpt(element["text"])) else ""
     subject, verb = f"the {kind_of(element)}{excerpt}", OPERATORS[operator].verb
     if operator == "remove":
         return f"{subject} {verb}"
+    if operator == "text":
+        return f"{subject} {verb} {_new_text(mutation)}"
     if operator == "translate":
         distance = _number(mutation.new)
         names = ("left", "right") if mutation.property == "left" else ("up", "down")
