@@ -74,9 +74,10 @@ def by_diffspot(
     claims = {id: list_differences([captions[id]]) for id in references}
     changed = [id for id in references if references[id]]
     hits: dict[str, tuple[bool, ...] | None]
+    forms: tuple[str, ...] = FORMS
     if resources.judge is None:
         hits = {id: _hits(id, claims[id], resources) for id in changed}
-        forms = FORMS
+
     else:
         hits, forms = _judged(changed, claims, references, resources.judge), FORMS[:1]
     ids = [id for id in references if hits.get(id, ()) is not None]
