@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_idc.images.missing import not_finite, union
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -21,6 +22,8 @@ from lightning_idc.images.raw import (
 )
 from lightning_idc.utils.errors import DataError
 
+_PIXELS = ("PixelData", "FloatPixelData", "DoubleFloatPixelData")
+
 
 @contextmanager
 def open_dicom(file: File, name: str) -> Iterator[Pages]:
@@ -28,9 +31,10 @@ def open_dicom(file: File, name: str) -> Iterator[Pages]:
     pydicom = import_codec("pydicom", name, "a DICOM file")
     with decoder_errors(name):
         data = pydicom.dcmread(stream_of(file))
-        if "PixelData" not in data:
+        if not any(keyword in data for keyword in _PIXELS):
             raise DataError(f"{name} is a DICOM file without an image ({data.get('Modality', 'no modality')})")
         check_size((int(data.Columns), int(data.Rows)), name)
+        _check_bits(data, name)
         yield int(data.get("NumberOfFrames", 1) or 1), lambda frame: _read(data, frame, name)
 
 
@@ -42,19 +46,32 @@ def _read(data: Any, frame: int, name: str) -> RawImage:
         values = pixels.apply_color_lut(stored, data)
     elif stored.ndim == 2 and _is_rescaled(rescale := _rescale_of(data, frame)):
         values = pixels.apply_modality_lut(stored, rescale).astype(np.float32)
-    missing = _padding(data, stored)
+    padding = _padding(data, stored)
     values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
     if values.dtype == np.uint8:  # such as the one bit of a segmentation
         values = scale_to_8_bits(values, int(data.get("BitsStored", 8)))
+    bits = values.dtype.itemsize * 8
+    if photometric != "PALETTE COLOR" and stored.dtype.kind != "f":
+        bits = max(8, int(data.get("BitsStored", 16)))
     return RawImage(
         values,
-        values.dtype.itemsize * 8 if photometric == "PALETTE COLOR" else max(8, int(data.get("BitsStored", 16))),
+        bits,
         "DICOM",
-        missing=missing,
-        nodata=None if missing is None else float(values[missing].min()),
+        missing=union(padding, not_finite(values)),
+        nodata=None if padding is None else float(values[padding].min()),
         profile=data.get("ICCProfile"),
         inverted=photometric == "MONOCHROME1",
     )
+
+
+def _check_bits(data: Any, name: str) -> None:
+    """Raise an error for values that do not end at the lowest bit, which pydicom reads as if they did."""
+    stored, high = data.get("BitsStored"), data.get("HighBit")
+    if stored is not None and high is not None and int(high) != int(stored) - 1:
+        raise DataError(
+            f"{name} stores its {stored} bits up to bit {high} (HighBit); expected {int(stored) - 1}: rewrite it, for "
+            "example with dcmconv"
+        )
 
 
 def _rescale_of(data: Any, frame: int) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from lightning_idc.images.colour_space import check_colours
 from lightning_idc.images.jpeg_mask import read_appended_mask
+from lightning_idc.images.missing import not_finite
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -26,7 +27,6 @@ from lightning_idc.images.raw import (
     decoder_errors,
     import_codec,
     max_alpha,
-    not_finite,
     stream_of,
 )
 from lightning_idc.utils.errors import DataError
@@ -40,10 +40,6 @@ FORMATS = tuple(sorted(_PLUGINS))
 """Formats that have a signature, start no external program, and do not decode on opening."""
 _PPM_HEADER = re.compile(rb"P([2356])" + rb"(?:\s|#[^\n]*\n)+(\d{1,9})" * 3)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "La", "RGBa")
-_PRIMARIES = {1: "BT.709", 9: "BT.2020", 11: "DCI-P3", 12: "Display P3"}
-_SRGB_PRIMARIES = (0, 1, 2, 5, 6, 7)  # BT.709, unspecified, and those of SD video, which are close
-_HDR = {16: "PQ (HDR)", 18: "HLG (HDR)"}
-"""Transfer characteristics by their code points."""
 _CONVERTED = ("CMYK", "LAB", "YCbCr", "HSV")  # colour spaces that are converted to RGB only for display
 
 
@@ -85,12 +81,20 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
             if pages > 1:
                 image.seek(page)
                 check_size(image.size, name)
-            _check_colours(image.format, file, name)
+            check_colours(image, file, name)
+            _scale_transparent_key(image, start)
             deep = _deep_values(image, file, start, name, page)
             raw = from_pillow(image, name) if deep is None else deep
             return _with_appended_mask(raw, image, file, name) if image.format == "JPEG" else raw
 
         yield pages, read
+
+
+def _scale_transparent_key(image: Image.Image, start: bytes) -> None:
+    """Scale the transparent grey of a PNG of 2 or 4 bits, since Pillow scales only its values."""
+    key = image.info.get("transparency")
+    if image.format == "PNG" and start[24] in (2, 4) and start[25] == 0 and isinstance(key, int):
+        image.info["transparency"] = key % (1 << start[24]) * 255 // ((1 << start[24]) - 1)
 
 
 def _with_appended_mask(raw: RawImage, image: Image.Image, file: File, name: str) -> RawImage:
@@ -148,24 +152,6 @@ def _deep_values(image: Any, file: File, start: bytes, name: str, page: int) -> 
         alpha = np.rint(alpha * (65535 / ((1 << bits) - 1))).astype(np.uint16)
     planes = planes if alpha is None else planes[:-1]
     return RawImage(planes, bits, image.format, alpha=alpha, profile=image.info.get("icc_profile"))
-
-
-def _check_colours(kind: str | None, file: File, name: str) -> None:
-    """Raise an error for colours that are marked by code points (CICP) and are neither sRGB nor an ICC profile."""
-    if kind not in ("AVIF", "PNG"):
-        return
-    data = contents_of(file)
-    if kind == "AVIF":
-        position = data.find(b"colrnclx")
-        codes = struct.unpack(">HH", data[position + 8 : position + 12].ljust(4, b"\0")) if position >= 0 else None
-    else:
-        position = data.find(b"cICP", 0, data.find(b"IDAT"))
-        codes = tuple(data[position + 4 : position + 6]) if position >= 0 else None
-    if codes is None or (codes[0] in _SRGB_PRIMARIES and codes[1] not in _HDR):
-        return
-    transfer = f", {_HDR[codes[1]]}" if codes[1] in _HDR else ""
-    primaries = _PRIMARIES.get(codes[0], f"the primaries {codes[0]}")
-    raise DataError(f"{name} stores colours of {primaries}{transfer}; convert it to sRGB")
 
 
 def _avif_bits(data: bytes) -> int:

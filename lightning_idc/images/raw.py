@@ -202,11 +202,3 @@ def apply_orientation(values: np.ndarray, orientation: int) -> np.ndarray:
     if orientation in (3, 4, 7, 8):
         values = values[..., ::-1, :]
     return values
-
-
-def not_finite(values: np.ndarray) -> np.ndarray | None:
-    """Build the mask of NaN and infinite values; None if there are none."""
-    if values.dtype.kind != "f":
-        return None
-    missing = ~np.isfinite(values)
-    return missing if missing.any() else None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 
+from lightning_idc.images.missing import colour_mask, equal_to, nodata_mask, parse_nodata, separate_opacity, union
 from lightning_idc.images.raw import File, RawImage, check_bytes, check_size, decoder_errors, import_codec
-from lightning_idc.images.tiff import nodata_mask, parse_nodata, union
 from lightning_idc.utils.errors import DataError
 
-_NODATA = re.compile(rb"<NoDataValue(?:\s[^>]*)?>([^<]{1,64})</NoDataValue>")
-_MAX_XML = 1 << 20  # statistics and histograms may be long
+_MAX_XML = 16 << 20  # statistics and histograms may be long
 
 
 def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
@@ -36,12 +34,41 @@ def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
     if os.path.isfile(mask):
         raw.missing = union(raw.missing, _read_mask(mask, raw))
     if raw.nodata is None and os.path.isfile(xml):
-        with Path(xml).open("rb") as opened:
-            text = _NODATA.search(opened.read(_MAX_XML))
-        if text is not None:
-            raw.nodata = parse_nodata(text[1].decode(errors="replace"), raw.values.dtype, f"{name}: {xml!r}")
-            raw.missing = union(raw.missing, nodata_mask(raw.values, raw.nodata))
+        _apply_metadata(raw, _read_xml(xml), f"{name}: {xml!r}")
     return raw
+
+
+def _read_xml(path: str) -> ElementTree.Element:
+    if os.path.getsize(path) > _MAX_XML:
+        raise DataError(f"{path!r} has more than {_MAX_XML:,} bytes; expected GDAL's metadata of an image")
+    try:
+        return ElementTree.parse(path).getroot()
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise DataError(f"{path!r} is damaged ({error}); expected GDAL's metadata of the image") from error
+
+
+def _apply_metadata(raw: RawImage, root: ElementTree.Element, owner: str) -> None:
+    """Mark the missing data of an image by its metadata: nodata of bands, a colour, a band of opacity."""
+    dtype, count = raw.values.dtype, len(raw.values)
+    elements = [band for band in root.iter("PAMRasterBand") if band.get("band", "").isdecimal()]
+    bands = {int(band.get("band", "")) - 1: band for band in elements}
+    texts = {index: band.findtext("NoDataValue", "") for index, band in bands.items() if 0 <= index < count}
+    nodata = {index: parse_nodata(text, dtype, owner) for index, text in texts.items() if text}
+    values = [value for value in nodata.values() if value is not None]
+    if len(values) == count and len(set(values)) == 1:
+        raw.nodata = values[0]
+        raw.missing = union(raw.missing, nodata_mask(raw.values, raw.nodata))
+    elif values:
+        missing = np.zeros(raw.values.shape, bool)
+        for index, value in nodata.items():
+            missing[index] = value is not None and equal_to(raw.values[index], value)
+        raw.missing = union(raw.missing, missing)
+    for item in root.iterfind("Metadata/MDI[@key='NODATA_VALUES']"):
+        colour = [parse_nodata(text, dtype, owner) for text in (item.text or "").split()]
+        raw.missing = union(raw.missing, colour_mask(raw.values, colour))
+    opacity = [index for index, band in bands.items() if band.findtext("ColorInterp") == "Alpha" and 0 < index < count]
+    if opacity and raw.alpha is None:
+        raw.alpha, raw.values, raw.missing = separate_opacity(raw.values, opacity[0], raw.missing)
 
 
 def _read_mask(path: str, raw: RawImage) -> np.ndarray:

@@ -5,10 +5,15 @@ fixtures/images/README.md names the program and version of every file.
 
 from __future__ import annotations
 
+import io
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lightning_idc.images.compare import equal
 from lightning_idc.images.decode import decode, decode_pages
@@ -22,6 +27,9 @@ DEEP, GREY, SOFT, BANDS, DEM = (TRUTH[name] for name in ("deep", "grey", "soft",
 RGB = TRUTH["rgb"].transpose(2, 0, 1)
 GAP = TRUTH["alpha"] == 0
 DEEP_RGB = np.stack([DEEP, DEEP // 2, 65535 - DEEP])
+BAND = "<PAMRasterBand band='{}'><NoDataValue le_hex_equiv='0'>{}</NoDataValue></PAMRasterBand>"
+COLOUR = RGB[:, 5, 6]
+IS_COLOUR = (COLOUR[:, None, None] == RGB).all(0)
 SOFT_16 = SOFT.astype(np.uint16) * 257
 
 # file: values, bits, greatest difference that a lossy file may have
@@ -120,6 +128,9 @@ MISSING: dict[str, tuple[np.ndarray, float | None]] = {
     "gdal_alpha_rgb.tif": (RGB, None),
     "gdal_msk.tif": (DEEP[None], None),  # in gdal_msk.tif.msk
     "gdal_nodata.jp2": (DEEP[None] | 1, 0),  # in gdal_nodata.jp2.aux.xml
+    "gdal_bigendian32.tif": (DEM[None], None),
+    "gdal_nodata_colour.tif": (RGB, None),  # NODATA_VALUES=255 0 255
+    "gdal_alpha_middle.tif": (np.concatenate([RGB, TRUTH["alpha"][None], SOFT[None]]), None),
     "gdal_int64.tif": (DEEP[None].astype(np.int64) * 10**10, -(2**63)),
 }
 
@@ -136,12 +147,40 @@ def test_missing_pixels_equal_gdal(name: str) -> None:
 def test_missing_pixels_need_fill_nan(name: str) -> None:
     with pytest.raises(DataError, match=rf"{name}': 192 of 768 values are .*(missing|NaN or infinite).*fill_nan"):
         read_image(FILES / name, ImageOptions(value_range="auto"))
-    filled = read_image(FILES / name, ImageOptions(value_range="auto", fill_nan=450)).numpy()
-    valid = MISSING[name][0][:, ~GAP]
+    bands = [0, 1, 2] if "middle" in name else None
+    filled = read_image(FILES / name, ImageOptions(value_range="auto", fill_nan=450, bands=bands)).numpy()
+    valid = MISSING[name][0][slice(bands and 3), ~GAP]
     low, high = float(valid.min()), float(valid.max())
     expected = np.rint((valid - low) / (high - low) * 255)
     np.testing.assert_array_equal(filled[:, ~GAP], np.broadcast_to(expected, (3, expected.shape[1])))
     assert (filled[:, GAP] == np.clip(np.rint((450 - low) / (high - low) * 255), 0, 255)).all()
+
+
+@pytest.mark.parametrize(
+    ("metadata", "missing"),
+    [
+        (BAND.format(2, RGB[1, 3, 4]), [None, RGB[1] == RGB[1, 3, 4], None]),
+        (BAND.format(1, 7) + BAND.format(3, RGB[2, 0, 0]), [RGB[0] == 7, None, RGB[2] == RGB[2, 0, 0]]),
+        (f"<Metadata><MDI key='NODATA_VALUES'>{' '.join(map(str, COLOUR))}</MDI></Metadata>", [IS_COLOUR]),
+        ("<PAMRasterBand band='3'><ColorInterp>Alpha</ColorInterp></PAMRasterBand>", None),
+        ("<PAMRasterBand band='3'><NoDataValue>", "is damaged"),
+        (BAND.format(1, "none"), "'none'; expected a number"),
+    ],
+)
+def test_metadata_beside_an_image(metadata: str, missing: list[np.ndarray | None] | str | None, tmp_path: Path) -> None:
+    """``IMAGE.aux.xml`` in GDAL's format: nodata of single bands, a colour, opacity."""
+    (tmp_path / "a.bmp").write_bytes((FILES / "imagemagick_rgb.bmp").read_bytes())
+    (tmp_path / "a.bmp.aux.xml").write_text(f"<PAMDataset>{metadata}</PAMDataset>")
+    if isinstance(missing, str):
+        with pytest.raises(DataError, match=rf"a.bmp.aux.xml' .*{missing}"):
+            decode(tmp_path / "a.bmp")
+        return
+    raw = decode(tmp_path / "a.bmp")
+    if missing is None:
+        assert raw.alpha is not None and np.array_equal(raw.alpha, RGB[2]) and np.array_equal(raw.values, RGB[:2])
+        return
+    expected = [np.zeros_like(GAP) if band is None else band.reshape(GAP.shape) for band in missing]
+    assert raw.missing is not None and np.array_equal(raw.missing, expected)
 
 
 def test_8_bit_nodata_colour_is_applied_to_both_images(tmp_path: Path) -> None:
@@ -298,6 +337,112 @@ def test_lossy_formats_are_rejected(name: str, kind: str) -> None:
     with pytest.raises(DataError, match=rf"{name}'.*{kind}") as caught:
         read_image(FILES / name)
     assert "\n" not in str(caught.value) and ("damaged (" not in str(caught.value))
+
+
+def _tiff(*images: tuple[np.ndarray, dict[str, Any]]) -> bytes:
+    tifffile, stream = pytest.importorskip("tifffile"), io.BytesIO()
+    with tifffile.TiffWriter(stream) as writer:
+        for values, options in images:
+            writer.write(values, **({"photometric": "minisblack", "metadata": None} | options))
+    return stream.getvalue()
+
+
+PREVIEW = (RGB[:, ::2, ::2].transpose(1, 2, 0).copy(), {"photometric": "rgb", "subfiletype": 1, "subifds": 1})
+
+
+@pytest.mark.parametrize(
+    ("images", "kind"),
+    [
+        ([(GREY, {"photometric": 32803})], "of the kind CFA with 8 bits"),
+        ([PREVIEW, (DEEP, {"photometric": 32803})], "of the kind CFA with 16 bits"),  # a camera's DNG
+        ([(RGB.transpose(1, 2, 0).copy(), {"photometric": 9})], "of the kind ICCLAB"),
+        ([(DEEP, {"photometric": 32844})], "of the kind LOGL"),
+        ([(np.stack([DEEP] * 4, -1), {"photometric": 5})], "of the kind SEPARATED with 16 bits"),
+        ([(np.stack([DEEP] * 16), {"volumetric": True, "tile": (16, 16, 16)})], "has the axes ZYX"),
+    ],
+)
+def test_kinds_of_tiff_that_are_not_images(images: list[Any], kind: str) -> None:
+    with pytest.raises(DataError, match=kind):
+        decode(_tiff(*images))
+
+
+def test_the_image_below_a_preview_and_a_mask_without_subfile_type() -> None:
+    """Written by tifffile: the preview is page 0, the image its SubIFD."""
+    raw = decode(_tiff(PREVIEW, (RGB.transpose(1, 2, 0).copy(), {"photometric": "rgb"})))
+    np.testing.assert_array_equal(raw.values, RGB)
+    raw = decode(_tiff((DEEP, {}), (~GAP, {"photometric": 4}), (DEEP, {}), (GAP, {"photometric": 4})), page=1)
+    assert raw.pages == 2 and raw.missing is not None and np.array_equal(raw.missing[0], ~GAP)
+
+
+def _png(bits: int, colour_type: int, values: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG by its specification; values ``(H, W)`` or ``(H, W, 3)`` of at most 8 bits."""
+    rows = [np.unpackbits(row.reshape(-1, 1), 1)[:, 8 - bits :] for row in values]
+    data = zlib.compress(b"".join(b"\0" + np.packbits(row).tobytes() for row in rows))
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], bits, colour_type, 0, 0, 0)
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
+    blocks = [struct.pack(">I", len(part)) + name + part for name, part in parts]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(block + struct.pack(">I", zlib.crc32(block[4:])) for block in blocks)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_the_transparent_grey_of_a_png_is_that_of_its_depth(bits: int) -> None:
+    values = GREY >> (8 - bits)
+    raw = decode(_png(bits, 0, values, (b"tRNS", struct.pack(">H", int(values[0, 0])))))
+    assert raw.alpha is not None and np.array_equal(raw.alpha == 0, values == values[0, 0])
+
+
+SRGB = (31270, 32900, 64000, 33000, 30000, 60000, 15000, 6000)
+P3 = (31270, 32900, 68000, 32000, 26500, 69000, 15000, 6000)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "space"),
+    [
+        ([(b"gAMA", struct.pack(">I", 45455)), (b"cHRM", struct.pack(">8I", *SRGB))], None),
+        ([(b"gAMA", struct.pack(">I", 0))], None),
+        ([(b"gAMA", struct.pack(">I", 100000)), (b"sRGB", b"\0")], None),
+        ([(b"gAMA", struct.pack(">I", 100000))], "gamma 1;"),
+        ([(b"gAMA", struct.pack(">I", 45455)), (b"cHRM", struct.pack(">8I", *P3))], "other primaries"),
+        ([(b"cICP", b"\x0c\x0d\0\1")], "Display P3"),
+    ],
+)
+def test_colours_that_a_png_marks_without_a_profile(chunks: list[tuple[bytes, bytes]], space: str | None) -> None:
+    data = _png(8, 2, RGB.transpose(1, 2, 0), *chunks)
+    if space is None:
+        np.testing.assert_array_equal(decode(data).values, RGB)
+    else:
+        with pytest.raises(DataError, match=f"stores colours of {space}"):
+            decode(data)
+
+
+@pytest.mark.parametrize("details", [{0xA001: 2}, {0xA005: {1: "R03"}}])
+def test_cameras_mark_adobe_rgb_in_exif(details: dict[int, Any]) -> None:
+    exif, stream = Image.Exif(), io.BytesIO()
+    exif[0x8769] = details
+    Image.fromarray(RGB.transpose(1, 2, 0)).save(stream, "JPEG", exif=exif.tobytes())
+    with pytest.raises(DataError, match="stores colours of Adobe RGB"):
+        decode(stream.getvalue())
+    assert decode(stream.getvalue().replace(exif.tobytes()[-24:], b"\xff" * 24)).bits == 8, "damaged EXIF is ignored"
+
+
+def test_dicom_of_real_numbers_and_of_shifted_bits(tmp_path: Path) -> None:
+    import pydicom
+    from pydicom.data import get_testdata_file
+
+    data = pydicom.dcmread(get_testdata_file("MR_small.dcm", download=False))
+    values = data.pixel_array.astype("<f4") / 7
+    values[:2] = np.nan
+    shifted = pydicom.dcmread(get_testdata_file("MR_small.dcm", download=False))
+    shifted.BitsStored, shifted.HighBit = 12, 15
+    shifted.save_as(tmp_path / "shifted.dcm")
+    with pytest.raises(DataError, match=r"its 12 bits up to bit 15 \(HighBit\); expected 11"):
+        decode(tmp_path / "shifted.dcm")
+    del data.PixelData, data.BitsStored, data.HighBit, data.PixelRepresentation
+    data.BitsAllocated, data.FloatPixelData = 32, values.tobytes()
+    data.save_as(tmp_path / "map.dcm")
+    raw = decode(tmp_path / "map.dcm")
+    np.testing.assert_array_equal(raw.values[0], values)
+    assert raw.bits == 32 and raw.missing is not None and np.array_equal(raw.missing[0], np.isnan(values))
 
 
 @pytest.mark.parametrize("name", ["openjpeg_grey12.jp2", "openjpeg_rgb8.jp2", "gdal_mask_rgb.tif", "dcmtk_rgb.dcm"])
