@@ -85,8 +85,13 @@ def _run_verb(argv: list[str]) -> int:
     if verb in CONFIG_VERBS or (verb == "predict" and _names_data(arguments)):
         return int(_target("training.run")(verb, arguments))
     from lightning_idc.cli import typed
+    from lightning_idc.utils.outputs import WRITER
 
-    return typed.call(verb, _target(VERBS[verb][0]), arguments)
+    previous = WRITER.set(verb)
+    try:
+        return typed.call(verb, _target(VERBS[verb][0]), arguments)
+    finally:
+        WRITER.reset(previous)
 
 
 def _target(path: str) -> Any:

@@ -21,6 +21,7 @@ EXTRAS = {
 }
 """Name of the extra by package."""
 _PERMISSION_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PATH_ERRORS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, errno.ESTALE, errno.EISDIR, errno.EMFILE, errno.ENFILE)
 _MISMATCH_MESSAGES = ("Error(s) in loading state_dict", "loaded state dict")
 """Beginnings of messages of torch if weights or optimizer states do not fit."""
 
@@ -70,7 +71,7 @@ def _message(error: BaseException) -> str | None:
 
 
 def _os_error_message(error: OSError) -> str | None:
-    if error.errno == errno.ENOSPC:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f"that of {error.filename!r}" if error.filename else f"perhaps that of {tempfile.gettempdir()!r}"
         return f"a disk is full ({where}); free some space there and start again; incomplete files are ignored"
     if error.errno in _PERMISSION_ERRORS and error.filename:
@@ -78,6 +79,8 @@ def _os_error_message(error: OSError) -> str | None:
             f"{str(error.filename)!r} cannot be used ({error.strerror}); results are written to the current "
             "folder; start in a writable one, or set --trainer.default_root_dir (caches: LIGHTNING_IDC_CACHE)"
         )
+    if error.errno in _PATH_ERRORS and error.filename:
+        return f"{str(error.filename)[:300]!r} cannot be used ({error.strerror})"
     if isinstance(error, FileExistsError | NotADirectoryError):
         path = Path(str(error.filename or ""))
         file = next((parent for parent in (path, *path.parents) if parent.is_file()), None)

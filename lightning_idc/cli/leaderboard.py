@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import write_content
-from lightning_idc.utils.outputs import Output, saved
+from lightning_idc.utils.outputs import Output, file_output, saved
 from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
@@ -94,4 +94,4 @@ def _names(out: Path) -> list[str]:
 
 
 def _output(out: Path, inputs: Iterable[Path], overwrite: bool) -> Output:
-    return Output(out.parent, out.name, overwrite, inputs, option="--out")
+    return file_output(out, overwrite, inputs, option="--out")

@@ -21,7 +21,7 @@ def colour_mask(values: np.ndarray, colour: Sequence[float | None]) -> np.ndarra
     """
     if len(colour) != len(values) or None in colour:
         return None
-    return np.logical_and.reduce([values[band] == value for band, value in enumerate(colour)])[None]
+    return np.asarray(np.logical_and.reduce([values[band] == value for band, value in enumerate(colour)]))[None]
 
 
 def parse_nodata(text: str, dtype: np.dtype, owner: str) -> int | float | None:

@@ -18,7 +18,7 @@ from lightning_idc.report.baselines import BaselineCheck
 from lightning_idc.report.pages import LOSSLESS_PIXELS, data_uri, number, write_page
 from lightning_idc.report.summary import Summary, as_table
 from lightning_idc.report.table import Table
-from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.outputs import Output, file_output
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
 """Metrics of each pair, the first in bold; without BLEU, which means little for single sentences."""
@@ -140,7 +140,7 @@ def write_report(
 
 def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
     reserved = [image_folder(target).name]
-    return Output(target.parent, target.name, overwrite=overwrite, inputs=inputs, reserved=reserved, option=option)
+    return file_output(target, overwrite, inputs, reserved, option)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from lightning_idc.serve.gate import Gate
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import is_device
-from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.outputs import Output, file_output
 
 _RED = (255, 0, 0)
 
@@ -143,4 +143,4 @@ def draw_difference(
 
 def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path]) -> Output:
     target = target.expanduser()
-    return Output(target.parent, target.name, overwrite, inputs, [diff_folder(target).name], "--reg")
+    return file_output(target, overwrite, inputs, [diff_folder(target).name], "--reg")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from lightning_idc.utils.errors import ConfigError, DataError, StoreError
 _POLL = 0.2
 """Seconds between checks for shards of other processes."""
 _LOCKS = ".locks"
+_PARTIAL = re.compile(r"(^[a-z]+-\d{5,}|\.[0-9a-f]{6}-\d+-\d+)\.partial$")  # of shards, and of atomic_write
 
 
 class Job:
@@ -245,7 +247,8 @@ class Job:
             write_manifest(self.target, self._identity(stage), self._shards(), **notes)
             shutil.rmtree(self.target / _LOCKS, ignore_errors=True)
             for leftover in self.target.glob("*.partial"):  # of killed processes
-                leftover.unlink(missing_ok=True)
+                if _PARTIAL.search(leftover.name):
+                    leftover.unlink(missing_ok=True)
             store = RecordStore(self.target)
             remaining, reasons = store.counts()
             dropped = f"{sum(reasons.values())} dropped" + (f": {format_counts(reasons)}" if reasons else "")

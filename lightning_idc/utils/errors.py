@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+from lightning_idc.utils.text import hide_passwords
+
 F = TypeVar("F", bound=Callable[..., Any])
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 _WORKER_TRACEBACK = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+Error: ", re.DOTALL | re.MULTILINE)
@@ -17,10 +19,10 @@ _WORKER_TRACEBACK = re.compile(r"Caught \w+ in .*\nOriginal Traceback .*^[\w.]+E
 
 
 class IDCError(ValueError):
-    """Base of all errors that a user can fix; line breaks in the message are removed."""
+    """Base of all errors that a user can fix; line breaks and secrets of URLs in the message are removed."""
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(_LINE_BREAK.sub(" ", _WORKER_TRACEBACK.sub("", message)).strip())
+        super().__init__(hide_passwords(_LINE_BREAK.sub(" ", _WORKER_TRACEBACK.sub("", message)).strip()))
 
 
 class ConfigError(IDCError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -61,6 +62,16 @@ class Secret:
         """Replace the key in a text with asterisks."""
         return text.replace(self.value, _HIDDEN)
 
+    def hidden_in_body(self, body: bytes) -> bytes:
+        """Replace the key in a response with asterisks, also where JSON escapes some of its characters."""
+        body = body.replace(self.value.encode(), _HIDDEN.encode())
+        if b"\\" in body:
+            with suppress(ValueError, RecursionError):
+                text, escaped = json.dumps(json.loads(body), ensure_ascii=False), json.dumps(self.value)[1:-1]
+                if escaped in text:
+                    return text.replace(escaped, _HIDDEN).encode(errors="surrogatepass")
+        return body
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -100,7 +111,8 @@ def check_url(name: str, url: str) -> None:
 
 def redact_url(url: str) -> str:
     """Format a URL for messages, without user, password, query and fragment, which may be secret."""
-    return url.partition("?")[0].partition("#")[0].replace(_user_of(url), "")
+    text = url.partition("?")[0].partition("#")[0].replace(_user_of(url), "")
+    return text if "://" in text or "@" not in text else f"***@{text.rpartition('@')[2]}"
 
 
 def _user_of(url: str) -> str:
@@ -151,7 +163,7 @@ def request(
                 parts.append(part)
             content = b"".join(parts)
             if secret is not None and len(secret.value) >= _MIN_KEY:
-                content = content.replace(secret.value.encode(), _HIDDEN.encode())
+                content = secret.hidden_in_body(content)
             return Response(reply.status_code, dict(reply.headers), content)
 
     try:
@@ -247,6 +259,8 @@ def _run_with_timeout(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, 
             raise TransferError(f"{redact_url(url)} timed out: no complete response after {timeout:g} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
             raise TransferError(f"{redact_url(url)}: {type(error).__name__}: {error}") from error
+        except ConfigError:
+            raise
         except (ImportError, ValueError) as error:  # the proxy of HTTP_PROXY or ALL_PROXY cannot be used
             raise ConfigError(f"{redact_url(url)} cannot be opened: {hide_passwords(str(error))}") from error
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from lightning_idc.utils.manifest import (
     read_manifest,
     write_manifest,
 )
+
+WRITER: ContextVar[str] = ContextVar("writer", default="")
+"""Name of the command that is running, whose files other commands do not replace; empty for calls from Python."""
 
 
 class Output:
@@ -195,6 +199,19 @@ class Output:
                 return
 
 
+def file_output(
+    target: Path,
+    overwrite: bool = False,
+    inputs: Iterable[str | Path] = (),
+    reserved: Sequence[str] = (),
+    option: str = "",
+) -> Output:
+    """Return the output of one file, perhaps with folders and files next to it, that belongs to the running command."""
+    writer = WRITER.get()
+    name = f"{target.name} of {writer}" if writer else target.name
+    return Output(target.parent, name, overwrite, inputs, reserved, option)
+
+
 def write_file(
     target: str | Path,
     content: bytes | str | Callable[[Path], Any],
@@ -218,7 +235,7 @@ def write_file(
         write_content(path, content)
         return
     path = _resolve_link(path)
-    with Output(path.parent, path.name, overwrite, inputs) as draft:
+    with file_output(path, overwrite, inputs) as draft:
         write_content(draft / path.name, content)
 
 
@@ -269,7 +286,7 @@ def check_file(option: str, target: Path, inputs: Iterable[str | Path] = (), ove
     path = target.expanduser()
     if not is_device(path):
         path = _resolve_link(path)
-        Output(path.parent, path.name, overwrite, inputs, option=option).check(path.name)
+        file_output(path, overwrite, inputs, option=option).check(path.name)
 
 
 def check_disjoint(outputs: Mapping[str, Path | None]) -> None:
@@ -285,7 +302,8 @@ def check_disjoint(outputs: Mapping[str, Path | None]) -> None:
     for option, target in outputs.items():
         if target is None or is_device(target):
             continue
-        path = Path(os.path.realpath(target.expanduser()))
+        # some file systems do not distinguish upper and lower case
+        path = Path(os.path.realpath(target.expanduser()).casefold())
         for other, previous in seen.items():
             if path.is_relative_to(previous) or previous.is_relative_to(path):
                 raise ConfigError(f"{other} and {option} would both write {str(target)!r}; choose different paths")

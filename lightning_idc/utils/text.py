@@ -9,6 +9,9 @@ import unicodedata
 _HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
 # format characters within words: Persian, Hindi, emoji
 _JOINERS = "\u200c\u200d"
+_SCHEME = r"\b[A-Za-z][A-Za-z0-9+.-]+:/{1,2}"  # two letters at least, unlike the drives of Windows
+_USER = re.compile(rf"({_SCHEME})[^/\s]*@")
+_QUERY = re.compile(rf"({_SCHEME}[^\s?'\"]+\?)[^\s'\"]+")
 
 
 def printable(text: str) -> str:
@@ -27,13 +30,17 @@ def printable(text: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Replace the user and password of every URL in a text with asterisks.
+    """Replace the user, the password and the query of every URL in a text with asterisks.
+
+    Paths to which a URL was converted, with one slash, are included.
 
     Example:
         >>> hide_passwords("cannot open s3://me:secret@bucket/a and http://host/a@b")
         'cannot open s3://***@bucket/a and http://host/a@b'
+        >>> hide_passwords("no file 'https:/host/a?signature=secret'")
+        "no file 'https:/host/a?***'"
     """
-    return re.sub(r"(?<=://)[^/\s]*@", "***@", text)
+    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
 
 
 def encodable(text: str, encoding: str | None) -> str:

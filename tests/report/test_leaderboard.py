@@ -272,7 +272,7 @@ def test_a_result_of_an_unknown_protocol_is_named(tmp_path: Path, capsys: pytest
     path = tmp_path / "results" / "bad.json"
     result = json.loads(path.read_text(encoding="utf-8"))
     result["protocol"]["name"] = "differences"
-    save_json(path, result)
+    save_json(path, result, overwrite=True)
     assert main(["leaderboard", str(tmp_path / "results")]) == 1
     assert "bad.json is scored under 'differences'" in capsys.readouterr().err
 

@@ -69,3 +69,17 @@ def test_the_traceback_of_a_worker_is_no_part_of_a_message() -> None:
     message = f"Caught StoreError in DataLoader worker process 0.\n{trace}lightning_idc.utils.errors.StoreError: a\nb\n"
     assert str(errors.StoreError(message)) == "a b"
     assert str(errors.StoreError("a ValueError: b\nc")) == "a ValueError: b c"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no file 'https://me:pw@host/a'; expected a path", "no file 'https://***@host/a'; expected a path"),
+        ("no file https:/me:pw@host/a", "no file https:/***@host/a"),  # of Path
+        ("'s3://bucket/a.png?X-Amz-Signature=pw&b=pw' is a URL", "'s3://bucket/a.png?***' is a URL"),
+        ("why? see https://host/page", "why? see https://host/page"),
+        ("C:/folder/a@b.png?", "C:/folder/a@b.png?"),
+    ],
+)
+def test_no_error_shows_secrets_of_urls(message: str, expected: str) -> None:
+    assert str(errors.DataError(message)) == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -39,6 +40,9 @@ class Hostile(BaseHTTPRequestHandler):
             self.answer(302, b"", Location="/circle")
         elif name == "echo":
             self.answer(400, f"no such key {self.headers.get('Authorization')}".encode())
+        elif name == "escaped":
+            text = KEY.replace("-", "\\u002d")
+            self.answer(200, f'{{"text": "the \\"key\\" is {text}", "{text}": [1]}}'.encode())
         elif name == "packed":
             self.answer(200, b"x" * 10, Content_Encoding="gzip")
         elif name == "drip":
@@ -115,6 +119,11 @@ def test_an_answer_comes_with_its_status_and_no_repr_shows_a_secret(server: str)
     assert KEY not in repr(answer) and KEY not in repr(Secret(KEY)) and KEY not in str(Secret(KEY))
 
 
+def test_a_key_that_json_escapes_is_left_out_of_answers(server: str) -> None:
+    body = request(f"{server}/escaped", b"{}", Secret(KEY), timeout=5).body
+    assert json.loads(body) == {"text": 'the "key" is ***', "***": [1]}
+
+
 def test_a_word_that_servers_without_keys_expect_is_left_in_answers(server: str) -> None:
     assert request(f"{server}/echo", b"{}", Secret("EMPTY"), timeout=5).body == b"no such key Bearer EMPTY"
 
@@ -147,6 +156,10 @@ def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match="contains a user or password") as raised:
         check_url("url", f"https://me:{KEY}@host/v1")
     assert KEY not in str(raised.value) and "https://host/v1" in str(raised.value)
+    for malformed in (f"https:/me:{KEY}@host", f"me:{KEY}@host/v1", f"https://me:{KEY}@[::1/v1"):
+        with pytest.raises(ConfigError, match="expected http") as raised:
+            check_url("url", malformed)
+        assert KEY not in str(raised.value)
     assert redact_url(f"https://host/a?token={KEY}#x") == "https://host/a"
     assert same_origin("https://a/x", "https://a:443/y") and not same_origin("http://a/x", "http://a:81/x")
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+from lightning_idc.cli import main
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.manifest import manifest_path
 from lightning_idc.utils.outputs import Output, check_disjoint, check_file, new_file, save_json, write_file
@@ -189,7 +191,23 @@ def test_outputs_of_one_command_are_apart(tmp_path: Path) -> None:
     for other in ("x", "./x", "same", "x/y"):
         with pytest.raises(ConfigError, match="--out and --reg would both write"):
             check_disjoint({"--out": tmp_path / "x", "--junit": None, "--reg": tmp_path / other})
+    with pytest.raises(ConfigError, match="both write"):  # case does not count on all file systems
+        check_disjoint({"--out": tmp_path / "Scores.json", "--reg": tmp_path / "scores.json"})
     check_disjoint({"--out": Path("/dev/null"), "--reg": Path("/dev/null"), "--junit": tmp_path / "y"})
+
+
+def test_commands_do_not_replace_files_of_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = {f"{side}/a.png": Image.new("RGB", (16, 16), side) for side in ("red", "green")}
+    for name, image in pairs.items():
+        (tmp_path / name).parent.mkdir()
+        image.save(tmp_path / name)
+    sides, out = [str(tmp_path / "red"), str(tmp_path / "green")], str(tmp_path / "answers.jsonl")
+    assert [main(["compare", *sides, "--out", out]) for _ in range(2)] == [0, 0], "a command replaces its own file"
+    compared = Path(out).read_bytes()
+    assert main(["predict", *sides, "--out", out]) == 1 and Path(out).read_bytes() == compared
+    assert "was not written by this command" in capsys.readouterr().err
+    assert main(["compare", *sides, "--out", str(tmp_path / f"{'x' * 300}.jsonl")]) == 2
+    assert "cannot be used (File name too long)" in capsys.readouterr().err
 
 
 def test_devices_are_written_to_as_they_are(tmp_path: Path) -> None:
