@@ -30,7 +30,8 @@ class ReleasePairs(PipelineStage):
         caption: name of the fact with the caption.
         shares: fractions of train, val and test.
         together: key of pairs that stay in one split: ``file`` for all pairs of an image file, ``site`` for all pages
-            of a web site, or ``id`` for single pairs. With few files or sites, a split may be empty.
+            of a web site, ``style`` for all web sites that share a style sheet, or ``id`` for single pairs. With few
+            files or sites, a split may be empty.
         seed: seed of the split.
         overwrite: whether other files in the folder may be replaced.
 
@@ -43,7 +44,7 @@ class ReleasePairs(PipelineStage):
         folder: str,
         caption: str = "summary",
         shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
-        together: Literal["file", "site", "id"] = "file",
+        together: Literal["file", "site", "style", "id"] = "file",
         seed: int = 0,
         overwrite: bool = False,
     ) -> None:

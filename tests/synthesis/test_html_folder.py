@@ -21,6 +21,7 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.store import RecordStore
 from lightning_idc.synthesis.web.operators import OPERATORS, TIERS, Mutation, caption_of
+from lightning_idc.synthesis.web.templates import template_page
 from lightning_idc.utils.errors import ConfigError, DatasetNotFoundError
 
 BROWSER = any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))) and find_spec("playwright")
@@ -187,9 +188,19 @@ def test_a_page_reaches_no_network_and_runs_no_script(tmp_path: Path, server: tu
 
 @pytest.mark.slow
 @needs_browser
+def test_templates_and_redirects(tmp_path: Path) -> None:
+    record = one(tmp_path, "<meta HTTP-EQUIV=refresh content='0; url=b.html'>", noise="reload")
+    assert record.dropped is not None and "redirects to another page" in str(record.dropped["value"])
+    page = one(tmp_path, "", noise="reload", html=template_page("cards", 0), width=480)
+    assert page.dropped is None and page.image("before").shape[2] == 480
+    assert len(torch.unique(page.image("before").flatten(1), dim=1).T) > 50, "an unstyled page has fewer colours"
+
+
+@pytest.mark.slow
+@needs_browser
 def test_a_page_without_its_style_sheet_is_dropped(tmp_path: Path) -> None:
     record = one(tmp_path, "<link rel='stylesheet' href='absent.css'><p>Text</p>", noise="reload")
-    assert record.dropped is not None and record.dropped["reason"] == "a missing style sheet"
+    assert record.dropped is not None and record.dropped["reason"] == "an incomplete page"
     assert "absent.css" in str(record.dropped["value"])
 
 

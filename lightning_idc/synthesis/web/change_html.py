@@ -70,6 +70,8 @@ class ChangeHtml(PipelineStage):
         self.browser.close()
 
     def process(self, records: list[Record]) -> list[Record]:
+        from playwright.sync_api import Error
+
         for record in records:
             try:
                 if record.facts["edit"] == NO_CHANGE:
@@ -77,14 +79,16 @@ class ChangeHtml(PipelineStage):
                 else:
                     self._changed(record)
             except DataError as error:
-                record.drop("a missing style sheet", str(error))
+                record.drop("an incomplete page", str(error))
+            except Error as error:
+                record.drop("a page that the browser cannot render", error.message)
         return records
 
     def _open(self, record: Record, scroll_by: int = 0, hinting: bool = False) -> OpenPage:
         facts = record.facts
         context = self.browser.window(facts["width"], facts["height"], facts["dark"], hinting)
-        path = inside(facts["root"], facts["file"], facts["file"])
-        return OpenPage(context, path, facts["scroll"], scroll_by)
+        document = facts["html"] if "html" in facts else inside(facts["root"], facts["file"], facts["file"])
+        return OpenPage(context, document, facts["scroll"], scroll_by)
 
     def _unchanged(self, record: Record) -> None:
         """Take two screenshots of one page, the second with the noise of the record."""

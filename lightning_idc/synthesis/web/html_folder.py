@@ -1,56 +1,67 @@
-"""HtmlFolder: source of web pages in a folder, such as unpacked documentation packages, for `ChangeHtml`."""
+"""HtmlFolder: source of web pages, from documentation packages and from templates, for `ChangeHtml`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.web.operators import OPERATORS, TIERS
+from lightning_idc.synthesis.web.packages import unpack_packages
+from lightning_idc.synthesis.web.shared_styles import shared_styles
+from lightning_idc.synthesis.web.templates import TEMPLATES, template_page
 from lightning_idc.utils.bounds import PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DatasetNotFoundError
 from lightning_idc.utils.files import file_digest, fingerprint
 
 Noise = Literal["reload", "scroll", "cursor", "jpeg", "hinting"]
 """How the two screenshots of an unchanged page differ: not at all, or by what captures differ in."""
-MAX_BYTES = 1_500_000
-"""Largest page in bytes."""
+TEMPLATE = "template-"
+"""Beginning of the names of sites that are templates."""
 
 
 class HtmlFolder:
     """Source of pages with one change each: the page, the size and the state of the window, and the operator.
 
-    A site is a sub-folder of the first level that contains pages, such as the documentation of one package; pages are
-    taken from all sites in turn, so that none with thousands of pages outweighs the others. Facts: ``file``, ``site``,
-    ``edit`` (the operator, or ``no_change``), ``tier``, ``noise`` (of unchanged pages), ``width``, ``height``,
-    ``scroll`` (fraction of the page above the window) and ``dark``.
+    A site is a sub-folder of the first level that contains pages, such as the documentation of one package, or a
+    template, whose pages have random contents. Pages are taken from all sites in turn, so that none with thousands of
+    pages outweighs the others. Facts: ``file`` (or ``html``, of a template), ``site``, ``style`` (group of the sites
+    that share a style sheet), ``edit`` (the operator, or ``no_change``), ``tier``, ``noise`` (of unchanged pages),
+    ``width``, ``height``, ``scroll`` (fraction of the page above the window) and ``dark``.
 
     Args:
-        root: folder with one sub-folder per site.
+        root: folder with one sub-folder per site; None for templates only.
         count: number of pairs.
         pattern: pattern of the pages for `Path.rglob`.
+        templates: kinds of templates, see `TEMPLATES`, or ``all``.
+        packages: packages ``deb:NAME=VERSION`` and ``npm:NAME=VERSION`` that are downloaded and unpacked, unless they
+            already are, into the folder that ``root`` is ``usr/share/doc`` of; see `unpack_packages`.
         operators: operators, all equally likely; see `OPERATORS`.
         no_change: fraction of pairs without a change, 0.114 in DiffSpot.
         noises: differences between the two screenshots of an unchanged page, all equally likely.
         widths: widths of the window in CSS pixels, all equally likely.
         height: height of the window in CSS pixels.
         dark: fraction of windows in which pages with a dark style sheet are dark.
-        sites: names of the sites to use, such as those of one split; None for all.
+        sites: names of the sites to use, such as those of one split, ``template-KIND`` for templates; None for all.
+        max_bytes: size of the largest page; pages of megabytes take seconds to render.
         seed: seed of all choices.
 
     Raises:
-        ConfigError: an operator, a noise or a site is unknown, or a number is out of range.
+        ConfigError: an operator, a noise, a template, a package or a site is unknown, or a number is out of range.
+        DataError: a package cannot be downloaded.
         DatasetNotFoundError: there is no such folder, or no page in it.
     """
 
     def __init__(
         self,
-        root: str,
+        root: str | None = None,
         count: PositiveInt = 1000,
         pattern: str = "*.html",
+        templates: Sequence[str] | Literal["all"] = (),
+        packages: Sequence[str] = (),
         operators: Sequence[str] = tuple(OPERATORS),
         no_change: Share = 0.114,
         noises: Sequence[Noise] = ("reload",),
@@ -58,16 +69,25 @@ class HtmlFolder:
         height: PositiveInt = 800,
         dark: Share = 0.0,
         sites: Sequence[str] | None = None,
+        max_bytes: PositiveInt = 1_500_000,
         seed: int = 0,
     ) -> None:
         check_arguments(HtmlFolder.__init__, locals())
-        for name, values, known in (("operators", operators, OPERATORS), ("noises", noises, get_args(Noise))):
-            if not values or not set(values) <= set(known):
+        self.templates = tuple(TEMPLATES) if templates == "all" else tuple(templates)
+        for name, values, known in (
+            ("operators", operators, OPERATORS),
+            ("noises", noises, get_args(Noise)),
+            ("templates", self.templates, TEMPLATES),
+        ):
+            if not set(values) <= set(known) or (not values and name != "templates"):
                 raise ConfigError(f"{name} is {list(values)}; expected some of {', '.join(known)}")
-        self.root = Path(root).expanduser()
-        if not self.root.is_dir():
-            raise DatasetNotFoundError(f"no such folder: {root!r}; expected a folder of web pages")
-        self.sites = self._pages_of_sites(pattern)
+        self.root = None if root is None else Path(root).expanduser()
+        if packages:
+            if self.root is None or self.root.parts[-3:] != ("usr", "share", "doc"):
+                raise ConfigError(f"root is {root!r}; expected a folder FOLDER/usr/share/doc for packages")
+            unpack_packages(packages, self.root.parents[2])
+        self.sites = {} if self.root is None else self._pages_of_sites(self.root, pattern, max_bytes)
+        self.sites |= {f"{TEMPLATE}{kind}": [] for kind in self.templates}
         if sites is not None:
             if missing := set(sites) - self.sites.keys():
                 raise ConfigError(f"sites is {list(sites)}; {root} has no pages of {', '.join(sorted(missing))}")
@@ -78,20 +98,30 @@ class HtmlFolder:
         self.operators, self.noises, self.widths, self.height = tuple(operators), tuple(noises), tuple(widths), height
         self.no_change, self.dark = no_change, dark
 
-    def _pages_of_sites(self, pattern: str) -> dict[str, list[str]]:
+    @staticmethod
+    def _pages_of_sites(root: Path, pattern: str, max_bytes: int) -> dict[str, list[str]]:
+        if not root.is_dir():
+            raise DatasetNotFoundError(f"no such folder: {str(root)!r}; expected a folder of web pages")
         sites: dict[str, list[str]] = {}
-        for path in sorted(self.root.rglob(pattern)):
-            parts = path.relative_to(self.root).parts
-            if len(parts) > 1 and path.is_file() and path.stat().st_size <= MAX_BYTES:
+        for path in sorted(root.rglob(pattern)):
+            parts = path.relative_to(root).parts
+            if len(parts) > 1 and path.is_file() and path.stat().st_size <= max_bytes:
                 sites.setdefault(parts[0], []).append("/".join(parts))
         return sites
 
     @cached_property
     def fingerprint(self) -> str:
-        settings = [self.count, self.seed, self.operators, self.noises, self.widths, self.height]
-        files = sorted({str(self.record(index).facts["file"]) for index in range(self.count)})
-        digests = [[file, file_digest(self.root / file)] for file in files]
-        return fingerprint(["html folder 1", *settings, self.no_change, self.dark, digests])
+        settings = [self.count, self.seed, self.operators, self.noises, self.widths, self.height, self.templates]
+        files = {self._file(index) for index in range(self.count)} - {None}
+        digests = [[file, file_digest(self.root / file)] for file in sorted(filter(None, files)) if self.root]
+        return fingerprint(["html folder 2", *settings, self.no_change, self.dark, digests])
+
+    @cached_property
+    def styles(self) -> dict[str, str]:
+        """Group of each site; sites of one group share a style sheet."""
+        folders = {site: files for site, files in self.sites.items() if files}
+        shared = {} if self.root is None else shared_styles(self.root, folders)
+        return {site: shared.get(site, site) for site in self.sites}
 
     def __len__(self) -> int:
         return self.count
@@ -99,14 +129,11 @@ class HtmlFolder:
     def record(self, index: int) -> Record:
         names = list(self.sites)
         site = names[index % len(names)]
-        order = record_generator(self.seed, f"pages of {site}").permutation(len(self.sites[site]))
-        file = self.sites[site][order[index // len(names) % len(order)]]
         random = record_generator(self.seed, id := f"{index:06}-{site}")
         is_changed = random.random() >= self.no_change
-        facts = {
-            "root": str(self.root.absolute()),
-            "file": file,
+        facts: dict[str, Any] = {
             "site": site,
+            "style": self.styles[site],
             "edit": str(random.choice(self.operators)) if is_changed else NO_CHANGE,
             "tier": str(random.choice(TIERS)) if is_changed else None,
             "noise": None if is_changed else str(random.choice(self.noises)),
@@ -115,4 +142,18 @@ class HtmlFolder:
             "scroll": round(float(random.random()), 4),
             "dark": bool(random.random() < self.dark),
         }
+        file = self._file(index)
+        if file is None:
+            facts["html"] = template_page(site.removeprefix(TEMPLATE), index // len(names), self.seed)
+        else:
+            facts |= {"root": str(self.root and self.root.absolute()), "file": file}
         return Record(id, facts)
+
+    def _file(self, index: int) -> str | None:
+        """Page of a record; None for a template."""
+        names = list(self.sites)
+        files = self.sites[site := names[index % len(names)]]
+        if not files:
+            return None
+        order = record_generator(self.seed, f"pages of {site}").permutation(len(files))
+        return files[order[index // len(names) % len(order)]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from lightning_idc.utils.errors import DataError
 
 TIMEOUT = 20_000
 """Limit of every step in the browser, in milliseconds."""
+_REDIRECT = re.compile(rb"http-equiv\s*=\s*[\"']?refresh", re.IGNORECASE)
 _FREEZE = """() => { const style = document.createElement('style');
   style.textContent = '*,*::before,*::after{transition:none!important;animation:none!important;' +
     'caret-color:transparent!important;scroll-behavior:auto!important;' +
@@ -63,22 +66,29 @@ class OpenPage:
 
     Args:
         context: context of Playwright with the size of the window.
-        path: file of the page.
+        document: file of the page, or its HTML.
         scroll: fraction of the page above the window.
         scroll_by: pixels by which the page is scrolled further.
 
     Raises:
-        DataError: the page or one of its style sheets cannot be loaded.
+        DataError: the page redirects to another one, or one of its style sheets cannot be loaded.
     """
 
-    def __init__(self, context: Any, path: Path, scroll: float = 0.0, scroll_by: int = 0) -> None:
+    def __init__(self, context: Any, document: Path | str, scroll: float = 0.0, scroll_by: int = 0) -> None:
+        if isinstance(document, Path) and _REDIRECT.search(document.read_bytes()):
+            raise DataError(f"{str(document)!r} redirects to another page")
         self._missing: list[str] = []
         self._page = context.new_page()
         self._page.set_default_timeout(TIMEOUT)
         self._page.on("requestfailed", self._note)
-        self._page.goto(path.absolute().as_uri(), wait_until="load")
+        if isinstance(document, str):
+            self._page.set_content(document, wait_until="load")
+        else:
+            self._page.goto(document.absolute().as_uri(), wait_until="load")
         if self._missing:
-            raise DataError(f"{str(path)!r}: style sheets cannot be loaded: {', '.join(self._missing[:3])}")
+            self.close()
+            raise DataError(f"{str(document)!r}: style sheets cannot be loaded: {', '.join(self._missing[:3])}")
+        self._session = context.new_cdp_session(self._page)
         self._page.evaluate(_FREEZE)
         self._page.evaluate(_SCROLL, [scroll, scroll_by])
 
@@ -92,7 +102,10 @@ class OpenPage:
 
     def screenshot(self) -> Tensor:
         """Take a screenshot of the window, uint8 ``(3, H, W)``."""
-        return read_image(self._page.screenshot(timeout=TIMEOUT), name="a screenshot")
+        # half of the time of Playwright's own screenshots, with equal pixels
+        options = {"format": "png", "optimizeForSpeed": True}
+        image = self._session.send("Page.captureScreenshot", options)["data"]
+        return read_image(base64.b64decode(image), name="a screenshot")
 
     def elements(self) -> list[Element]:
         """Elements that are entirely in the window, not covered and smaller than half of it, in document order."""
