@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.processes import TESTS
+from helpers.stages_here import stages_here
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam, make_sdxl_parts
 
+from lightning_idc.cli import main
 from lightning_idc.data import ImgDiff
 from lightning_idc.data.store.reader import faults, stores_below
 from lightning_idc.synthesis.store import RecordStore
@@ -45,23 +45,28 @@ def with_small_models(folder: Path) -> str:
     return text
 
 
+@pytest.fixture
+def few_open_files() -> Iterator[None]:
+    """As many files as a process may open where nobody raised the limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.timeout(500)
-def test_the_recipe_runs_from_captions_to_release_with_1024_open_files(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("few_open_files")
+def test_the_recipe_runs_from_captions_to_release_with_1024_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages_here(monkeypatch)
     (tmp_path / "recipe.yaml").write_text(with_small_models(tmp_path / "models"))
     (tmp_path / "captions.txt").write_text("\n".join(CAPTIONS * 2))
-    out, limit = tmp_path / "run", (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    given = ["--trainer.accelerator", "cpu", "--stages.edit.data.source.texts", str(tmp_path / "captions.txt")]
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_idc", "run", "recipe.yaml", "--out", str(out), *given],
-        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "run"
+    options = ["--trainer.accelerator", "cpu", "--stages.edit.data.source.texts", str(tmp_path / "captions.txt")]
+    assert main(["run", "recipe.yaml", "--out", str(out), *options]) == 0
     stores = {path.parent.name: RecordStore(path) for path in stores_below(out)}
     assert list(stores) == ["areas", "captions", "differences", "edit", "released", "similar"]
     assert not [problem for store in stores.values() for problem in faults(store.folder)]
