@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.stages_here import stages_here
 
 from lightning_idc.cli import main
 from lightning_idc.cli.configuration import parse_overrides
@@ -44,8 +45,11 @@ def test_the_command_of_the_header_leaves_no_filter_on() -> None:
     assert found == ["scores"] * 3, "pairs, regions and captions"
 
 
-@pytest.mark.dist
-def test_a_setting_of_the_filters_is_applied_to_a_store_of_scores(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_setting_of_the_filters_is_applied_to_a_store_of_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages_here(monkeypatch)
     edited, scored, out = tmp_path / "edited" / "records", tmp_path / "scored" / "records", tmp_path / "out"
     run(PasteEdits(size=96), SamplePhotos(copies=3), edited)
     stages = [kind(filters="scores") for kind in (PairSimilarity, DifferenceAreas, RegionCaptions)]
