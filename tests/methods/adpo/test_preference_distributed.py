@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from helpers.paper import CLIP
 from helpers.processes import launch
 from helpers.training import tiny_retriever
 
-from lightning_idc.cli.recipes.compose import choices, load
+from lightning_idc.cli.recipes.compose import Stage, choices, load
 from lightning_idc.models.distributed import shard
 from lightning_idc.models.strategies import ShardedStrategy
 from lightning_idc.utils.errors import ConfigError
@@ -67,15 +69,20 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, Any], tmp_path: Pat
     assert len(controls) == 7 and control == controls, "UnchangedControl covers the pairs of all processes"
 
 
+@cache
+def paper_stages() -> list[tuple[str, Stage]]:
+    """Name of the recipe and stage, of every entry of every recipe of recipes/paper."""
+    paths = sorted(PAPER.glob("*.yaml"))
+    return [(path.stem, stage) for path in paths for choice in choices(path, {}) for stage in load(path, choice).stages]
+
+
 def strategies() -> dict[str, list[str]]:
     """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
     stages: dict[str, list[str]] = {}
-    for path in sorted(PAPER.glob("*.yaml")):
-        for choice in choices(path, {}):
-            for stage in load(path, choice).stages:
-                block = (stage.config.get("trainer") or {}).get("strategy")
-                if isinstance(block, dict):
-                    stages.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
+    for recipe, stage in paper_stages():
+        block = (stage.config.get("trainer") or {}).get("strategy")
+        if isinstance(block, dict):
+            stages.setdefault(json.dumps(block, sort_keys=True), []).append(recipe)
     return stages
 
 
@@ -93,18 +100,20 @@ def test_paper_recipe_strategies_shard_over_all_processes(tmp_path: Path) -> Non
 
 
 def preference_blocks() -> dict[str, list[str]]:
-    """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages."""
-    stages: dict[str, list[str]] = {}
-    for path in sorted(PAPER.glob("*.yaml")):
-        for choice in choices(path, {}):
-            for stage in load(path, choice).stages:
-                trainer = stage.config.get("trainer") or {}
-                names = [str(one.get("class_path")) for one in trainer.get("callbacks") or []]
-                several = isinstance(trainer.get("strategy"), dict)
-                if several and any(name.endswith("PreferenceOptimization") for name in names):
-                    block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
-                    stages.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
-    return stages
+    """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages.
+
+    Of blocks that differ in the number of candidates or the temperature, the points of Figure 4, one is enough.
+    """
+    stages: dict[str, tuple[str, list[str]]] = {}
+    for recipe, stage in paper_stages():
+        trainer = stage.config.get("trainer") or {}
+        names = [str(one.get("class_path")) for one in trainer.get("callbacks") or []]
+        several = isinstance(trainer.get("strategy"), dict)
+        if several and any(name.endswith("PreferenceOptimization") for name in names):
+            block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
+            key = re.sub(r'"(candidates|temperature)": [0-9.]+', "", json.dumps(block, sort_keys=True))
+            stages.setdefault(key, (json.dumps(block), []))[1].append(f"{recipe}, {stage.name}")
+    return dict(stages.values())
 
 
 @pytest.mark.dist
