@@ -71,7 +71,6 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
             raise ConfigError(
                 f"--judge is the endpoint {redact_url(options.judge)}; name the model that it runs with --judge_model"
             )
-        from lightning_idc.synthesis.models.base import whole_words
         from lightning_idc.synthesis.models.endpoint import Endpoint
 
         # at least ten tokens a second: a reasoning model must not be called again before it has answered
@@ -87,7 +86,7 @@ def text_model(options: JudgeOptions) -> tuple[TextModel, str]:
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # greedy decoding would repeat the answer
             sampled = replace(endpoint, temperature=0.7) if attempt else endpoint
-            return [whole_words(answer) for answer in sampled.ask(prompts, [attempt] * len(prompts))]
+            return sampled.ask(prompts, [attempt] * len(prompts))
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from lightning_idc.metrics.captions import check_ids
+from lightning_idc.utils.answers import cut_off, decode_answers, read_answer, whole_words
 from lightning_idc.utils.errors import DataError, loading_model
 
 TextModel = Callable[[Sequence[str], int], list[str]]
@@ -189,7 +190,8 @@ def ask_with_retries(
     Args:
         model: function from prompts and the number of the attempt to answers.
         prompts: prompts, one per question.
-        read: parser of an answer, given the index of its prompt; None for an unreadable answer.
+        read: parser of an answer, given the index of its prompt; None for an unreadable answer. It does not see the
+            last word of a truncated answer.
         retries: number of retries.
         batch_size: number of prompts per call of the model.
 
@@ -213,7 +215,7 @@ def ask_with_retries(
                 )
             num_answers += len(indices)
             for index, answer in zip(indices, new_answers, strict=True):
-                answers[index], values[index] = answer, read(index, answer)
+                answers[index], values[index] = answer, read(index, whole_words(answer))
     return values, answers, num_answers
 
 
@@ -250,7 +252,7 @@ class CausalJudge:
         self._max_new_tokens, self._temperature = max_new_tokens, temperature
 
     def __call__(self, prompts: Sequence[str], attempt: int) -> list[str]:
-        """Answers to prompts."""
+        """Answers to prompts, without thoughts; a :class:`CutOff` for a truncated answer."""
         import torch
 
         texts = [self._with_template(prompt) for prompt in prompts]
@@ -268,8 +270,9 @@ class CausalJudge:
                 pad_token_id=self._tokenizer.pad_token_id,
                 **sampling,
             )
-        answers = output[:, inputs["input_ids"].shape[1] :]
-        return list(self._tokenizer.batch_decode(answers, skip_special_tokens=True))
+        ids = output[:, inputs["input_ids"].shape[1] :].tolist()
+        is_cut = cut_off(self._model, ids, self._max_new_tokens)
+        return list(map(read_answer, decode_answers(self._tokenizer, ids), is_cut))
 
     def _with_template(self, prompt: str) -> str:
         if self._tokenizer.chat_template is None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, judge_captions
+from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, ask_with_retries, judge_captions
 from lightning_idc.metrics.paired_accuracy import (
     CONTRAST,
     ModelAnswer,
@@ -20,6 +20,7 @@ from lightning_idc.metrics.paired_accuracy import (
     paired_accuracy,
     read_answers,
 )
+from lightning_idc.utils.answers import CutOff
 from lightning_idc.utils.errors import DataError
 
 
@@ -120,11 +121,13 @@ def test_unparsed_answers_are_retried_and_counted() -> None:
         judge_captions({"3": "x"}, {"3": ["x"], "4": ["y"]}, model)
 
 
-def tiny_model(folder: Path, template: bool) -> None:
+def tiny_model(folder: Path, template: bool, first: str | None = None) -> None:
+    """A random model, or one that says a word for ever."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    words = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "score", "1", "2", "the", "cube"])}
+    known = [*([] if first is None else [first]), "<unk>", "<s>", "</s>", "score", "1", "2", "the", "cube"]
+    words = {word: number for number, word in enumerate(known)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
@@ -133,7 +136,11 @@ def tiny_model(folder: Path, template: bool) -> None:
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+    ends = {name: words[token] for name, token in (("bos_token_id", "<s>"), ("eos_token_id", "</s>"))}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **ends, **sizes))
+    if first is not None:
+        torch.nn.init.zeros_(model.lm_head.weight)
+    model.save_pretrained(folder)
 
 
 @pytest.mark.slow
@@ -151,6 +158,18 @@ def test_causal_model_answers_each_prompt_separately(tmp_path: Path, template: b
     assert torch.equal(state, torch.get_rng_state()), "the judge draws from a stream of its own"
     result = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
     assert result.num_answers in (1, 2) and set(result.answers) == {"1"}
+
+
+@pytest.mark.parametrize(("first", "expected"), [("<think>", ""), ("8", "8 8 8 8 8")])
+def test_a_local_judge_returns_neither_thoughts_nor_half_a_number(tmp_path: Path, first: str, expected: str) -> None:
+    """A model without a preference says the first word of its vocabulary until the token limit ends it."""
+    tiny_model(tmp_path, template=False, first=first)
+    judge = CausalJudge(str(tmp_path), max_new_tokens=5)
+    (answer,) = judge(["the cube"], 0)
+    assert answer == expected and isinstance(answer, CutOff)
+    seen: list[str] = []
+    ask_with_retries(judge, ["the cube"], lambda index, text: seen.append(text), retries=0, batch_size=1)
+    assert seen == [expected.removesuffix("8")], "the last word of a truncated answer may be half of one"
 
 
 def test_score_with_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

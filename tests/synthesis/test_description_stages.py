@@ -30,12 +30,13 @@ from lightning_idc.methods.namc.descriptions import (
 )
 from lightning_idc.nn.vocabulary import BERT_SPECIALS, BertVocabulary, ClipVocabulary
 from lightning_idc.synthesis.library import rendered_things
-from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, VisionLanguageModel
+from lightning_idc.synthesis.models.base import ImageCaptioner, VisionLanguageModel
 from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Pairs, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
+from lightning_idc.utils.answers import CutOff
 from lightning_idc.utils.errors import DataError
 
 HEAD = "The difference between the two images is that the first image"

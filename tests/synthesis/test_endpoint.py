@@ -19,10 +19,10 @@ from PIL import Image
 
 from lightning_idc.methods.img_diff.captions import PromptedEdits
 from lightning_idc.synthesis.models import endpoint as module
-from lightning_idc.synthesis.models.base import CutOff
 from lightning_idc.synthesis.models.endpoint import Endpoint, EndpointText, EndpointVision
 from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.sources import Sentences
+from lightning_idc.utils.answers import CutOff
 from lightning_idc.utils.errors import ConfigError, IDCError
 
 
@@ -216,13 +216,15 @@ def test_thoughts_and_truncated_answers(
 
 
 def test_every_reader_of_answers_uses_one_function() -> None:
-    """Fields of a choice are read in one file, and local models return what the same function gives."""
+    """Fields of a choice are read in one file, and what local models generate is decoded by one module."""
     package = Path(module.__file__).parents[2]
     pattern = re.compile(r"""\[["']message["']\]|get\(["'](message|choices)["']\)""")
-    files = [file for file in package.rglob("*.py") if pattern.search(file.read_text(encoding="utf-8"))]
-    assert [file.relative_to(package).as_posix() for file in files] == ["synthesis/models/endpoint.py"]
-    chat = (package / "synthesis/models/chat.py").read_text(encoding="utf-8")
-    assert chat.count("read_answer") == 3 and "CutOff(" not in chat  # the import, texts, images
+    sources = {file.relative_to(package).as_posix(): file.read_text(encoding="utf-8") for file in package.rglob("*.py")}
+    assert [name for name, text in sources.items() if pattern.search(text)] == ["synthesis/models/endpoint.py"]
+    decoding = {name for name, text in sources.items() if "batch_decode(" in text}
+    assert decoding == {"utils/answers.py", "synthesis/models/chat.py"}, "and stop strings, in chat.py"
+    local = {name for name, text in sources.items() if "decode_answers(" in text and "read_answer" in text}
+    assert local == {"utils/answers.py", "metrics/judge.py", "synthesis/models/chat.py"}
 
 
 def test_unreachable_endpoint_is_a_preflight_problem(server: Server) -> None:

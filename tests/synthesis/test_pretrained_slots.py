@@ -11,7 +11,6 @@ import torch
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam
 
 from lightning_idc.methods.img_diff.questions import PromptedTeller
-from lightning_idc.synthesis.models.base import CutOff
 from lightning_idc.synthesis.models.chat import (
     ChatModel,
     ChatVisionModel,
@@ -20,6 +19,7 @@ from lightning_idc.synthesis.models.chat import (
 )
 from lightning_idc.synthesis.models.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
 from lightning_idc.synthesis.models.sam import SamSegmenter
+from lightning_idc.utils.answers import CutOff
 from lightning_idc.utils.errors import CheckpointError
 
 TEXTS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat ."]

@@ -22,12 +22,13 @@ from lightning_idc.data.benchmarks.implicit_change import (
     repetitions,
     unquoted,
 )
-from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
+from lightning_idc.synthesis.models.base import ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.models.contours import DifferenceContours
 from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.answers import CutOff
 from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.files import atomic_write

@@ -10,7 +10,6 @@ from torch import Tensor
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.rewards import Reward, Texts, check_references
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_with_retries
-from lightning_idc.synthesis.models.base import whole_words
 from lightning_idc.synthesis.models.endpoint import Endpoint, image_part
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -74,7 +73,7 @@ class JudgeReward(Reward):
             # a new seed for each try, as a cached answer would be the same again
             lambda remaining, attempt: self.endpoint.ask(remaining, [attempt] * len(remaining)),
             contents,
-            read=lambda index, answer: self.rubric.read(whole_words(answer)),
+            read=lambda index, answer: self.rubric.read(answer),
             retries=self.tries - 1,
             batch_size=max(1, len(contents)),
         )

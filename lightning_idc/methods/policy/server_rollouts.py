@@ -22,8 +22,8 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.models.random_state import pair_seeds
-from lightning_idc.synthesis.models.base import has_thought
 from lightning_idc.synthesis.models.endpoint import Endpoint, image_part, text_of
+from lightning_idc.utils.answers import has_thought
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 PLAIN_SAMPLING = {"repetition_penalty": 1.0, "top_k": -1, "min_p": 0.0}
@@ -85,6 +85,11 @@ class ServerRollouts(Callback):
             raise ConfigError(f"captions must be sampled again in every epoch; leave out the cache {endpoint.cache!r}")
         self.endpoint, self.weights, self.log_probs = endpoint, weights, log_probs
         self._server_state: dict[str, Any] = {}
+
+    @property
+    def has_log_probs(self) -> bool:
+        """Whether the probability ratio is relative to the server's weights, and so differs from 1."""
+        return self.log_probs == "server"
 
     # ---- hooks of the run ----------------------------------------------------------------------------------------
 

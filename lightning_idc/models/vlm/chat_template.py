@@ -1,4 +1,4 @@
-"""Prompts in the chat template of a model, checked, and answers without thoughts.
+"""Prompts in the chat template of a model, checked.
 
 A prompt that differs from those of the model's training changes its answers, and no score shows why; so the rendered
 text is checked here, the one function through which all prompts go.
@@ -6,22 +6,13 @@ text is checked here, the one function through which all prompts go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
+from lightning_idc.utils.answers import MARKERS
 from lightning_idc.utils.errors import ConfigError
 
 SWITCH = "enable_thinking"
 """Variable by which templates of models that think turn it off."""
-MARKERS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("[THINK]", "[/THINK]"),
-)
-"""Begin and end of a thought in the text of models."""
 
 
 def template_of(processor: Any) -> str | None:
@@ -76,36 +67,3 @@ def close_thought(prompt: str) -> str:
         if begun and end not in thought:
             return f"{prompt.rstrip()}\n\n{end}\n\n"
     return prompt
-
-
-def without_thought(answer: str) -> str:
-    """Answer of a model without the thought before it; empty if the answer breaks off within the thought.
-
-    Example:
-        >>> without_thought("It is smaller now.\\n</think>\\n\\nthe cube is gone")
-        'the cube is gone'
-    """
-    for begin, end in MARKERS:
-        answer = answer.rpartition(end)[2].partition(begin)[0]
-    return answer.strip()
-
-
-@dataclass(frozen=True)
-class ThoughtTokens:
-    """Ids of the tokens that begin and end a thought, where a tokenizer has such tokens."""
-
-    begins: frozenset[int]
-    ends: frozenset[int]
-
-    @classmethod
-    def of(cls, tokenizer: Any) -> ThoughtTokens:
-        """Those of a tokenizer."""
-        ids = tokenizer.get_added_vocab()
-        begins, ends = ([ids[token] for token in tokens if token in ids] for tokens in zip(*MARKERS, strict=True))
-        return cls(frozenset(begins), frozenset(ends))
-
-    def after(self, ids: list[int]) -> list[int]:
-        """Ids of an answer without the thought before it."""
-        last_end = max((index for index, token in enumerate(ids) if token in self.ends), default=-1)
-        answer = ids[last_end + 1 :]
-        return list(takewhile(lambda token: token not in self.begins, answer))

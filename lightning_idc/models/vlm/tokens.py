@@ -8,8 +8,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from lightning_idc.models.vlm.chat_template import ThoughtTokens, template_of, without_thought
+from lightning_idc.models.vlm.chat_template import template_of
 from lightning_idc.nn.vocabulary import SpecialIds, Vocabulary, word_spans
+from lightning_idc.utils.answers import ThoughtTokens, read_answer
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -134,7 +135,7 @@ class TokenizerVocabulary(Vocabulary):
         """Sentence of the ids up to the end token, without a thought before it."""
         # markers of thoughts may be special tokens, which the text would lack
         text = self.tokenizer.decode(self._thought.after(list(ids)), skip_special_tokens=True)
-        return without_thought(text)
+        return str(read_answer(text)).strip()
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids without special tokens, each with its number of tokens.

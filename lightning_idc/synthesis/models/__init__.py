@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning_idc.synthesis.models.base import (
-    CutOff,
     DifferenceTeller,
     ImageCaptioner,
     ImageEncoder,
@@ -17,6 +16,7 @@ from lightning_idc.synthesis.models.base import (
     TextModel,
     VisionLanguageModel,
 )
+from lightning_idc.utils.answers import CutOff
 
 __all__ = [
     "CutOff",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,54 +150,6 @@ class PairPainter(ModelInterface):
     @abstractmethod
     def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Generate two images for each pair of captions, uint8 ``(3, H, W)``."""
-
-
-class CutOff(str):
-    """Answer that was truncated by the token limit of the model."""
-
-    __slots__ = ()
-
-
-_END_OF_THOUGHT = re.compile(r"</think(?:ing)?>|\[/THINK\]")
-_THOUGHT = re.compile(r"\s*(?:<think(?:ing)?>|\[THINK\])")
-
-
-def read_answer(text: str, is_cut: bool) -> str:
-    """Read what a model generated: without its thought, encodable as UTF-8, and marked if it is truncated.
-
-    All models of this package, behind an endpoint or in this process, return answers through this function. A thought
-    that the token limit cut leaves an empty answer.
-
-    Args:
-        text: generated text, without special tokens.
-        is_cut: whether the token limit ended it.
-
-    Returns:
-        The answer; a :class:`CutOff` if it is truncated.
-    """
-    parts = _END_OF_THOUGHT.split(text)
-    if len(parts) > 1:
-        text = parts[-1].lstrip()
-    elif _THOUGHT.match(text):
-        text, is_cut = "", True
-    # a token limit can split an emoji, which leaves a lone surrogate that UTF-8 cannot encode
-    text = text.encode("utf-8", "replace").decode()
-    return CutOff(text) if is_cut else text
-
-
-def has_thought(text: str) -> bool:
-    """Whether a generated text contains a thought, complete or not."""
-    return bool(_END_OF_THOUGHT.search(text) or _THOUGHT.match(text))
-
-
-def whole_words(answer: str) -> str:
-    """An answer without the last word of a truncated one: "score: 8" may be the beginning of "score: 85".
-
-    Example:
-        >>> whole_words(CutOff("score: 8")), whole_words("score: 8")
-        ('score: ', 'score: 8')
-    """
-    return re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer
 
 
 class TextModel(ModelInterface):

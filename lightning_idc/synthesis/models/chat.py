@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from lightning_idc.images.resize import resize
-from lightning_idc.synthesis.models.base import ImageCaptioner, TextModel, VisionLanguageModel, read_answer
+from lightning_idc.synthesis.models.base import ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.models.loading import Loading
 from lightning_idc.synthesis.models.pretrained import Pretrained, as_pil
+from lightning_idc.utils.answers import cut_off, decode_answers, read_answer
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError
 
@@ -98,8 +99,8 @@ class ChatModel(Pretrained, TextModel):
         out = self.net.generate(
             **inputs, do_sample=False, logits_processor=sampling, max_new_tokens=self.max_new_tokens, **stopping
         )
-        answers = self.processor.batch_decode(out[:, start:], skip_special_tokens=True)
-        is_cut = cut_off(self.net, out[:, start:], self.max_new_tokens)
+        ids = out[:, start:].tolist()
+        answers, is_cut = decode_answers(self.processor, ids), cut_off(self.net, ids, self.max_new_tokens)
         ended = [cut_at(answer, self.stop) for answer in answers]
         # a text that ends at a stop string is complete
         return [
@@ -112,20 +113,6 @@ class ChatModel(Pretrained, TextModel):
                 [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
             )
         return VICUNA.format(prompt=prompt) if self.template == "vicuna" else prompt
-
-
-def cut_off(net: Any, tokens: Tensor, max_new_tokens: int) -> list[bool]:
-    """Which answers reached the token limit without an end token.
-
-    Args:
-        net: model of transformers.
-        tokens: generated tokens ``(N, T)``.
-        max_new_tokens: token limit.
-    """
-    ends = net.generation_config.eos_token_id
-    end_tokens = torch.tensor([] if ends is None else ends, device=tokens.device).flatten()
-    is_cut = ~torch.isin(tokens, end_tokens).any(1) & (tokens.shape[1] >= max_new_tokens)
-    return [bool(cut) for cut in is_cut]
 
 
 def starts_with_bos(text: str, tokenizer: Any) -> bool:
@@ -244,9 +231,9 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         ).to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.net.dtype)
         out = self.net.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens)
-        new = out[:, inputs["input_ids"].shape[1] :]
-        answers = self.processor.batch_decode(new, skip_special_tokens=True)
-        return list(map(read_answer, answers, cut_off(self.net, new, self.max_new_tokens)))
+        ids = out[:, inputs["input_ids"].shape[1] :].tolist()
+        answers = decode_answers(self.processor.tokenizer, ids)
+        return list(map(read_answer, answers, cut_off(self.net, ids, self.max_new_tokens)))
 
 
 def _chat_message(prompt: str, images: int) -> list[dict[str, Any]]:

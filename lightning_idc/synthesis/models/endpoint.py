@@ -15,9 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel, read_answer
+from lightning_idc.synthesis.models.base import ModelInterface, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.records import encode_image
 from lightning_idc.utils import http
+from lightning_idc.utils.answers import CutOff, read_answer
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, fingerprint, seal, unseal
