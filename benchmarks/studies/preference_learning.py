@@ -171,15 +171,17 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
         return PreferenceOptimization(beta=args.beta, caption_weight=args.caption_weight, anchor=args.anchor, **options)
 
     def dpo(weighting: Any, share: float = args.no_change_fraction) -> Callable[[], list[Callback]]:
-        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=share))]
+        fraction = share if weighting == "stratified" else None
+        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=fraction))]
 
     def adpo(
         weighting: Any = args.weighting, no_change: float = args.no_change_fraction, **options: Any
     ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
+        fraction = no_change if weighting == "stratified" else None
         return lambda: [
             preference(),
-            AdversarialRetriever(weighting=weighting, no_change_fraction=no_change, **settings),
+            AdversarialRetriever(weighting=weighting, no_change_fraction=fraction, **settings),
         ]
 
     weightings: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}

@@ -102,8 +102,8 @@ def rows_of(args: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
         return control | {
             "GRPO": grpo(),
             "Dr. GRPO": grpo(scale="none", averaging="constant"),
-            "DAPO": grpo(clip_high=0.28, averaging="token", filter_groups=True),
-            "GSPO": grpo(level="sequence"),
+            "DAPO": grpo(clip_high=0.28, averaging="token", filter_groups=True, iterations=2),
+            "GSPO": grpo(level="sequence", iterations=2),
             "RLOO": grpo(scale="leave_one_out"),
         }
     scst: tuple[Callbacks, int] = (lambda: [SelfCritical(samples=4)], args.scst_epochs)

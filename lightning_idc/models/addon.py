@@ -6,7 +6,7 @@ features, replace the training loss and add losses; an ``AddonCallback`` (``mode
 
 1. :meth:`Addon.batch` of every add-on: the batch that the module encodes;
 2. :meth:`Addon.features` of every add-on: the features that the loss reads;
-3. :meth:`Addon.objective` of at most one add-on: a loss in place of the training loss;
+3. :meth:`Addon.objective` of at most one add-on: a loss in place of the training loss, times ``weight``;
 4. :meth:`Addon.losses` of every add-on: losses that are added, times ``weight``.
 
 A :class:`~lightning_idc.models.module.PairModule` makes these calls in ``training_step``. For any other LightningModule
@@ -166,11 +166,12 @@ class AddonSteps:
         return features
 
     def objective(self) -> Tensor | None:
-        """Objective of the add-on that overrides it, or None."""
+        """Objective of the add-on that overrides it, times its weight, or None."""
         for addon, step in self.active():
             if addon.replaces_objective:
                 with step.stream():
-                    return addon.objective(step)
+                    loss = addon.objective(step)
+                return None if loss is None else addon.weight * loss
         return None
 
     def total(self, loss: Tensor) -> Tensor:

@@ -24,8 +24,6 @@ from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import NegativeSource, RejectedCaptions, build_pool, sample_candidates
 from lightning_idc.methods.adpo.pool import (
-    NO_CHANGE_FRACTION,
-    SIMILARITY_THRESHOLD,
     CaptionPool,
     Weighting,
     normalize,
@@ -220,7 +218,7 @@ class AdversarialRetriever(AddonCallback):
         threshold: as in :class:`CaptionPool`.
         weights: checkpoint of a run with a retriever of the same name, whose weights are loaded.
         name: key under ``aux_addons``.
-        weight: 0 equals absent.
+        weight: factor of the retriever's losses; 0 equals absent.
     """
 
     def __init__(
@@ -234,9 +232,9 @@ class AdversarialRetriever(AddonCallback):
         alignment: NonNegativeFloat | None = None,
         fraction: PositiveShare = 1.0,
         weighting: Weighting = "stratified",
-        no_change_fraction: Share = NO_CHANGE_FRACTION,
+        no_change_fraction: Share | None = None,
         too_similar: TextEncoder | None = None,
-        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+        threshold: PositiveShare | None = None,
         weights: str | None = None,
         name: str = "retriever",
         weight: float = 1.0,

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.pool import (
-    NO_CHANGE_FRACTION,
-    SIMILARITY_THRESHOLD,
     CaptionPool,
     Weighting,
     sample_negatives,
@@ -107,9 +105,9 @@ class RandomCaption(NegativeSource):
         self,
         candidates: TwoOrMore = 128,
         weighting: Weighting = "stratified",
-        no_change_fraction: Share = NO_CHANGE_FRACTION,
+        no_change_fraction: Share | None = None,
         too_similar: TextEncoder | None = None,
-        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+        threshold: PositiveShare | None = None,
     ) -> None:
         check_arguments(RandomCaption.__init__, locals())
         self.candidates, self.weighting, self.no_change_fraction = candidates, weighting, no_change_fraction
@@ -127,9 +125,9 @@ class RandomCaption(NegativeSource):
 def build_pool(
     data: PairDataModule,
     weighting: Weighting,
-    no_change_fraction: float,
+    no_change_fraction: float | None,
     too_similar: TextEncoder | None = None,
-    threshold: float = SIMILARITY_THRESHOLD,
+    threshold: float | None = None,
 ) -> CaptionPool:
     """Pool of the captions of a training split; the arguments are those of :class:`CaptionPool`."""
     if too_similar is not None:
@@ -174,7 +172,7 @@ class SameScene(NegativeSource):
     """
 
     def __init__(
-        self, scene: str, too_similar: TextEncoder | None = None, threshold: PositiveShare = SIMILARITY_THRESHOLD
+        self, scene: str, too_similar: TextEncoder | None = None, threshold: PositiveShare | None = None
     ) -> None:
         check_arguments(SameScene.__init__, locals())
         try:
@@ -340,7 +338,7 @@ class SelfSampled(NegativeSource):
         top_p: PositiveShare = 1.0,
         verify: bool = False,
         too_similar: TextEncoder | None = None,
-        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+        threshold: PositiveShare | None = None,
     ) -> None:
         check_arguments(SelfSampled.__init__, locals())
         self.temperature, self.top_p, self.verify = temperature, top_p, verify

@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_idc.nn.vocabulary import words_of
 from lightning_idc.synthesis.models.base import TextEncoder
 from lightning_idc.utils.bounds import PositiveShare, Share, check_arguments
-from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Weighting = Literal["frequency", "distinct", "stratified"]
 NO_CHANGE_FRACTION = 0.3
@@ -43,13 +43,15 @@ class CaptionPool:
             captions of random other pairs. ``distinct``: each entry at most once. ``stratified``: by frequency, with
             "nothing changed" as a separate stratum (see :meth:`sample_candidates`).
         no_change: sentences that say that nothing changed.
-        no_change_fraction: in ``stratified``, fraction of the changed pairs whose negatives are such sentences.
+        no_change_fraction: in ``stratified``, fraction of the changed pairs whose negatives are such sentences; 0.3
+            when None.
         too_similar: loaded encoder of sentences, which embeds every entry once; None to compare words only.
-        threshold: cosine with a reference from which on a caption is too similar to be a negative.
+        threshold: cosine with a reference from which on a caption is too similar to be a negative; 0.8 when None.
 
     Raises:
         DataError: there are fewer than two distinct captions.
-        ConfigError: the weighting is unknown or a number is out of range.
+        ConfigError: the weighting is unknown, a number is out of range, or ``no_change_fraction`` or ``threshold`` is
+            set where the other arguments leave it without effect.
     """
 
     def __init__(
@@ -57,13 +59,20 @@ class CaptionPool:
         captions: Iterable[str],
         weighting: Weighting = "frequency",
         no_change: Iterable[str] = (),
-        no_change_fraction: Share = 0.0,
+        no_change_fraction: Share | None = None,
         too_similar: TextEncoder | None = None,
-        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+        threshold: PositiveShare | None = None,
     ) -> None:
         check_arguments(CaptionPool.__init__, locals())
-        self.weighting, self.no_change_fraction = weighting, no_change_fraction
-        self.too_similar, self.threshold = too_similar, threshold
+        if no_change_fraction is not None and weighting != "stratified":
+            raise ConfigError(
+                f"no_change_fraction is {no_change_fraction:g} and weighting {weighting!r}; it needs 'stratified'"
+            )
+        if threshold is not None and too_similar is None:
+            raise ConfigError(f"threshold is {threshold:g} and too_similar None; set too_similar to a TextEncoder")
+        self.weighting, self.too_similar = weighting, too_similar
+        self.no_change_fraction = NO_CHANGE_FRACTION if no_change_fraction is None else no_change_fraction
+        self.threshold = SIMILARITY_THRESHOLD if threshold is None else threshold
         # captions with other words than the references, and those of them that were too similar, since they were read
         self._num_compared, self._num_similar = 0, 0
         self.texts: list[str] = []

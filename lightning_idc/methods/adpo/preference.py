@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -43,7 +42,7 @@ class PreferenceOptimization(PolicyCallback):
             checkpointing of transformers needs it on.
         validation: whether preference metrics are also logged on validation pairs, with random negatives.
         name: key under ``aux_addons``.
-        weight: 0 equals absent.
+        weight: factor of the loss; 0 equals absent.
         options: fields of :class:`~lightning_idc.methods.adpo.preference_addon.PreferenceOptions`.
     """
 
@@ -73,9 +72,12 @@ class PreferenceOptimization(PolicyCallback):
                 source.setup(train_data(module))
         assert self.reference is not None
         self.reference.setup(module)
-        # without a reference policy there is nothing to anchor to
-        options = replace(self.options, anchor=0.0) if isinstance(self.reference, NoReference) else self.options
-        return Preference(options, self.negatives, self.reference, train_data(module).no_change_captions())
+        if self.options.anchor and isinstance(self.reference, NoReference):
+            raise ConfigError(
+                f"anchor is {self.options.anchor:g}, which keeps the policy at its reference, and reference is "
+                "NoReference; leave anchor out"
+            )
+        return Preference(self.options, self.negatives, self.reference, train_data(module).no_change_captions())
 
     def reuse(self, module: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, Preference)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, RejectedCaptions, log_too_similar
-from lightning_idc.methods.adpo.pool import SIMILARITY_THRESHOLD, normalize
+from lightning_idc.methods.adpo.pool import normalize
 from lightning_idc.methods.policy.rewards import Reward, compute_rewards
 from lightning_idc.methods.policy.rollout import grouped
 from lightning_idc.models.addon import TrainingStep
@@ -47,7 +47,7 @@ class RewardMined(NegativeSource):
         temperature: PositiveFloat = 1.0,
         top_p: PositiveShare = 1.0,
         too_similar: TextEncoder | None = None,
-        threshold: PositiveShare = SIMILARITY_THRESHOLD,
+        threshold: PositiveShare | None = None,
     ) -> None:
         check_arguments(RewardMined.__init__, locals())
         self.reward, self.samples, self.max_reward = reward, samples, max_reward

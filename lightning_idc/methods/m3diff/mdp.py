@@ -181,7 +181,8 @@ class MultiScaleDifferentialPerception(nn.Module):
         options: fields of :class:`MDPOptions`.
 
     Raises:
-        ConfigError: an argument is out of range, the softmax is over one depth, or ``heads`` does not divide ``width``.
+        ConfigError: an argument is out of range, ``softmax`` or ``shared`` is set with one depth, or ``heads`` does not
+            divide ``width``.
     """
 
     def __init__(self, width: PositiveInt, scales: PositiveInt, **options: Any) -> None:
@@ -191,6 +192,10 @@ class MultiScaleDifferentialPerception(nn.Module):
         if settings.softmax and scales == 1:
             raise ConfigError(
                 "softmax is true with one depth, where it is always 1; use more depths, or leave out softmax"
+            )
+        if not settings.shared and scales == 1:
+            raise ConfigError(
+                "shared is false with one depth, which shares its weights with no other; leave out shared"
             )
         heads = settings.heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:

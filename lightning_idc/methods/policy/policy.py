@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.methods.policy.losses import Average, Level
 from lightning_idc.methods.policy.policy_addon import PolicyGradient, Surrogate
@@ -23,6 +23,9 @@ from lightning_idc.utils.bounds import (
 )
 from lightning_idc.utils.errors import ConfigError
 
+CLIP = 0.2
+"""Default distance from 1 at which the probability ratio is clipped."""
+
 
 class RewardOptimization(PolicyCallback):
     """Base class of :class:`SelfCritical` and :class:`GroupRelative`.
@@ -31,7 +34,7 @@ class RewardOptimization(PolicyCallback):
         reward: reward of the captioner's samples.
         surrogate: advantages and surrogate loss.
         samples: K, number of captions sampled per pair and step (TRL's ``num_generations``).
-        reference: reference policy of the KL divergence; :class:`FrozenCopy` when None. Unused if beta is 0.
+        reference: reference policy of the KL divergence; :class:`FrozenCopy` when None. It needs a beta above 0.
         temperature: sampling temperature. The loss uses the probabilities at temperature 1.
         top_p: probability mass of the tokens to sample from.
         iterations: number of steps that train on the samples of a batch (TRL's ``num_iterations``). The batches of the
@@ -41,7 +44,7 @@ class RewardOptimization(PolicyCallback):
             ``PreferenceOptimization``. If not, it replaces the caption loss.
         dropout: whether dropout stays on.
         name: key under ``aux_addons``.
-        weight: 0 equals absent.
+        weight: factor of the loss; 0 equals absent.
 
     Raises:
         ConfigError: a number is out of range, or two arguments contradict each other.
@@ -77,6 +80,11 @@ class RewardOptimization(PolicyCallback):
     @staticmethod
     def _reference(reference: ReferencePolicy | None, beta: float) -> ReferencePolicy | None:
         if not beta:
+            if reference is not None:
+                raise ConfigError(
+                    f"reference is {type(reference).__name__} and beta 0, which leaves out the KL divergence; set beta "
+                    "as well"
+                )
             return None
         return FrozenCopy() if reference is None else reference
 
@@ -155,7 +163,7 @@ class SelfCritical(RewardOptimization):
         check_arguments(SelfCritical.__init__, locals())
         surrogate = Surrogate(
             advantage="greedy",
-            clip_low=0.2,
+            clip_low=CLIP,
             clip_high=None,
             level="token",
             averaging="sample",
@@ -171,8 +179,8 @@ class GroupRelative(RewardOptimization):
     The defaults are those of GRPO; ``beta`` is 0.04 in its paper and 0 in TRL. The variants are
 
     - Dr. GRPO: ``scale: none``, ``averaging: constant``;
-    - DAPO: ``clip_high: 0.28``, ``averaging: token``, ``filter_groups: true``;
-    - GSPO: ``level: sequence``;
+    - DAPO: ``clip_high: 0.28``, ``averaging: token``, ``filter_groups: true``, ``iterations`` above 1;
+    - GSPO: ``level: sequence``, ``iterations`` above 1;
     - RLOO: ``scale: leave_one_out``.
 
     Args:
@@ -183,9 +191,11 @@ class GroupRelative(RewardOptimization):
         scale: divisor of the advantages (TRL's ``scale_rewards``): the standard deviation over the samples of the pair
             (``group``) or of the step (``batch``), or ``none``; ``leave_one_out`` subtracts the mean of the other
             samples and does not divide.
-        clip: the probability ratio is clipped at 1 - clip (TRL's ``epsilon``).
+        clip: the probability ratio is clipped at 1 - clip (TRL's ``epsilon``); 0.2 when None. The ratio differs from 1
+            with ``iterations`` above 1, or with the log-probabilities of :class:`ServerRollouts`.
         clip_high: the probability ratio is clipped at 1 + clip_high (TRL's ``epsilon_high``); ``clip`` when None.
         level: whether the probability ratio is that of tokens or of captions (TRL's ``importance_sampling_level``).
+            As ``clip``, ``sequence`` needs a ratio other than 1.
         averaging: mean over tokens and samples (TRL's ``loss_type``): ``sample`` (``grpo``), ``token`` (``dapo``) or
             ``constant`` (``dr_grpo``); see :func:`lightning_idc.methods.policy.losses.average`.
         filter_groups: whether pairs whose samples have equal rewards are left out.
@@ -203,7 +213,7 @@ class GroupRelative(RewardOptimization):
         beta: NonNegativeFloat = 0.0,
         reference: ReferencePolicy | None = None,
         scale: Literal["group", "batch", "none", "leave_one_out"] = "group",
-        clip: NonNegativeFloat = 0.2,
+        clip: NonNegativeFloat | None = None,
         clip_high: NonNegativeFloat | None = None,
         level: Level = "token",
         averaging: Average = "sample",
@@ -213,7 +223,7 @@ class GroupRelative(RewardOptimization):
         check_arguments(GroupRelative.__init__, locals())
         surrogate = Surrogate(
             advantage=scale,
-            clip_low=clip,
+            clip_low=CLIP if clip is None else clip,
             clip_high=clip_high,
             level=level,
             averaging=averaging,
@@ -221,3 +231,15 @@ class GroupRelative(RewardOptimization):
             beta=beta,
         )
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)
+        chosen = {"clip": clip, "clip_high": clip_high, "level": None if level == "token" else level}
+        self._of_ratio = {name: value for name, value in chosen.items() if value is not None}
+
+    def build(self, module: LightningModule) -> Addon:
+        callbacks: list[Callback] = cast(Any, module.trainer).callbacks
+        if self.iterations == 1 and not any(getattr(callback, "has_log_probs", False) for callback in callbacks):
+            for name, value in self._of_ratio.items():
+                raise ConfigError(
+                    f"{name} is {value!r} and iterations 1: the probability ratio is then always 1, and {name} has no "
+                    f"effect; leave {name} out, or set iterations above 1"
+                )
+        return super().build(module)

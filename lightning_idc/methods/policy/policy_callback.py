@@ -23,7 +23,7 @@ class PolicyCallback(AddonCallback):
         dropout: whether dropout stays on. With dropout off, the policy starts exactly at the reference. Activation
             checkpointing of transformers needs it on.
         name: key under ``aux_addons``.
-        weight: 0 equals absent.
+        weight: factor of the loss; 0 equals absent.
     """
 
     def __init__(self, reference: ReferencePolicy | None, dropout: bool, name: str, weight: float) -> None:

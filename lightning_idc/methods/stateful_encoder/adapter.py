@@ -73,7 +73,8 @@ class StatefulEncoder(Adapter):
                 "without it; set activation_checkpointing to false"
             )
         depths = list(range(1, depth + 1)) if self.depths is None else list(self.depths)
-        if not depths or sorted(set(depths)) != depths or not 1 <= depths[0] <= depths[-1] <= depth:
+        is_valid = all(isinstance(number, int) and 1 <= number <= depth for number in depths)
+        if not depths or not is_valid or sorted(set(depths)) != depths:
             raise ConfigError(f"layers is {depths}; expected increasing numbers from 1 to {depth}")
         self.blocks.extend(CrossImageLayer(width, self.options) for _ in depths)
         net.rewrite_blocks(depths, self.rewrite)

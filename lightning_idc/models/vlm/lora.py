@@ -138,7 +138,7 @@ class LoraAdapter(Adapter):
         try:
             # updates are float32, since small steps would round to nothing in the precision of the frozen weights
             inject_adapter_in_model(config, model, ADAPTER_NAME)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"LoRA cannot be added to {type(model).__name__}: {error}") from error
         finally:
             _restore_hooks(model, hooks)

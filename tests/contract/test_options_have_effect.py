@@ -1,0 +1,61 @@
+"""Every value of every option of every part, on every captioner: it changes a training step, or it is refused by name.
+
+The oracle of an effect is the same step without the option. Seen are losses, logged values, gradients, the modules that
+exist and train, and warnings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from unittest.mock import patch
+
+import pytest
+from helpers.captioners import CAPTIONERS, PARTS
+from helpers.one_step import differ, outcome
+from helpers.options import EVERYWHERE, OPTIONS
+
+from lightning_idc.methods.adpo import preference_addon
+from lightning_idc.utils.errors import CheckpointError, ConfigError
+
+CELLS = [(part, name) for part, options in OPTIONS.items() for name in CAPTIONERS if name in options.captioners]
+
+
+@pytest.fixture(autouse=True)
+def running_means_are_read_in_each_step() -> Iterator[None]:
+    with patch.object(preference_addon, "CHECK_EVERY", 1):
+        yield
+
+
+@pytest.mark.parametrize(("part", "captioner"), CELLS)
+def test_an_option_has_an_effect_or_is_refused(part: str, captioner: str) -> None:
+    options, without, silent = OPTIONS[part], {}, []
+    for option, tried in options.all_tries():
+        value, where = tried.value(captioner), tried.where(captioner)
+        named = f"{option}={value!r} with {dict(where)}"
+        if captioner in tried.refused:
+            with pytest.raises((ConfigError, CheckpointError)) as caught:
+                outcome(captioner, options.make(captioner, **{**where, option: value}), tried.steps)
+            message, words = str(caught.value), [option, *re.findall(r"\w+(?:\.\w+)*", str(value))]
+            assert "\n" not in message and any(word in message for word in words), f"{named}: {message}"
+            continue
+        key = tuple(where), tried.steps
+        if key not in without:
+            without[key] = outcome(captioner, options.make(captioner, **where), tried.steps)
+        parts = options.make(captioner, **{**where, option: value})
+        silent += [] if differ(outcome(captioner, parts, tried.steps, without[key]), without[key]) else [named]
+    assert not silent
+
+
+def test_every_part_of_the_table_is_here() -> None:
+    names = {name for part in PARTS for name in re.findall(r"[A-Z]\w+", part)} - {"AdaptersOff"}
+    assert names == {options.kind.__name__ for options in OPTIONS.values()}
+    assert {name for name in CAPTIONERS if name in EVERYWHERE} | {"another LightningModule"} == set(CAPTIONERS)
+
+
+def test_a_step_without_a_change_is_seen_as_equal() -> None:
+    """Otherwise every option would seem to have an effect."""
+    for part, options in OPTIONS.items():
+        one, two = (outcome("NAMC", options.make("NAMC"), steps=2) for _ in range(2))
+        assert not differ(one, two), part
+        assert isinstance(one, Mapping) and len(one) > 100
