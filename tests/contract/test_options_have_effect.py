@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from unittest.mock import patch
 
 import pytest
+import torch
 from helpers.captioners import CAPTIONERS, PARTS
 from helpers.one_step import differ, outcome
 from helpers.options import EVERYWHERE, OPTIONS
@@ -45,6 +46,15 @@ def test_an_option_has_an_effect_or_is_refused(part: str, captioner: str) -> Non
         parts = options.make(captioner, **{**where, option: value})
         silent += [] if differ(outcome(captioner, parts, tried.steps, without[key]), without[key]) else [named]
     assert not silent
+
+
+@pytest.mark.parametrize("part", ["PreferenceOptimization", "GroupRelative", "SelfCritical"])
+def test_the_weight_is_a_factor_of_a_loss_that_replaces_the_caption_loss(part: str) -> None:
+    whole, half = (outcome("NAMC", OPTIONS[part].make("NAMC", weight=weight)) for weight in (1.0, 0.5))
+    gradients = {name: value for name, value in whole.items() if name.startswith("gradient") and value is not None}
+    assert any(value.abs().max() > 1e-4 for value in gradients.values())
+    for name, value in gradients.items():
+        torch.testing.assert_close(half[name], 0.5 * value, msg=name)
 
 
 def test_every_part_of_the_table_is_here() -> None:

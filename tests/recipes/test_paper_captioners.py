@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.paper import CLIP, MAKERS, best, run, run_stages_here
+from helpers.processes import forking_python
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -140,6 +142,48 @@ def test_procap_without_keyframes_runs_without_frames(here: Path, files: dict[st
     run("procap_ablations", out, **{"matrix.dataset": "clevr_change", "matrix.ablation": "table2_epm"}, **named, **keys)
     check_scores(out)
     assert not (out / "procedures").exists() and list((out / "procedure").rglob("step-*.png"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_keyframes_are_chosen_by_two_similarities(here: Path, files: dict[str, Path]) -> None:
+    """`mixed` of Figure 4, with the cells of the tokenizer and thumbnails as the two encoders."""
+    named = made(here, "clevr_change")
+    keys = procap_keys(files, here / "none.ckpt", named["data.root"])
+    own = {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}
+    del keys["stages.frames.model.similarity.encoder"]
+    keys |= {key.replace("frames.data", "likeness.data"): value for key, value in keys.items() if "frames.data" in key}
+    thumbnails = {"stages.likeness.model.similarity.encoder": {"class": "PixelEncoder"}}
+    chosen = {"matrix.dataset": "clevr_change", "matrix.strategy": "mixed", "matrix.frames": "l15"}
+    run(
+        "procap_keyframes",
+        here / "keyframes",
+        **chosen,
+        **named,
+        **keys,
+        **thumbnails,
+        **{"stages.frames.model.similarity": own},
+    )
+    check_scores(here / "keyframes")
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(400)
+def test_stages_that_name_two_devices_train_on_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", forking_python())
+    short = {"trainer.max_epochs": 1, "data.image_size": [SIDE, SIDE], "data.batch_size": 2}
+    own = {key: value for key, value in HERE.items() if key not in ("trainer.devices", "trainer.strategy")}
+    chosen = {
+        "matrix.dataset": "spot_the_diff",
+        "matrix.clip_weights": "float32",
+        "stages.caption.model.vocabulary": None,
+    }
+    run("clip4idc", tmp_path / "out", **chosen, **made(tmp_path, "spot_the_diff"), **own, **SMALL_CLIP, **short)
+    check_scores(tmp_path / "out")
+    for stage in ("adapt", "caption"):
+        steps = torch.load(best(tmp_path / "out", stage), weights_only=True)["global_step"]
+        assert steps == 2, "6 pairs in batches of 2, shared by two processes"
 
 
 SAID = "The difference between two images is that the first image shows a {}, while the second image has a {}."
