@@ -200,7 +200,7 @@ def test_anchor_has_no_effect_without_unchanged_pairs_or_reference(tmp_path: Pat
         for anchor in (0.0, None)
     ]
     assert_same(*(dict(model.state_dict()) for model in models))
-    with pytest.raises(ConfigError, match="anchor is 5, .* and reference is NoReference; leave anchor out"):
+    with pytest.raises(ConfigError, match=r"anchor is 5, .* and reference is NoReference; leave anchor out"):
         fit([PreferenceOptimization(**free, anchor=5.0)], tmp_path, data=HalfUnchanged(), max_steps=1)
     with pytest.raises(ConfigError, match="anchor is -1"):
         PreferenceOptimization(anchor=-1.0)
