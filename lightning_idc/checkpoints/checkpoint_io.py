@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import zipfile
@@ -208,8 +209,13 @@ def _find_damage(path: Path) -> str | None:
         check_no_nan(content.get("state_dict", {}), path)
     except CheckpointError:
         return "its weights contain NaN, from a training that diverged"
-    states = [values for optimizer in content.get("optimizer_states", ()) for values in optimizer["state"].values()]
+    optimizers = content.get("optimizer_states", ())
+    states = [values for optimizer in optimizers for values in optimizer["state"].values()]
     for value in chain.from_iterable(values.values() for values in states):
         if isinstance(value, Tensor) and value.is_floating_point() and not torch.isfinite(value).all():
             return "the state of its optimizer is not finite, from a training that diverged"
+    groups = chain.from_iterable(optimizer.get("param_groups", ()) for optimizer in optimizers)
+    for name, setting in chain.from_iterable(group.items() for group in groups):
+        if isinstance(setting, float) and not math.isfinite(setting):
+            return f"the {name} of its optimizer is {setting}"
     return None

@@ -102,7 +102,7 @@ def check_no_nan(state: Mapping[str, Any], path: str | Path) -> None:
         CheckpointError: a weight is NaN.
     """
     for name, value in state.items():
-        if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
+        if isinstance(value, Tensor) and value.isnan().any():
             raise CheckpointError(
                 f"{str(path)!r}: the weights {name!r} contain NaN, from a diverged training or a damaged file; use "
                 "an earlier checkpoint"

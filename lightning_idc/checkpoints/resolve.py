@@ -60,7 +60,9 @@ def local_path(name: str | Path) -> Path:
 
 def _is_model_folder(folder: Path) -> bool:
     """Whether a folder holds a captioner of this library, a vision-language model or a LoRA, by its file names."""
-    return any((folder / file).is_file() for file in ("config.json", "adapter_config.json", SHARD_INDEX))
+    return any(
+        (folder / file).is_file() for file in ("config.json", "adapter_config.json", "adapters.json", SHARD_INDEX)
+    )
 
 
 def read_named(name: str | Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import nn
 from lightning_idc.checkpoints.reading import class_named
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero, is_sharded
+from lightning_idc.models.loss_check import check_weights
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
@@ -101,7 +102,12 @@ class AdapterSet(nn.ModuleDict):
         self.replace_records(records)
 
     def save(self, net: nn.Module, folder: Path) -> None:
-        """Write records and weights of the adapters that are not merged; all processes must call this."""
+        """Write records and weights of the adapters that are not merged; all processes must call this.
+
+        Raises:
+            CheckpointError: a weight is not finite.
+        """
+        check_weights(net)
         unmerged = {name: adapter for name, adapter in self.installed().items() if not adapter.merged}
         with ExitStack() as stack:
             draft = stack.enter_context(Output(folder, "adapters")) if is_rank_zero() else folder

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -118,8 +119,8 @@ def gradient_norm(optimizer: torch.optim.Optimizer) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
-def nonfinite_values(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> list[str]:
-    """Names of the parameters, buffers and optimizer states of this process that hold NaN or infinity.
+def nonfinite_values(module: nn.Module, optimizers: Collection[torch.optim.Optimizer] = ()) -> list[str]:
+    """Names of the parameters, buffers, optimizer states and settings of this process that hold NaN or infinity.
 
     Args:
         module: module whose checkpoint would hold them.
@@ -134,7 +135,11 @@ def nonfinite_values(module: nn.Module, optimizers: Iterable[torch.optim.Optimiz
         if isinstance(value, Tensor)
     )
     values = chain(module.named_parameters(), _persistent_buffers(module), states)
-    return [name for name, value in values if not _is_finite(value.detach())]
+    nonfinite = [name for name, value in values if not _is_finite(value.detach())]
+    # such as a learning rate that is NaN, with which a resumed run would fail again
+    groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+    settings = chain.from_iterable(group.items() for group in groups)
+    return nonfinite + [name for name, value in settings if isinstance(value, float) and not math.isfinite(value)]
 
 
 def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -146,13 +151,15 @@ def _persistent_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _is_finite(value: Tensor) -> bool:
     return all(
-        bool(torch.isfinite(part).all()) for part in _plain_tensors(value) if part.is_floating_point() and part.numel()
+        bool(torch.isfinite(part).all())
+        for part in _plain_tensors(value)
+        if (part.is_floating_point() or part.is_complex()) and part.numel()
     )
 
 
 def check_weights(
     module: nn.Module,
-    optimizers: Iterable[torch.optim.Optimizer] = (),
+    optimizers: Collection[torch.optim.Optimizer] = (),
     averages: Mapping[str, Any] | None = None,
     exempt: Collection[str] = (),
 ) -> None:
@@ -173,7 +180,7 @@ def check_weights(
     first = next((name for name in names if name not in exempt), None)
     if failures := [name for name in all_gather_object(first) if name is not None]:
         raise CheckpointError(
-            f"the weights {failures[0]!r} are not finite, so they are not saved; earlier checkpoints are complete. "
+            f"{failures[0]!r} is not finite, so nothing is saved; earlier checkpoints are complete. "
             "Lower the learning rate or clip gradients (trainer.gradient_clip_val), and resume from the newest one"
         )
 

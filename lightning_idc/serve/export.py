@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.loss_check import check_weights
 from lightning_idc.nn.transformer import DecoderState
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
@@ -138,7 +139,9 @@ def write_graphs(
 
     Raises:
         ConfigError: the network cannot be exported, or an output file exists.
+        CheckpointError: a weight is not finite.
     """
+    check_weights(captioner)
     if kind == "onnx":
         import onnxscript  # noqa: F401  torch reports a missing package late and without the extra
     with graphs(folder, kind, overwrite, inputs) as draft:

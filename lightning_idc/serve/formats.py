@@ -27,8 +27,8 @@ STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
 """States of pairs in reports; see :func:`by_pixels` for ``differs``."""
 FORMATS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of texts that spreadsheets run as formulas."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""First characters of texts that spreadsheets run as formulas; the last four are the first four in full width."""
 
 
 def check_outputs(

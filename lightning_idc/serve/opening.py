@@ -147,8 +147,9 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         local_path,
         resolve,
     )
+    from lightning_idc.models.adapters import RECORDS
     from lightning_idc.models.vlm.opening import open_captioner
-    from lightning_idc.models.vlm.peft_folder import CONFIG, is_peft_folder, read_peft_folder
+    from lightning_idc.models.vlm.peft_folder import CONFIG, lora_folder, read_peft_folder
 
     path = local_path(name)
     if path.is_file() or path.suffix == ".ckpt" or is_captioner_folder(path):
@@ -157,10 +158,10 @@ def open_model(name: str, **options: Any) -> PairCaptioner:
         revision = options.get("revision")
         if is_captioner_on_hub(name, revision):
             return open_captioner(checkpoint=resolve(name, revision), **{**options, "revision": None})
-        if hub_file(name, CONFIG, revision) is not None:
+        if any(hub_file(name, file, revision) is not None for file in (CONFIG, RECORDS)):
             path, options = resolve(name, revision), {**options, "revision": None}
-    if path.is_dir() and is_peft_folder(path):
-        lora = read_peft_folder(path)
+    if path.is_dir() and (folder := lora_folder(path)) is not None:
+        lora = read_peft_folder(folder)
         if options.get("revision") is None:
             options = {**options, "revision": lora.config.get("revision")}
         captioner = open_captioner(model=lora.base, **options)

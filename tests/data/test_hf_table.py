@@ -104,3 +104,10 @@ def test_one_tar_whose_columns_have_dots(tmp_path: Path) -> None:
             add(f"{i:04}.after.png", png(i, 9))
             add(f"{i:04}.txt", f"pair {i}".encode())
     assert colours(tmp_path / "train.tar", "before.png", "after.png", "txt") == RIGHT
+    content = (tmp_path / "train.tar").read_bytes()
+    (tmp_path / "cut").mkdir()
+    for length in (4608, 5000):  # after the first pair, and within the second
+        (tmp_path / "cut/train.tar").write_bytes(content[:length])
+        for path in (tmp_path / "cut", tmp_path / "cut/train.tar"):
+            with pytest.raises(DataError, match=r"train.tar' is cut off"):
+                colours(path, "before.png", "after.png", "txt")

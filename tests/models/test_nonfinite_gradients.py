@@ -21,6 +21,7 @@ from lightning_idc.callbacks.skip_steps import SkipNonFiniteSteps
 from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO, newest_checkpoint
 from lightning_idc.models.loss_check import gradient_norm
 from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.serve.export import write_graphs
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 STEPS = 6
@@ -96,6 +97,13 @@ def in_average(trainer: Trainer, module: LightningModule) -> None:
     next(averages._average_model.parameters()).data.flatten()[0] = float("nan")  # type: ignore[union-attr]
 
 
+def in_setting(name: str) -> Fault:
+    def fault(trainer: Trainer, module: LightningModule) -> None:
+        trainer.optimizers[0].param_groups[0][name] = NAN
+
+    return fault
+
+
 class Hook(Callback):
     """Damages a training once, after the backward pass or after the step."""
 
@@ -120,6 +128,7 @@ class Counting(TinyCaptioner):
         net = super().make_net()
         if net is not None:
             net.register_buffer("seen", torch.zeros(()))
+            net.register_buffer("spectrum", torch.zeros(2, dtype=torch.complex64))
             net.register_buffer("mask", torch.full((2,), float("-inf")))  # a checkpoint may hold one
         return net
 
@@ -145,6 +154,9 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "buffer inf": ("step", in_buffer(INF)),
     "first moment nan": ("step", in_optimizer("exp_avg", NAN)),
     "second moment inf": ("step", in_optimizer("exp_avg_sq", INF)),
+    "learning rate nan for the next step": ("step", in_setting("lr")),
+    "weight decay nan for the next step": ("step", in_setting("weight_decay")),
+    "complex buffer nan": ("step", lambda trainer, module: module.get_buffer("net.spectrum").fill_(NAN)),
     "average nan": ("step", in_average),
     "loss nan": ("loss", in_weight(NAN)),
     "loss inf": ("loss", in_weight(INF)),
@@ -154,9 +166,15 @@ FAULTS: dict[str, tuple[str, Fault]] = {
 def assert_finite(path: Path) -> None:
     content = torch.load(path, weights_only=True)
     states = [value for state in content["optimizer_states"] for value in state["state"].values()]
-    for values in (content["state_dict"], content.get("current_model_state", {}), *states):
+    settings = {
+        name: torch.tensor(value)
+        for group in content["optimizer_states"]
+        for name, value in group["param_groups"][0].items()
+        if isinstance(value, float)
+    }
+    for values in (content["state_dict"], content.get("current_model_state", {}), *states, settings):
         for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and name != "net.mask":
+            if isinstance(value, torch.Tensor) and name != "net.mask":
                 assert torch.isfinite(value).all(), (path.name, name)
 
 
@@ -222,6 +240,8 @@ def test_a_captioner_that_is_not_finite_is_not_saved_to_a_folder(tmp_path: Path)
     in_weight(NAN)(None, model)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="not finite"):
         model.save_pretrained(tmp_path / "out")
+    with pytest.raises(CheckpointError, match="not finite"):
+        write_graphs(model, tmp_path / "out", "torch")
     assert not (tmp_path / "out").exists()
 
 

@@ -312,12 +312,12 @@ def test_records_go_into_no_folder_of_the_user(home: Path, hub: list[str], capsy
 
 
 def test_a_cell_of_a_table_is_no_formula(tmp_path: Path) -> None:
-    texts = ["=HYPERLINK(1)", "+1", "-1", "@a", "\ta", "a=b", ""]
+    texts = ["=HYPERLINK(1)", "+1", "-1", "@a", "\ta", "\n=1", "\uff1d1", "a=b", ""]
     records = [{"id": text, "caption": text, "boxes": [], "log_prob": -0.5} for text in texts]
     write_records(records, tmp_path / "a.csv")
     with (tmp_path / "a.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert [row["caption"] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@a", "'\ta", "a=b", ""]
+    assert [row["caption"] for row in rows] == [f"'{text}" for text in texts[:-2]] + ["a=b", ""]
     assert {row["log_prob"] for row in rows} == {"-0.5"}
 
 

@@ -16,6 +16,7 @@ _BUILDERS = {
     ".csv": "csv",
     ".tar": "webdataset",
 }
+_TAR_BLOCK = 512
 
 
 def _check_no_addresses(folder: Path) -> None:
@@ -51,6 +52,18 @@ def _check_files_below(folder: Path, files: Mapping[str, Sequence[str]] | None) 
             raise DataError(f"the README of {str(folder)!r} names {str(name)!r}; only files below the folder are read")
 
 
+def _check_is_complete(archive: Path) -> None:
+    """Check that a tar ends with a block of zeros; readers take one that is cut off between two files for complete.
+
+    Raises:
+        DataError: the archive is cut off.
+    """
+    with archive.open("rb") as file:
+        file.seek(max(0, archive.stat().st_size - _TAR_BLOCK))
+        if file.read(_TAR_BLOCK) != bytes(_TAR_BLOCK):
+            raise DataError(f"{str(archive)!r} is cut off: it does not end as a tar; download it again")
+
+
 def _text(field: str) -> str | None:
     return field or None
 
@@ -77,6 +90,8 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
     local = Path(path).expanduser()
     # pandas would read texts such as "None" and "NA" as missing, and ids such as 007 as numbers
     csv_options = {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(texts, _text)}
+    for archive in [local] if local.suffix == ".tar" and local.is_file() else sorted(local.rglob("*.tar")):
+        _check_is_complete(archive)
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:

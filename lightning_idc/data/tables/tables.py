@@ -57,7 +57,9 @@ def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str
     """Describe a missing column, with the closest existing name as a hint."""
     matches = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
     original = next((column for column in columns if matches and column.lower() == matches[0]), None)
-    hint = f"; rename {original!r} to {needed!r}?" if original is not None else ""
+    # an entry or a field of a column, such as images.0, is no name for a column
+    is_part = original is not None and "." in needed and "." not in original
+    hint = f"; rename {original!r} to {needed!r}?" if original is not None and not is_part else ""
     return f"{path} has no column {needed!r} ({meaning}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.checkpoints.reading import check_no_pointers
+from lightning_idc.models.adapters import RECORDS
 from lightning_idc.utils.errors import CheckpointError
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -122,8 +123,27 @@ def _renamed(name: str, modules: set[str]) -> str | None:
 
 
 def is_peft_folder(folder: Path) -> bool:
-    """Whether another program wrote the LoRA in a folder."""
+    """Whether a folder has the layout of PEFT."""
     return (folder / CONFIG).is_file()
+
+
+def lora_folder(folder: Path) -> Path | None:
+    """Return the folder of a LoRA: the folder itself, or a folder in one of ``save_adapters``; None for other folders.
+
+    Raises:
+        CheckpointError: the folder of ``save_adapters`` has no LoRA.
+    """
+    if is_peft_folder(folder):
+        return folder
+    if not (folder / RECORDS).is_file():
+        return None
+    below = next(filter(is_peft_folder, sorted(folder.iterdir())), None)
+    if below is None:
+        raise CheckpointError(
+            f"{str(folder)!r} has adapters but no LoRA, which would name their base model; open that, "
+            "and put them onto it with load_adapters"
+        )
+    return below
 
 
 def read_peft_folder(folder: Path) -> PeftFolder:

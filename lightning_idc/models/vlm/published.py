@@ -259,5 +259,5 @@ def _check_no_adapters(folder: Path, name: str) -> None:
     if is_peft_folder(folder) or (folder / RECORDS).is_file():
         raise ConfigError(
             f"{name!r} has adapters, not a model; expected their base model, onto which load_adapters puts them "
-            "(lightning_idc.load opens a LoRA of PEFT on its base model)"
+            "(lightning_idc.load opens a LoRA on its base model)"
         )

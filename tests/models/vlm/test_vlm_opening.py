@@ -20,7 +20,7 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.opening import open_captioner
 from lightning_idc.models.vlm.publishing import CardFacts, push_to_hub, write_repository
 from lightning_idc.models.vlm.question_answering import QuestionAnswerer
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
 
@@ -347,6 +347,22 @@ def test_a_lora_of_another_program_is_opened_on_its_base(
     assert (found - before).abs().max() > 1e-3
 
 
+def test_saved_adapters_are_opened_on_their_base(stock: Path, tmp_path: Path, images: tuple[Path, Path]) -> None:
+    import lightning_idc
+
+    model = lightning_idc.load(stock, device="cpu", prompt="what differs?")
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_adapters(tmp_path / "saved")
+    again = lightning_idc.load(tmp_path / "saved", device="cpu", prompt="what differs?")
+    assert torch.equal(_log_probs(again, images), _log_probs(model.eval(), images))
+    shutil.rmtree(tmp_path / "saved/lora")
+    with pytest.raises(CheckpointError, match="adapters but no LoRA"):
+        lightning_idc.load(tmp_path / "saved")
+
+
 def _tuned_by_peft(base: Path | str, folder: Path) -> Any:
     """PEFT's model with random updates, which PEFT saved to a folder."""
     from peft import LoraConfig, get_peft_model
@@ -419,7 +435,6 @@ def test_a_lora_that_would_be_read_in_part_is_refused(
     from safetensors.torch import save_file
 
     import lightning_idc
-    from lightning_idc.utils.errors import CheckpointError
 
     path = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
     name = change.pop("name", f"{path}.lora_A.weight")
@@ -434,7 +449,6 @@ def test_a_lora_that_would_be_read_in_part_is_refused(
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
 def test_a_pointer_of_git_lfs_is_named(name: str, stock: Path, tmp_path: Path) -> None:
     import lightning_idc
-    from lightning_idc.utils.errors import CheckpointError
 
     shutil.copytree(stock, tmp_path / "model")
     (tmp_path / "model" / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 37545\n")
