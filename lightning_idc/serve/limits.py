@@ -43,9 +43,7 @@ class Limits:
             if self._requests > self.max_requests:
                 raise _RefusedError(503, f"{self.max_requests} requests are being answered; try again later")
             headers = Headers(scope=scope)
-            # browsers send the origin of a request; pages of other sites must not use a local server
-            if (origin := headers.get("origin")) and urlsplit(origin).netloc != headers.get("host"):
-                raise _RefusedError(403, f"the request comes from a page of another site, {origin!r}")
+            _check_site(headers)
             size = int(headers.get("content-length", self.max_bytes))  # the server has already validated the number
             if size > self.max_bytes:
                 raise self._too_large()
@@ -79,6 +77,22 @@ class Limits:
                 raise self._too_large()
             if not message.get("more_body"):
                 return bytes(body)
+
+
+def _check_site(headers: Headers) -> None:
+    """Refuse requests of pages of other sites, which must not use a local server; browsers send what tells them apart.
+
+    Other programs send neither header and are answered.
+    """
+    for origin in headers.getlist("origin"):
+        try:
+            site = urlsplit(origin).netloc
+        except ValueError:
+            site = ""
+        if not site or site != headers.get("host"):
+            raise _RefusedError(403, f"the request comes from a page of another site, {origin[:200]!r}")
+    if any(site not in ("same-origin", "none") for site in headers.getlist("sec-fetch-site")):
+        raise _RefusedError(403, "the request comes from a page of another site")
 
 
 class _RefusedError(Exception):
