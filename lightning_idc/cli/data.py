@@ -37,6 +37,7 @@ _BUILT_IN = {
     "medical_diff_vqa": "lightning_idc.data.benchmarks.medical_diff_vqa.MedicalDiffVQA",
     "magicbrush": "lightning_idc.data.benchmarks.magicbrush.MagicBrush",
     "omnidiff": "lightning_idc.data.benchmarks.omnidiff.OmniDiff",
+    "web_pairs": "lightning_idc.data.benchmarks.web_pairs.WebPairs",
     "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
 

@@ -68,9 +68,9 @@ def _models() -> _Kind:
 
     def line(folder: Path) -> str:
         spec = json.loads(_text(folder / "config.json"))["init_args"]["input_spec"]
-        height, width = spec["size"]
+        trained_at = "any size" if spec["size"] is None else f"trained at {spec['size'][1]}x{spec['size'][0]}"
         size = (folder / "model.safetensors").stat().st_size / 1e6
-        return f"{spec['domain']}; trained at {width}x{height}; {size:.1f} MB"
+        return f"{spec['domain']}; {trained_at}; {size:.1f} MB"
 
     return shipped_models(), lambda folder: _text(folder / "README.md"), line
 

@@ -22,6 +22,7 @@ from lightning_idc.data.benchmarks.remote_sensing_dialogues import ChangeChat as
 from lightning_idc.data.benchmarks.second_cc import SECONDCC as SECONDCC
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff as SpotTheDiff
 from lightning_idc.data.benchmarks.subtlebench import VLMSubtleBench as VLMSubtleBench
+from lightning_idc.data.benchmarks.web_pairs import WebPairs as WebPairs
 from lightning_idc.data.datamodule import PairDataModule as PairDataModule
 from lightning_idc.data.mixture import Mixture as Mixture
 from lightning_idc.data.source import PairSource as PairSource

@@ -151,15 +151,16 @@ def by_operator_and_tier(records: Sequence[ReferenceRecord]) -> Parts:
     """
     parts = differences(records)
     changed = parts.get("changed", [])
-    tiers: Parts = {}
+    tiers: Parts = {"easy": [], "medium": [], "hard": []}
     operators: Parts = {}
     for record in changed:
         if record.change is not None:
             if record.change.tier is not None:
                 tiers.setdefault(record.change.tier, []).append(record)
             operators.setdefault(record.change.operator, []).append(record)
-    everything = {"all": [*changed, *parts["unchanged"]]} if len(parts) > 1 else {}
-    return {**everything, **parts, **tiers, **dict(sorted(operators.items()))}
+    named_tiers = {name: part for name, part in tiers.items() if part}
+    everything = [*changed, *parts.get("unchanged", [])]
+    return {"all": everything, **parts, **named_tiers, **dict(sorted(operators.items()))}
 
 
 def changed_pairs(records: Sequence[ReferenceRecord]) -> Parts:

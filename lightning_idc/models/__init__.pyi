@@ -8,3 +8,4 @@ from lightning_idc.models.vlm.lora import LoraAdapter as LoraAdapter
 from lightning_idc.models.vlm.module import VLMCaptioner as VLMCaptioner
 from lightning_idc.models.vlm.publishing import push_to_hub as push_to_hub
 from lightning_idc.models.vlm.tower import TowerNaming as TowerNaming
+from lightning_idc.models.web.module import WebCaptioner as WebCaptioner

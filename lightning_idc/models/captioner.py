@@ -242,6 +242,10 @@ class PairCaptioner(PairModule):
         """Expected number of changes in each cell of a grid, ``(B, h, w)``; None if the captioner has no such map."""
         return None
 
+    def change_boxes(self, batch: PairBatch) -> list[list[list[float]]] | None:
+        """Boxes x1 y1 x2 y2 of the changes of each pair, in pixels; None if the captioner predicts no boxes."""
+        return None
+
     def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Loss of each pair, ``(B,)``: mean over captions of the mean over tokens; 0 for a pair without captions."""
         return pair_losses(self.score(features, batch.tokens, batch.caption_mask), batch.caption_mask)
@@ -396,7 +400,7 @@ class PairCaptioner(PairModule):
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
         losses, scores = self.losses_and_change_scores(features, batch)
-        self.evaluator.update(batch, self.generate(features), losses, scores)
+        self.evaluator.update(batch, self.generate(features), losses, scores, self.change_boxes(batch))
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")

@@ -41,7 +41,12 @@ class Evaluator(nn.Module):
         self.caption_scores.metrics = STANDARD_METRICS if test else FAST_METRICS
 
     def update(
-        self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor, change_scores: Sequence[float | None] = ()
+        self,
+        batch: PairBatch,
+        captions: Sequence[Caption],
+        losses: Tensor,
+        change_scores: Sequence[float | None] = (),
+        boxes: Sequence[list[list[float]]] | None = None,
     ) -> None:
         """Add a batch.
 
@@ -50,9 +55,11 @@ class Evaluator(nn.Module):
             captions: generated captions, one per pair.
             losses: ``(B,)``; ignored for a pair without references.
             change_scores: change score of each pair; empty in validation.
+            boxes: boxes of the changes of each pair, in pixels; None if the captioner predicts none.
         """
         has_reference = batch.caption_mask.flatten(1).any(-1).tolist()
         scores = change_scores or [None] * len(captions)
+        located: Sequence[dict[str, Any]] = [{}] * len(captions) if boxes is None else [{"boxes": b} for b in boxes]
         columns = batch.ids, captions, scores, batch.references, batch.change_types, losses.tolist(), has_reference
         self.caption_scores.update(
             [
@@ -64,8 +71,11 @@ class Evaluator(nn.Module):
                     "references": texts,
                     "change_type": kind,
                     "loss": loss if referenced else None,
+                    **where,
                 }
-                for id, caption, score, texts, kind, loss, referenced in zip(*columns, strict=True)
+                for (id, caption, score, texts, kind, loss, referenced), where in zip(
+                    zip(*columns, strict=True), located, strict=True
+                )
             ]
         )
 

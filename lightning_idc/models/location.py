@@ -13,7 +13,7 @@ For a captioner that counts changes (:meth:`~lightning_idc.models.captioner.Pair
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,7 +93,10 @@ def locate(
     was_training = captioner.training
     captioner.eval()
     try:
-        counts = captioner.changed_cells(captioner.collate([sample]).to(captioner.device))
+        batch = captioner.collate([sample]).to(captioner.device)
+        if (boxes := captioner.change_boxes(batch)) is not None:
+            return locate_boxes(boxes[0], sample)
+        counts = captioner.changed_cells(batch)
         if counts is not None:
             return locate_counts(counts[0].float().cpu())
         edges = [torch.linspace(0, length, cells + 1).round().int().tolist() for length in sample.before.shape[1:]]
@@ -134,6 +137,25 @@ def locate_counts(cells: Tensor) -> ChangeLocation:
     peak = (peak_cells[0][1] / columns, peak_cells[0][0] / rows) if peak_cells else None
     small_map = F.adaptive_max_pool2d(cells[None], (min(rows, _MAP_SIZE), min(columns, _MAP_SIZE)))[0]
     return ChangeLocation(small_map / small_map.max().clamp(min=1e-9) if boxes else torch.zeros(1, 1), boxes, peak)
+
+
+def locate_boxes(boxes: Sequence[Sequence[float]], sample: PairSample) -> ChangeLocation:
+    """Location of the boxes that a captioner predicts; the map is 1 in the cells that a box covers.
+
+    Args:
+        boxes: x1 y1 x2 y2 in pixels.
+        sample: the pair.
+    """
+    height, width = sample.before.shape[1:]
+    fractions: list[Box] = [(x1 / width, y1 / height, x2 / width, y2 / height) for x1, y1, x2, y2 in boxes]
+    if not fractions:
+        return ChangeLocation(torch.zeros(1, 1), [], None)
+    cells = torch.zeros(_MAP_SIZE, _MAP_SIZE)
+    for x1, y1, x2, y2 in fractions:
+        left, top, right, bottom = (int(side * _MAP_SIZE) for side in (x1, y1, x2, y2))
+        cells[top : max(bottom, top + 1), left : max(right, left + 1)] = 1
+    x1, y1, x2, y2 = fractions[0]
+    return ChangeLocation(cells, fractions, ((x1 + x2) / 2, (y1 + y2) / 2))
 
 
 def refine(grid: Tensor, sample: PairSample) -> ChangeLocation:

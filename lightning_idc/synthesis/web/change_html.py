@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_idc.images.display import to_pil
 from lightning_idc.images.read import read_image
 from lightning_idc.metrics.no_change import NO_CHANGE
+from lightning_idc.metrics.page_sentences import NOTHING, sentence_of
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.web.browser import Chromium
@@ -108,7 +109,7 @@ class ChangeHtml(PipelineStage):
             to_pil(after).save(buffer, "JPEG", quality=JPEG_QUALITY)
             after = read_image(buffer.getvalue())
         captions = list(NO_CHANGE_CAPTIONS)
-        record.facts |= {"captions": captions, "summary": captions[0], "true_boxes": []}
+        record.facts |= {"captions": captions, "summary": captions[0], "sentence": NOTHING, "true_boxes": []}
         record.facts["changed_pixels"] = int((before != after).any(0).sum())
         record.put("before", before)
         record.put("after", after)
@@ -134,6 +135,7 @@ class ChangeHtml(PipelineStage):
             if not reason:
                 caption = caption_of(operator, element, mutation)
                 record.facts |= facts | {"captions": [caption], "summary": caption}
+                record.facts["sentence"] = sentence_of(record.facts)
                 record.put("before", images[0])
                 record.put("after", images[1])
                 return

@@ -1,0 +1,174 @@
+"""WebNet: measures of a pair to a distribution over the sentences of a closed language, and to the box of the element.
+
+1. ``norm``: signed logarithms of the measures (B, F), standardised by the training pairs;
+2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind, box;
+3. ``member_log_probs``: log P(operator) + log P(value | operator) + log P(kind), (M, B, S), for each sentence;
+   ``forward`` takes the mean of the probabilities over the members;
+4. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
+   so far.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.metrics.page_sentences import KINDS, VALUES, all_sentences
+from lightning_idc.nn.vocabulary import EOS, PAD, Vocabulary
+
+FLOOR = 1e-6
+"""Probability of words that continue no sentence."""
+SURE = 1 - 1e-3
+"""Probability of an unchanged page where no pixel, or only noise, differs; one minus it elsewhere."""
+MAX_STANDARD = 4.0
+"""Standardised measures are cut at this value."""
+
+
+class Members(nn.Module):
+    """Networks of equal shape with weights of their own, computed together: ``(B, inputs)`` to ``(M, B, outputs)``."""
+
+    def __init__(self, members: int, inputs: int, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        sizes = (inputs, width, width, outputs)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(members, a, b) * (2 / a) ** 0.5) for a, b in pairwise(sizes)
+        )
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(members, 1, size)) for size in sizes[1:])
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs.expand(len(self.weights[0]), *inputs.shape)
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if layer:
+                hidden = self.dropout(nn.functional.gelu(hidden))
+            hidden = torch.baddbmm(bias, hidden, weight)
+        return hidden
+
+
+@dataclass
+class SentenceState:
+    """Sentences that are still possible, ``(N, S)`` log-probabilities, and the position of the next word."""
+
+    log_probs: Tensor
+    position: int = 0
+
+    def select(self, rows: Tensor) -> SentenceState:
+        """State of selected rows."""
+        return SentenceState(self.log_probs[rows], self.position)
+
+
+class WebNet(nn.Module):
+    """Describes a page from measures of its change.
+
+    Args:
+        vocabulary: words of the closed language.
+        measures: number of measures.
+        width: hidden width of a member.
+        members: number of networks of the ensemble.
+        dropout: dropout probability.
+    """
+
+    table: Tensor
+    choices: Tensor
+    allowed: Tensor
+
+    def __init__(self, vocabulary: Vocabulary, measures: int, width: int, members: int, dropout: float) -> None:
+        super().__init__()
+        self.words = len(vocabulary)
+        self.operators = list(VALUES)
+        self.values = sorted({value for values in VALUES.values() for value in values})
+        self.sections = [len(self.operators), len(self.values), len(KINDS), 4]
+        self.members = Members(members, measures, width, sum(self.sections), dropout)
+        self.norm = nn.BatchNorm1d(measures, affine=False)
+        rows = [
+            (operator, value, kind)
+            for operator, name in enumerate(self.operators)
+            for value in map(self.values.index, VALUES[name])
+            for kind in range(len(KINDS))
+        ]
+        texts = all_sentences()  # in the same order, and the last one says that nothing changed
+        encoded = [vocabulary.encode(text)[1:] for text in texts]  # words and the end token
+        length = max(map(len, encoded))
+        padded = [[*ids, *[ids[-1]] * (length - len(ids))] for ids in encoded]
+        self.register_buffer("table", torch.tensor(padded), persistent=False)  # (S, T)
+        self.register_buffer("choices", torch.tensor(rows), persistent=False)  # (S - 1, 3)
+        is_allowed = [[value in VALUES[name] for value in self.values] for name in self.operators]
+        self.register_buffer("allowed", torch.tensor(is_allowed), persistent=False)
+
+    def member_log_probs(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities ``(M, B, S)`` of the sentences, and offsets ``(M, B, 4)`` of the box, for each member.
+
+        Args:
+            measures: ``(B, F)``.
+            is_same: bool ``(B,)``, pairs without a difference beyond noise.
+        """
+        logs = measures.sign() * measures.abs().log1p()
+        outputs = self.members(self.norm(logs).clamp(-MAX_STANDARD, MAX_STANDARD))  # (M, B, sections)
+        operators, values, kinds, offsets = outputs.split(self.sections, -1)
+        by_operator = values[:, :, None].masked_fill(~self.allowed, float("-inf")).log_softmax(-1)  # (M, B, O, V)
+        operator, value, kind = self.choices.unbind(1)
+        changes = (
+            operators.log_softmax(-1)[..., operator]
+            + by_operator[..., operator, value]
+            + kinds.log_softmax(-1)[..., kind]
+        )
+        same = torch.where(is_same, SURE, 1 - SURE)[:, None].expand(len(outputs), -1, 1)
+        return torch.cat([changes + (1 - same).log(), same.log()], -1), offsets
+
+    def forward(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities ``(B, S)`` and offsets ``(B, 4)`` of the ensemble; arguments as above."""
+        log_probs, offsets = self.member_log_probs(measures, is_same)
+        return log_probs.logsumexp(0) - math.log(len(log_probs)), offsets.mean(0)
+
+    def sentence_index(self, tokens: Tensor) -> Tensor:
+        """Index of the sentence of each caption ``(B, T)``, begin token first; -1 for other captions."""
+        length = self.table.shape[1]
+        words = tokens[:, 1 : length + 1]
+        words = nn.functional.pad(words, (0, length - words.shape[1]), value=PAD)
+        after_end = (words == EOS).cumsum(1) > 0
+        is_equal = (words.masked_fill(after_end, EOS)[:, None] == self.table).all(-1)  # (B, S)
+        return torch.where(is_equal.any(1), is_equal.int().argmax(1), -1)
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Log-probabilities ``(B, K, T, V)`` of the word after each of ``tokens (B, K, T)``."""
+        log_probs = features.memory[:, 0, : len(self.table)]  # (B, S)
+        words = tokens[..., 1:]
+        columns = []
+        possible = log_probs[:, None].expand(-1, tokens.shape[1], -1)  # (B, K, S)
+        for position in range(tokens.shape[2]):
+            if position:
+                is_equal = self._words_at(position - 1) == words[..., position - 1, None]
+                possible = possible.masked_fill(~is_equal, float("-inf"))
+            columns.append(self._next_word(possible, position))
+        return torch.stack(columns, 2)
+
+    def start(self, features: PairFeatures) -> SentenceState:
+        """State before the first token."""
+        return SentenceState(features.memory[:, 0, : len(self.table)])
+
+    def step(self, state: SentenceState, tokens: Tensor) -> Tensor:
+        """Log-probabilities ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        if state.position:
+            is_equal = self._words_at(state.position - 1) == tokens[:, None]
+            state.log_probs = state.log_probs.masked_fill(~is_equal, float("-inf"))
+        state.position += 1
+        return self._next_word(state.log_probs, state.position - 1)
+
+    def _words_at(self, position: int) -> Tensor:
+        """Word of each sentence ``(S,)``; the end token after the end."""
+        return self.table[:, min(position, self.table.shape[1] - 1)]
+
+    def _next_word(self, log_probs: Tensor, position: int) -> Tensor:
+        """Log-probabilities ``(..., V)`` of the next word, over the possible sentences ``(..., S)``."""
+        highest = log_probs.detach().amax(-1, keepdim=True)
+        is_open = highest.isfinite()
+        probs = (log_probs - highest.where(is_open, 0)).exp()
+        total = torch.zeros(*log_probs.shape[:-1], self.words, device=log_probs.device, dtype=log_probs.dtype)
+        total = total.index_add(-1, self._words_at(position), probs)
+        share = total / total.sum(-1, keepdim=True).clamp(min=FLOOR)
+        return (share * (1 - FLOOR) + FLOOR / self.words).log()

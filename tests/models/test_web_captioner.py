@@ -1,0 +1,203 @@
+"""WebCaptioner. Oracles: pages drawn here whose change is known, and sums of probabilities."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.training import QUIET
+from lightning.pytorch import Trainer
+from PIL import Image
+
+from lightning_idc import load
+from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.cli import main
+from lightning_idc.data import WebPairs
+from lightning_idc.images.types import PairSample
+from lightning_idc.metrics.page_claims import claimed_operator
+from lightning_idc.metrics.page_sentences import KINDS, NOTHING, VALUES, all_sentences, sentence, sentence_of
+from lightning_idc.models import WebCaptioner
+from lightning_idc.models.web.core import find_core
+from lightning_idc.models.web.measures import NAMES, measure
+from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.utils.errors import ConfigError, DataError
+
+torch.set_num_threads(1)
+
+
+def page(seed: int = 0, height: int = 120, width: int = 200) -> np.ndarray:
+    """Lines of random marks on white, uint8 ``(3, H, W)``."""
+    image = np.full((3, height, width), 255, np.uint8)
+    random = np.random.default_rng(seed)
+    for top in range(10, height - 10, 14):
+        image[:, top : top + 8, 10 : width - 40] = np.where(random.random((8, width - 50)) < 0.4, 0, 255)
+    return image
+
+
+def drawn(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """A page, the page after a change, and the box of the changed line in the first one."""
+    before = page(seed)
+    top = 10 + 14 * (seed % 6)
+    rows, after = slice(top, top + 8), before.copy()
+    if kind == "color":
+        after[1:, rows] = np.where(before[1:, rows] == 0, 120, before[1:, rows])
+    elif kind == "remove":
+        after[:, rows] = 255
+    else:
+        after[:, rows, 12:] = before[:, rows, :-12]
+    return before, after, [10, top, 160, top + 8]
+
+
+def test_what_moved_down_is_no_part_of_the_core() -> None:
+    before = page()
+    after = before.copy()
+    after[:, 30:] = before[:, 24:-6]  # from the second line on, all is 6 pixels lower
+    after[:, 24:30, 10:100] = 90
+    core = find_core(before, after)
+    assert core is not None and core.shift == (0, 6) and core.tail[1] >= 6
+    assert core.after[1] >= 23 and core.after[3] <= 32 and core.before[3] <= 26
+    assert find_core(before, before) is None
+
+
+def test_what_was_pushed_along_is_no_part_of_the_core() -> None:
+    before = page(height=30)
+    after = before.copy()
+    after[:, 10:18, 69:] = before[:, 10:18, 60:-9]  # from column 60 on, all is 9 pixels to the right
+    after[:, 10:18, 40:69] = np.where(before[:, 10:18, 40:69] == 0, 60, 200)
+    core = find_core(before, after)
+    assert core is not None and core.shift[0] == 9 and core.tail[0] > 20
+    assert core.before[0] == 40 and 55 <= core.before[2] <= 64 and 64 <= core.after[2] <= 73
+
+
+@pytest.mark.parametrize("kind", ["color", "remove", "translate"])
+def test_measures_are_finite_and_have_one_order(kind: str) -> None:
+    before, after, _ = drawn(kind, 1)
+    core = find_core(before, after)
+    assert core is not None
+    values = measure(before, after, core)
+    assert tuple(values) == NAMES and np.isfinite(list(values.values())).all()
+    if kind == "remove":
+        assert values["to_ground"] > 0.9
+    if kind == "translate":
+        assert (values["shift_x"], values["shift_y"]) == (12, 0)
+
+
+def test_sentences_name_their_operator_and_differ() -> None:
+    texts = all_sentences()
+    assert len(texts) == len(set(texts)) and texts[-1] == NOTHING
+    for operator, values in VALUES.items():
+        for value in values:
+            assert claimed_operator(sentence(operator, value, "image")) == operator
+    facts = {"edit": "translate", "property": "top", "old": "0px", "new": "-5px", "element": "heading"}
+    assert sentence_of(facts) == "the position of a heading moved up"
+    assert sentence_of({"edit": "no_change"}) == NOTHING
+
+
+@pytest.fixture(scope="module")
+def captioner() -> WebCaptioner:
+    torch.manual_seed(0)
+    model = WebCaptioner(width=16, members=3, captions_per_pair=1)
+    model.build()
+    return model.eval()
+
+
+def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> None:
+    before, after, _ = (torch.from_numpy(part) if isinstance(part, np.ndarray) else part for part in drawn("color", 0))
+    batch = captioner.collate([PairSample("a", before, after), PairSample("b", before[:, :60], before[:, :60])])
+    features = captioner.encode(batch)
+    torch.testing.assert_close(features.memory[:, 0].exp().sum(1), torch.ones(2))
+    rows = captioner.tokenize(all_sentences())
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=0)
+    mask = tokens != 0
+    mask[:, 0] = False
+    scores = captioner.score(features, tokens.expand(2, -1, -1), mask.expand(2, -1, -1))
+    # word by word the same as at once; words that continue no sentence have a probability of 1e-6 in all
+    likely = features.memory[:, 0] > -9
+    torch.testing.assert_close(scores[likely], features.memory[:, 0][likely], atol=2e-3, rtol=0)
+    assert captioner.net is not None
+    assert captioner.net.sentence_index(tokens).tolist() == list(range(len(rows)))  # type: ignore[operator]
+    best = [all_sentences()[index] for index in features.memory[:, 0].argmax(1).tolist()]
+    assert [caption.text for caption in captioner.generate(features, num_beams=8)] == best
+
+
+def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> None:
+    image = torch.from_numpy(page())
+    caption = captioner.describe(image, image)
+    assert caption.text == NOTHING and caption.change_score is not None and caption.change_score < 0.01
+    sample = captioner.input_spec.read(image, image)
+    assert answer_pairs(captioner, [sample])[0].boxes == []
+    # replaced images are measured again: the control of identical images
+    before, after, _ = drawn("remove", 3)
+    batch = captioner.collate([PairSample("a", torch.from_numpy(before), torch.from_numpy(after))])
+    same = captioner.with_images(batch, batch.images[:, :1].expand_as(batch.images))
+    assert (
+        captioner.generate(captioner.encode(same))[0].text
+        == NOTHING
+        != captioner.generate(captioner.encode(batch))[0].text
+    )
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    (folder / "images").mkdir()
+    lines = []
+    for number in range(48):
+        kind = ("color", "remove", "translate", "no_change")[number % 4]
+        before, after, box = drawn(kind, number // 4) if kind != "no_change" else (page(number), page(number), [])
+        for side, image in (("before", before), ("after", after)):
+            Image.fromarray(image.transpose(1, 2, 0)).save(folder / f"images/{number}_{side}.png")
+        value = {"translate": "right"}.get(kind, "")
+        change = {"operator": kind, "tier": "easy", "boxes": [box, box], "reflows": False}
+        row = {
+            "id": str(number), "before": f"images/{number}_before.png", "after": f"images/{number}_after.png",
+            "captions": [NOTHING if kind == "no_change" else sentence(kind, value, KINDS[number // 4 % 2])],
+            "change_type": kind, "split": ("train", "test", "val")[0 if number < 32 else 1 if number < 44 else 2],
+            **({} if kind == "no_change" else {"change": change}),
+        }  # fmt: skip
+        lines.append(json.dumps(row))
+    (folder / "pairs.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = WebPairs(str(release), batch_size=16)
+    sample = data.dataset("test")[0]
+    assert sample.meta["change"]["operator"] == "color" and sample.boxes is not None and sample.boxes.shape == (1, 2, 4)
+    model = WebCaptioner(
+        width=32, members=2, captions_per_pair=1, dropout=0.0,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
+    )  # fmt: skip
+    trainer = Trainer(max_epochs=25, limit_val_batches=0, default_root_dir=tmp_path, **QUIET)
+    trainer.fit(model, data)
+    shown = ShowResults(examples=0, report_pairs=0)
+    tester = Trainer(default_root_dir=tmp_path, **{**QUIET, "callbacks": [shown]})
+    tester.test(model, data, verbose=False)
+    result = json.loads((tmp_path / "metrics.json").read_text())
+    assert result["protocol"]["name"] == "diffspot" and result["counts"]["all"]["pairs"] == 12
+    assert (
+        result["scores"]["changed"]["recall (strict, IoU)"] > 85 and result["scores"]["unchanged"]["specificity"] == 100
+    )
+    assert result["baselines"]["claims nothing"]["all"]["overall"] == 25
+    # saved, opened by name and on the command line
+    model.save_pretrained(tmp_path / "web")
+    before, after = (release / f"images/32_{side}.png" for side in ("before", "after"))
+    expected = model.describe(before, after)
+    assert load(tmp_path / "web").describe(before, after) == expected and claimed_operator(expected.text) == "color"
+    capsys.readouterr()
+    assert main(["describe", str(before), str(after), "--model", str(tmp_path / "web"), "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert answer["caption"] == expected.text and answer["changed"] and len(answer["boxes"]) == 1
+
+
+def test_other_captions_and_sizes_are_rejected(release: Path, captioner: WebCaptioner) -> None:
+    with pytest.raises(ConfigError, match="image_size is 96; WebPairs keeps the size of screenshots"):
+        WebPairs(str(release), image_size=96)
+    before, after, _ = drawn("color", 0)
+    batch = captioner.collate([PairSample("a", torch.from_numpy(before), torch.from_numpy(after), ["a red cube"])])
+    with pytest.raises(DataError, match="the caption \\['a red cube'\\] is no sentence of WebCaptioner"):
+        captioner.training_loss(captioner.encode(batch), batch)
