@@ -305,7 +305,7 @@ class TestWholePipeline:
 
 
 def test_unknown_choices_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="together is 'files'; expected one of file, site, id"):
+    with pytest.raises(ConfigError, match="together is 'files'; expected one of file, site, style, id"):
         ReleasePairs(str(tmp_path), together="files")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="score is 'prob'; expected one of cosine, probability"):
         BlipMatcher("a model", score="prob")  # type: ignore[arg-type]
