@@ -79,6 +79,7 @@ def test_signals_arrive_and_a_killed_client_takes_its_process_with_it() -> None:
         process = subprocess.Popen([forking_python(), "-c", SLEEPS], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         pid = int(process.stdout.readline())
+        time.sleep(0.5)  # on a busy machine a signal was lost before the forked process slept
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
         process.send_signal(end)
