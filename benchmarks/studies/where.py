@@ -25,9 +25,9 @@ import torch
 from benchmarks.harness import report
 from lightning_idc import load
 from lightning_idc.data import DeepPCB, SyntheticPairs
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.images.types import PairSample
 from lightning_idc.models.location import CELLS, Box, ChangeLocation, locate, refine
+from lightning_idc.utils.boxes import box_iou
 
 IOU = 0.3
 

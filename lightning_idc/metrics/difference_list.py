@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids, check_metrics
-from lightning_idc.metrics.judge import TextModel, ask_with_retries
+from lightning_idc.metrics.judge import PromptedModel, fill
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.utils.errors import DataError
@@ -140,35 +140,21 @@ def _word_f1(first: str, second: str) -> float:
     return 2 * (first_words & second_words).total() / max(first_words.total() + second_words.total(), 1)
 
 
-@dataclass
-class PromptedJudge:
-    """A language model as judge of which claim states which difference.
-
-    Args:
-        model: function that answers prompts.
-        retries: number of retries for unreadable answers.
-        batch_size: prompts per call of the model.
-    """
-
-    model: TextModel
-    retries: int = 2
-    batch_size: int = 8
+class PromptedJudge(PromptedModel):
+    """A language model as judge of which claim states which difference."""
 
     def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
         def read(index: int, answer: str) -> Matches | None:
             return read_matches(answer, *map(len, pairs[index]))
 
-        prompts = [prompt_of(*pair) for pair in pairs]
-        return ask_with_retries(self.model, prompts, read, self.retries, self.batch_size)[0]
+        return self.ask([prompt_of(*pair) for pair in pairs], read)
 
 
 def prompt_of(differences: Sequence[str], claims: Sequence[str]) -> str:
     """Prompt of the judge for one pair."""
     numbered = "\n".join(f"{number}: {text}" for number, text in enumerate(differences, 1))
     lettered = "\n".join(f"{letter}: {text}" for letter, text in zip(_letters(len(claims)), claims, strict=True))
-    # str.format would interpret braces in captions
-    filled = {"{differences}": numbered, "{claims}": lettered}
-    return re.sub(r"\{differences\}|\{claims\}", lambda mark: filled[mark.group()], PROMPT)
+    return fill(PROMPT, differences=numbered, claims=lettered)
 
 
 def _letters(count: int) -> list[str]:

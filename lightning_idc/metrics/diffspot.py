@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids, check_metrics
 from lightning_idc.metrics.change_facts import Box, ChangeFacts
-from lightning_idc.metrics.judge import TextModel, ask_with_retries
+from lightning_idc.metrics.judge import PromptedModel, fill
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.page_claims import claimed_operator, quoted_texts
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError, DataError
 
 FORMS = ("", " (strict)", " (strict, IoU)")
@@ -77,7 +77,6 @@ def by_diffspot(
     forms: tuple[str, ...] = FORMS
     if resources.judge is None:
         hits = {id: _hits(id, claims[id], resources) for id in changed}
-
     else:
         hits, forms = _judged(changed, claims, references, resources.judge), FORMS[:1]
     ids = [id for id in references if hits.get(id, ()) is not None]
@@ -116,7 +115,7 @@ def _claim_hits(claim: str, box: Box | None, facts: ChangeFacts) -> tuple[bool, 
     operator = claimed_operator(claim)
     is_there = _is_centred(box, facts.boxes) if box is not None else _names_text(claim, facts.text)
     is_exact = operator == facts.operator and is_there
-    overlaps = box is not None and any(iou(box, other) > MIN_IOU for other in facts.boxes)
+    overlaps = box is not None and any(box_iou(box, other) > MIN_IOU for other in facts.boxes)
     return operator in facts.visible_operators and is_there, is_exact, is_exact and overlaps
 
 
@@ -138,15 +137,6 @@ def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def iou(first: Box, second: Box) -> float:
-    """Intersection over union of two boxes."""
-    width = min(first[2], second[2]) - max(first[0], second[0])
-    height = min(first[3], second[3]) - max(first[1], second[1])
-    shared = max(0.0, width) * max(0.0, height)
-    areas = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second))
-    return shared / (areas - shared) if areas > shared else 0.0
-
-
 def _judged(
     ids: Sequence[str],
     claims: Mapping[str, Sequence[str]],
@@ -162,32 +152,16 @@ def _judged(
     return hits
 
 
-@dataclass
-class PromptedVerdict:
-    """A language model as :data:`VerdictJudge`, as DiffSpot's leaderboard uses one; the prompt is ours.
-
-    Args:
-        model: function that answers prompts.
-        retries: number of retries for unreadable answers.
-        batch_size: prompts per call of the model.
-    """
-
-    model: TextModel
-    retries: int = 2
-    batch_size: int = 8
+class PromptedVerdict(PromptedModel):
+    """A language model as :data:`VerdictJudge`, as DiffSpot's leaderboard uses one; the prompt is ours."""
 
     def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[bool | None]:
-        prompts = [prompt_of(*pair) for pair in pairs]
-        return ask_with_retries(
-            self.model, prompts, lambda index, answer: read_verdict(answer), self.retries, self.batch_size
-        )[0]
+        return self.ask([prompt_of(*pair) for pair in pairs], lambda index, answer: read_verdict(answer))
 
 
 def prompt_of(differences: Sequence[str], claims: Sequence[str]) -> str:
     """Prompt of the judge for one pair."""
-    # str.format would interpret braces in captions
-    filled = {"{differences}": "\n".join(differences), "{claims}": "\n".join(claims)}
-    return re.sub(r"\{differences\}|\{claims\}", lambda mark: filled[mark.group()], PROMPT)
+    return fill(PROMPT, differences="\n".join(differences), claims="\n".join(claims))
 
 
 def read_verdict(answer: str) -> bool | None:

@@ -30,6 +30,18 @@ _BEFORE_SCORE = (
 _FRACTION = rf"(?:(?P<part>\d{{1,3}})\s*/\s*(?P<whole>\d{{1,3}})\s*[=≈]\s*{_ABOUT})?"
 
 
+def fill(prompt: str, **texts: str) -> str:
+    """Put texts into a prompt, each in place of its name in braces.
+
+    str.format would interpret braces in captions.
+
+    Example:
+        >>> fill("{caption} / {reference}", caption="a {reference}", reference="b")
+        'a {reference} / b'
+    """
+    return re.sub(r"\{(\w+)\}", lambda mark: texts.get(mark[1], mark[0]), prompt)
+
+
 @dataclass(frozen=True)
 class Rubric:
     """A prompt and the parser of its answers.
@@ -46,9 +58,7 @@ class Rubric:
 
     def format_prompt(self, caption: str, reference: str) -> str:
         """Prompt for one caption."""
-        # str.format would interpret braces in captions
-        filled = {"{reference}": reference, "{caption}": caption}
-        return re.sub(r"\{reference\}|\{caption\}", lambda mark: filled[mark.group()], self.prompt)
+        return fill(self.prompt, reference=reference, caption=caption)
 
     def read(self, answer: str) -> float | None:
         """Score of an answer; None unless the answer contains exactly one within the scale.
@@ -217,6 +227,25 @@ def ask_with_retries(
             for index, answer in zip(indices, new_answers, strict=True):
                 answers[index], values[index] = answer, read(index, whole_words(answer))
     return values, answers, num_answers
+
+
+@dataclass
+class PromptedModel:
+    """A language model that is asked with one prompt per pair.
+
+    Args:
+        model: function that answers prompts.
+        retries: number of retries for unreadable answers.
+        batch_size: prompts per call of the model.
+    """
+
+    model: TextModel
+    retries: int = 2
+    batch_size: int = 8
+
+    def ask(self, prompts: Sequence[str], read: Callable[[int, str], Read | None]) -> list[Read | None]:
+        """Parsed answers; see :func:`ask_with_retries`."""
+        return ask_with_retries(self.model, prompts, read, self.retries, self.batch_size)[0]
 
 
 class CausalJudge:

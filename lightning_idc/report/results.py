@@ -62,20 +62,20 @@ class Results:
     @cached_property
     def ious(self) -> dict[str, float]:
         """Overlap of the two views by id, if the data has it."""
-        if self.data is None:
-            return {}
-        source, ids = self.data.pairs_of(self.split), {record["id"] for record in self.records}
-        overlaps = {id: source.meta(index).get("iou") for index, id in enumerate(source.ids) if id in ids}
-        return {id: iou for id, iou in overlaps.items() if iou is not None}
+        return self._meta("iou")
 
     @cached_property
     def changes(self) -> dict[str, ChangeFacts]:
         """Exact facts of the change by id, if the data has them."""
+        return {id: ChangeFacts.read(change, id) for id, change in self._meta("change").items()}
+
+    def _meta(self, name: str) -> dict[str, Any]:
+        """Value of a field of ``meta`` by id, of the captioned pairs that have it."""
         if self.data is None:
             return {}
         source, ids = self.data.pairs_of(self.split), {record["id"] for record in self.records}
-        changes = {id: source.meta(index).get("change") for index, id in enumerate(source.ids) if id in ids}
-        return {id: ChangeFacts.read(change, id) for id, change in changes.items() if change is not None}
+        values = {id: source.meta(index).get(name) for index, id in enumerate(source.ids) if id in ids}
+        return {id: value for id, value in values.items() if value is not None}
 
     @cached_property
     def pair_scores(self) -> dict[str, dict[str, float]]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.images.boxes import clip_box
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.rules.alignment import Motion, estimate_motion, match_brightness, warp
 from lightning_idc.rules.description import Description, Region
@@ -24,6 +23,7 @@ from lightning_idc.rules.kinds import Kind, Traits, classify, measure
 from lightning_idc.rules.movement import refine_shift, same_content, shift_within
 from lightning_idc.rules.parallax import camera_moved, realign
 from lightning_idc.rules.reading import read_pair
+from lightning_idc.utils.boxes import clip_box
 
 MAX_REGIONS = 12
 """Maximum number of measured regions, the largest first; smaller ones count as changed content."""

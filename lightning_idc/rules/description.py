@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_idc.images.boxes import PixelBox
 from lightning_idc.rules.kinds import Kind
+from lightning_idc.utils.boxes import PixelBox
 
 NO_CHANGE_SENTENCE = "Nothing changed."
 MAX_NAMED = 3

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.images.boxes import clip_box
 from lightning_idc.metrics.no_change import says_nothing_changed
+from lightning_idc.utils.boxes import clip_box
 from lightning_idc.utils.files import finite
 
 if TYPE_CHECKING:

@@ -14,12 +14,13 @@ from lightning_idc.cli import main
 from lightning_idc.metrics.baselines import baseline_scores
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.change_facts import ChangeFacts
-from lightning_idc.metrics.diffspot import PromptedVerdict, iou, read_verdict
+from lightning_idc.metrics.diffspot import PromptedVerdict, read_verdict
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.metrics.protocols import evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions, read_references
 from lightning_idc.synthesis.web.operators import OPERATORS, Mutation, caption_of
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError, DataError
 
 BOX = [100, 100, 200, 140]
@@ -104,8 +105,8 @@ def test_iou_equals_a_count_of_pixels() -> None:
     masks = np.zeros((2, 20, 20), bool)
     for mask, (left, top, right, bottom) in zip(masks, (first, second), strict=True):
         mask[top:bottom, left:right] = True
-    assert iou(first, second) == pytest.approx((masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum())
-    assert iou((0, 0, 1, 1), (2, 2, 3, 3)) == 0
+    assert box_iou(first, second) == pytest.approx((masks[0] & masks[1]).sum() / (masks[0] | masks[1]).sum())
+    assert box_iou((0, 0, 1, 1), (2, 2, 3, 3)) == 0
 
 
 def test_the_judged_form_needs_no_facts(tmp_path: Path) -> None:

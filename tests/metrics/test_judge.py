@@ -126,8 +126,8 @@ def tiny_model(folder: Path, template: bool, first: str | None = None) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    known = [*([] if first is None else [first]), "<unk>", "<s>", "</s>", "score", "1", "2", "the", "cube"]
-    words = {word: number for number, word in enumerate(known)}
+    vocabulary = [*([] if first is None else [first]), "<unk>", "<s>", "</s>", "score", "1", "2", "the", "cube"]
+    words = {word: number for number, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")

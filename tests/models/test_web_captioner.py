@@ -164,6 +164,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = WebPairs(str(release), batch_size=16)
     sample = data.dataset("test")[0]
@@ -174,8 +175,8 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
     )  # fmt: skip
     trainer = Trainer(max_epochs=25, limit_val_batches=0, default_root_dir=tmp_path, **QUIET)
     trainer.fit(model, data)
-    shown = ShowResults(examples=0, report_pairs=0)
-    tester = Trainer(default_root_dir=tmp_path, **{**QUIET, "callbacks": [shown]})
+    results = ShowResults(examples=0, report_pairs=0)
+    tester = Trainer(default_root_dir=tmp_path, **{**QUIET, "callbacks": [results]})
     tester.test(model, data, verbose=False)
     result = json.loads((tmp_path / "metrics.json").read_text())
     assert result["protocol"]["name"] == "diffspot" and result["counts"]["all"]["pairs"] == 12

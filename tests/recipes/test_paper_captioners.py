@@ -150,7 +150,7 @@ def test_keyframes_are_chosen_by_two_similarities(here: Path, files: dict[str, P
     """`mixed` of Figure 4, with the cells of the tokenizer and thumbnails as the two encoders."""
     named = made(here, "clevr_change")
     keys = procap_keys(files, here / "none.ckpt", named["data.root"])
-    own = {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}
+    similarity = {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}
     del keys["stages.frames.model.similarity.encoder"]
     keys |= {key.replace("frames.data", "likeness.data"): value for key, value in keys.items() if "frames.data" in key}
     thumbnails = {"stages.likeness.model.similarity.encoder": {"class": "PixelEncoder"}}
@@ -162,7 +162,7 @@ def test_keyframes_are_chosen_by_two_similarities(here: Path, files: dict[str, P
         **named,
         **keys,
         **thumbnails,
-        **{"stages.frames.model.similarity": own},
+        **{"stages.frames.model.similarity": similarity},
     )
     check_scores(here / "keyframes")
 
@@ -173,13 +173,13 @@ def test_stages_that_name_two_devices_train_on_two(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", forking_python())
     short = {"trainer.max_epochs": 1, "data.image_size": [SIDE, SIDE], "data.batch_size": 2}
-    own = {key: value for key, value in HERE.items() if key not in ("trainer.devices", "trainer.strategy")}
+    shared_keys = {key: value for key, value in HERE.items() if key not in ("trainer.devices", "trainer.strategy")}
     chosen = {
         "matrix.dataset": "spot_the_diff",
         "matrix.clip_weights": "float32",
         "stages.caption.model.vocabulary": None,
     }
-    run("clip4idc", tmp_path / "out", **chosen, **made(tmp_path, "spot_the_diff"), **own, **SMALL_CLIP, **short)
+    run("clip4idc", tmp_path / "out", **chosen, **made(tmp_path, "spot_the_diff"), **shared_keys, **SMALL_CLIP, **short)
     check_scores(tmp_path / "out")
     for stage in ("adapt", "caption"):
         steps = torch.load(best(tmp_path / "out", stage), weights_only=True)["global_step"]

@@ -67,8 +67,8 @@ def test_similar_pairs_are_mined_from_a_folder_of_images(here: Path) -> None:
         keys[f"stages.features.model.{name}"] = {"class": "PixelEncoder"}
     run("similar_pairs", here / "out", **keys)
     pairs = RecordStore(here / "out" / "pairs" / "records")
-    kept = [record.facts for record in pairs if record.dropped is None]
-    mined = {(fact["first"], fact["second"]) for fact in kept}
+    facts = [record.facts for record in pairs if record.dropped is None]
+    mined = {(fact["first"], fact["second"]) for fact in facts}
     assert mined >= {(f"{name}0.png", f"{name}1.png") for name in ("a", "b", "c", "d")}
 
 

@@ -15,9 +15,9 @@ from lightning_idc.checkpoints.resolve import resolve
 from lightning_idc.checkpoints.shipped import DEFAULT, shipped_models
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.defects import parse_defects
-from lightning_idc.metrics.diffspot import iou
 from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
@@ -97,7 +97,7 @@ def test_the_page_captioner_names_and_locates_the_change_of_its_sample() -> None
     # what the generator changed: the font size of the link "Watch", from 17 to 21.2 pixels
     assert claimed_operator(answer.caption) == "font_size" and "larger" in answer.caption and "link" in answer.caption
     (box,) = answer.boxes
-    assert answer.changed and iou(box, (55, 606, 136, 648)) > 0.5
+    assert answer.changed and box_iou(box, (55, 606, 136, 648)) > 0.5
     (nothing,) = answer_pairs(captioner, [captioner.input_spec.read(before, before)])
     assert nothing.changed is False and nothing.boxes == [] and nothing.caption == "nothing changed"
 

@@ -157,14 +157,3 @@ def visible_shares(shapes: Outlines, border: float = 0.01) -> np.ndarray:
     distances = np.where(is_box_like[:, None], distances * distances, distances)
     is_hidden = (distances.sum(-1) < 1) & (shapes.depth[None, :] < shapes.depth[:, None])[:, None]
     return (inside & ~is_hidden.any(-1)).mean(1)
-
-
-def box_iou(first: Sequence[float], second: Sequence[float]) -> float:
-    """Intersection over union of two boxes x1, y1, x2, y2."""
-    width = min(first[2], second[2]) - max(first[0], second[0])
-    height = min(first[3], second[3]) - max(first[1], second[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    overlap = width * height
-    union = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - overlap
-    return overlap / union

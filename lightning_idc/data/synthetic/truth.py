@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Scene
+from lightning_idc.utils.boxes import box_iou
 
 ATTRIBUTE_WORDS: dict[str, tuple[str, ...]] = {
     "size": tuple(SIZES),

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.methods.img_diff.filtering import (
     Area,
     accepted,
@@ -33,6 +32,7 @@ from lightning_idc.synthesis.models.embedded import ColorMatcher, PixelEncoder
 from lightning_idc.synthesis.models.things import ChangedThings
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.utils.boxes import box_iou
 
 
 def cosines(encoder: ImageEncoder, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
 from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, check_arguments
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.methods.img_diff.presets import SCORES, Filters, load_filters
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError
 
 

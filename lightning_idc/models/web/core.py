@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_idc.rules.windows import box_mean
+from lightning_idc.utils.boxes import PixelBox
 
 MIN_LEVELS = 12
 """Smallest difference of a changed pixel in grey levels."""
@@ -31,8 +32,6 @@ SIMILAR = 36
 MAX_SHIFT = 400
 """Largest distance in pixels by which a tail moves."""
 
-IntBox = tuple[int, int, int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Core:
@@ -46,14 +45,14 @@ class Core:
         changed: mask ``(H, W)`` of the pixels that differ.
     """
 
-    before: IntBox
-    after: IntBox
+    before: PixelBox
+    after: PixelBox
     shift: tuple[int, int]
     tail: tuple[int, int]
     changed: np.ndarray
 
     @property
-    def union(self) -> IntBox:
+    def union(self) -> PixelBox:
         """Box around both boxes."""
         (a, b, c, d), (e, f, g, h) = self.before, self.after
         return min(a, e), min(b, f), max(c, g), max(d, h)
@@ -102,7 +101,7 @@ def find_core(before: np.ndarray, after: np.ndarray) -> Core | None:
     return Core(boxes[0], boxes[1], (along, down), (columns, rows), mask)
 
 
-def bounds(mask: np.ndarray) -> IntBox:
+def bounds(mask: np.ndarray) -> PixelBox:
     """Box around the pixels of a mask that has some."""
     rows, columns = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 from scipy import fft, ndimage
 
-from lightning_idc.models.web.core import Core, IntBox, bounds, find_core
+from lightning_idc.models.web.core import Core, bounds, find_core
+from lightning_idc.utils.boxes import PixelBox
 
 MIN_INK = 40
 """Smallest difference from the ground of a pixel that belongs to a glyph or another mark, in grey levels."""
@@ -51,7 +52,7 @@ def _names() -> tuple[str, ...]:
     return tuple(measure(before, after, core))
 
 
-def _cut(box: IntBox, height: int, width: int) -> IntBox:
+def _cut(box: PixelBox, height: int, width: int) -> PixelBox:
     x1, y1, x2, y2 = max(0, box[0] - 2), max(0, box[1] - 2), min(width, box[2] + 2), min(height, box[3] + 2)
     return x1, y1, min(x2, x1 + MAX_SIDE), min(y2, y1 + MAX_SIDE)
 

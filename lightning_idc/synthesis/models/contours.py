@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.synthesis.models.base import Inpainter, Region, Segmenter
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, Share, check_arguments
+from lightning_idc.utils.boxes import box_iou
 
 _SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
 _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.web.operators import OPERATORS, TIERS
@@ -74,13 +76,13 @@ class HtmlFolder:
     ) -> None:
         check_arguments(HtmlFolder.__init__, locals())
         self.templates = tuple(TEMPLATES) if templates == "all" else tuple(templates)
-        for name, values, known in (
+        for name, values, allowed in (
             ("operators", operators, OPERATORS),
             ("noises", noises, get_args(Noise)),
             ("templates", self.templates, TEMPLATES),
         ):
-            if not set(values) <= set(known) or (not values and name != "templates"):
-                raise ConfigError(f"{name} is {list(values)}; expected some of {', '.join(known)}")
+            if not set(values) <= set(allowed) or (not values and name != "templates"):
+                raise ConfigError(f"{name} is {list(values)}; expected some of {', '.join(allowed)}")
         self.root = None if root is None else Path(root).expanduser()
         if packages:
             if self.root is None or self.root.parts[-3:] != ("usr", "share", "doc"):
@@ -112,8 +114,8 @@ class HtmlFolder:
     @cached_property
     def fingerprint(self) -> str:
         settings = [self.count, self.seed, self.operators, self.noises, self.widths, self.height, self.templates]
-        files = {self._file(index) for index in range(self.count)} - {None}
-        digests = [[file, file_digest(self.root / file)] for file in sorted(filter(None, files)) if self.root]
+        files = {file for index in range(self.count) if (file := self._file(index)) is not None}
+        digests = [[file, file_digest(self._folder / file)] for file in sorted(files)]
         return fingerprint(["html folder 2", *settings, self.no_change, self.dark, digests])
 
     @cached_property
@@ -146,14 +148,25 @@ class HtmlFolder:
         if file is None:
             facts["html"] = template_page(site.removeprefix(TEMPLATE), index // len(names), self.seed)
         else:
-            facts |= {"root": str(self.root and self.root.absolute()), "file": file}
+            facts |= {"root": str(self._folder.absolute()), "file": file}
         return Record(id, facts)
 
     def _file(self, index: int) -> str | None:
         """Page of a record; None for a template."""
         names = list(self.sites)
         files = self.sites[site := names[index % len(names)]]
-        if not files:
-            return None
-        order = record_generator(self.seed, f"pages of {site}").permutation(len(files))
-        return files[order[index // len(names) % len(order)]]
+        return files[self._orders[site][index // len(names) % len(files)]] if files else None
+
+    @cached_property
+    def _orders(self) -> dict[str, np.ndarray]:
+        """Order of the pages of each site."""
+        return {
+            site: record_generator(self.seed, f"pages of {site}").permutation(len(files))
+            for site, files in self.sites.items()
+        }
+
+    @property
+    def _folder(self) -> Path:
+        """Folder of the pages; only templates need none."""
+        assert self.root is not None
+        return self.root

@@ -1,4 +1,4 @@
-"""clip_box: the only function that fits boxes into an image."""
+"""clip_box: the only function that fits boxes into an image; box_iou: the overlap of two boxes."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def clip_box(box: Sequence[float], size: tuple[int, int]) -> PixelBox | None:
     (width, height), (x1, y1, x2, y2) = size, map(round, box)
     left, top, right, bottom = max(0, x1), max(0, y1), min(width, x2), min(height, y2)
     return (left, top, right, bottom) if left < right and top < bottom else None
+
+
+def box_iou(first: Sequence[float], second: Sequence[float]) -> float:
+    """Intersection over union of two boxes x1 y1 x2 y2; 0 where they do not overlap."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    overlap = width * height
+    union = sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - overlap
+    return overlap / union
