@@ -76,10 +76,15 @@ except KeyboardInterrupt:
 
 def test_signals_arrive_and_a_killed_client_takes_its_process_with_it() -> None:
     for end, status in ((signal.SIGTERM, -15), (signal.SIGKILL, -9)):
-        process = subprocess.Popen([forking_python(), "-c", SLEEPS], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [forking_python(), "-c", SLEEPS],
+            stdout=subprocess.PIPE,
+            text=True,
+            # a shell starts what runs in its background, such as these tests, with this signal ignored
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
         assert process.stdout is not None
         pid = int(process.stdout.readline())
-        time.sleep(0.5)  # on a busy machine a signal was lost before the forked process slept
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
         process.send_signal(end)
