@@ -6,7 +6,6 @@ import csv
 import io
 import shutil
 from collections.abc import Iterator
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -221,17 +220,16 @@ def test_the_contact_sheet_is_a_grid(page: Any) -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -> None:
-    from helpers.report_page import seconds_to_open, write
+def test_a_report_of_two_thousand_pairs_shows_the_first_while_it_is_read(browser: Any, tmp_path: Path) -> None:
+    from helpers.report_page import opened, write
 
-    target = tmp_path / "many.html"
-    write(target, 2000)
-    assert target.stat().st_size > 30e6
-    # a second where nothing else runs; beside another process a try may take longer, so several are made
-    fastest = {"first pair": inf, "any pair": inf}
-    for _ in range(8):
-        for name, (seconds,) in seconds_to_open(browser, target, 1, "p1999").items():
-            fastest[name] = min(fastest[name], seconds)
-        if fastest["first pair"] < 1 and fastest["any pair"] < 1.5:
-            return
-    raise AssertionError(f"seconds until pairs are shown: {fastest}")
+    pages = {}
+    for pairs in (40, 2000):
+        write(tmp_path / f"{pairs}.html", pairs)
+        pages[pairs] = opened(browser, tmp_path / f"{pairs}.html")
+    assert (tmp_path / "2000.html").stat().st_size > 30e6
+    assert pages[2000]["reading"], "the first pair does not wait for the last one"
+    assert pages[2000]["last"].pop("id") == "p1999" and pages[40]["last"].pop("id") == "p39"
+    assert pages[2000]["last"] == pages[40]["last"], "a page of the report holds twenty pairs, however many there are"
+    assert pages[2000]["first"]["elements"] <= pages[40]["last"]["elements"]
+    assert pages[40]["last"]["images"] == 40
