@@ -18,6 +18,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import write_content
 from lightning_idc.utils.outputs import Output
 
+SPLITS = ("train", "val", "test")
 LONGEST_NAME = 200
 """Largest number of characters of a name; file systems allow 255 bytes including the suffix."""
 
@@ -32,11 +33,14 @@ class ReleasePairs(PipelineStage):
         together: key of pairs that stay in one split: ``file`` for all pairs of an image file, ``site`` for all pages
             of a web site, ``style`` for all web sites that share a style sheet, or ``id`` for single pairs. With few
             files or sites, a split may be empty.
+        splits: values of the key ``together`` by split, such as ``{"val": ["mkdocs"], "test": ["apache2-doc"]}``;
+            ``shares`` divides the others.
         seed: seed of the split.
         overwrite: whether other files in the folder may be replaced.
 
     Raises:
-        ConfigError: a record lacks the caption, or another file would be overwritten.
+        ConfigError: a record lacks the caption, another file would be overwritten, or ``splits`` is no table of splits.
+        DataError: pairs of ``splits`` share a style sheet with pairs of another split, or a split of it has no pair.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class ReleasePairs(PipelineStage):
         caption: str = "summary",
         shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
         together: Literal["file", "site", "style", "id"] = "file",
+        splits: dict[str, list[str]] | None = None,
         seed: int = 0,
         overwrite: bool = False,
     ) -> None:
@@ -53,9 +58,15 @@ class ReleasePairs(PipelineStage):
         check_shares(shares)
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
         self.overwrite = overwrite
+        self.splits = {value: split for split, values in (splits or {}).items() for value in values}
+        if unknown := (splits or {}).keys() - set(SPLITS):
+            raise ConfigError(f"splits has {', '.join(sorted(unknown))}; expected some of {', '.join(SPLITS)}")
+        if len(self.splits) < sum(map(len, (splits or {}).values())):
+            raise ConfigError(f"splits is {splits!r}; expected each value once")
 
     def settings(self) -> dict[str, Any]:
-        return {"caption": self.caption, "shares": list(self.shares), "together": self.together}
+        splits = {"splits": self.splits} if self.splits else {}
+        return {"caption": self.caption, "shares": list(self.shares), "together": self.together, **splits}
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
@@ -68,6 +79,8 @@ class ReleasePairs(PipelineStage):
 
     def finish(self, store: RecordStore) -> None:
         _check_names(store)
+        if self.splits:
+            self._check_splits(store)
         with Output(self.folder, "release", self.overwrite, [store.folder]) as draft:
             self.write(store, draft)
 
@@ -102,8 +115,26 @@ class ReleasePairs(PipelineStage):
             **({"change": change} if (change := change_of(record)) else {}),
         }
 
+    def _check_splits(self, store: RecordStore) -> None:
+        """Raise an error if a split has no pairs, or if pairs of two splits share a style sheet."""
+        split_of_style: dict[str, str] = {}
+        splits = set()
+        for record in store:
+            if record.dropped is None:
+                splits.add(split := self._split(record))
+                style = record.facts.get("style")
+                if style is not None and split_of_style.setdefault(style, split) != split:
+                    raise DataError(
+                        f"sites that share a style sheet with {style} are in {split} and {split_of_style[style]}; "
+                        "expected them in one split"
+                    )
+        if missing := set(self.splits.values()) - splits:
+            raise DataError(f"no pair is in the split {min(missing)}; has the source its sites?")
+
     def _split(self, record: Record) -> str:
-        group = None if self.together == "id" else record.facts.get(self.together)
+        group = record.id if self.together == "id" else record.facts.get(self.together)
+        if group in self.splits:
+            return self.splits[group]
         fraction = record_generator(self.seed, group or record.id).random()
         return "train" if fraction < self.shares[0] else "val" if fraction < self.shares[0] + self.shares[1] else "test"
 

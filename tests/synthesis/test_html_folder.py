@@ -90,9 +90,25 @@ def test_every_operator_changes_its_property_less_in_harder_tiers(name: str) -> 
         assert caption.startswith('the link "Read more" ') and (
             name == "remove" or mutation.new.split()[-1].strip("-") in caption
         )
-    lengths = [operator.mutate(STATIC, tier, np.random.default_rng(0)).new for tier in TIERS]
     if name in ("font_size", "letter_spacing", "line_height", "rounded", "spacing"):
-        assert sorted(lengths, key=lambda text: -float(text[:-2])) == lengths
+        element = STATIC | {"paddingLeft": "40px"}
+        for seed in range(4):
+            drawn = [operator.mutate(element, tier, np.random.default_rng(seed)) for tier in TIERS]
+            steps = [abs(float(one.new[:-2]) - float(one.old[:-2])) for one in drawn]
+            assert sorted(steps, reverse=True) == steps, "a smaller step in a harder tier"
+
+
+@pytest.mark.parametrize("name", ["font_size", "letter_spacing", "line_height", "spacing"])
+def test_lengths_grow_and_shrink(name: str) -> None:
+    element = STATIC | {"paddingLeft": "40px"}
+    drawn = [OPERATORS[name].mutate(element, "easy", np.random.default_rng(seed)) for seed in range(20)]
+    grown = sum(float(one.new[:-2]) > float(one.old[:-2]) for one in drawn)
+    assert 4 < grown < 16
+    if name == "spacing":  # inner spacing is never negative
+        assert all(
+            float(OPERATORS[name].mutate(STATIC, "easy", np.random.default_rng(seed)).new[:-2]) == 32
+            for seed in range(8)
+        )
 
 
 def test_captions_name_directions() -> None:

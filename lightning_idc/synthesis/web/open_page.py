@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning_idc.utils.errors import DataError
 
 TIMEOUT = 20_000
 """Limit of every step in the browser, in milliseconds."""
+# lists of thousands of elements are returned as JSON texts, since Playwright checks every value of other results
 _REDIRECT = re.compile(rb"http-equiv\s*=\s*[\"']?refresh", re.IGNORECASE)
 _FREEZE = """() => { const style = document.createElement('style');
   style.textContent = '*,*::before,*::after{transition:none!important;animation:none!important;' +
@@ -45,9 +47,9 @@ _ELEMENTS = """() => { const all = [...document.querySelectorAll('body *')], out
       borderStyle: s.borderTopStyle, borderRadius: s.borderTopLeftRadius, fontSize: s.fontSize,
       fontWeight: s.fontWeight, letterSpacing: s.letterSpacing, lineHeight: s.lineHeight, opacity: s.opacity,
       textAlign: s.textAlign, display: s.display, position: s.position, paddingLeft: s.paddingLeft });
-  }); return out; }"""
-_BOXES = """() => [...document.querySelectorAll('body *')].map(e => {
-  const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; })"""
+  }); return JSON.stringify(out); }"""
+_BOXES = """() => JSON.stringify([...document.querySelectorAll('body *')].map(e => {
+  const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; }))"""
 _STYLE = """([index, styles]) => { const e = document.querySelectorAll('body *')[index];
   for (const [name, value] of styles) e.style.setProperty(name, value, 'important'); }"""
 _TEXT = """([index, text]) => { const e = document.querySelectorAll('body *')[index];
@@ -55,7 +57,7 @@ _TEXT = """([index, text]) => { const e = document.querySelectorAll('body *')[in
   const [, start, , end] = node.textContent.match(/^(\\s*)([^]*?)(\\s*)$/) || [];
   node.textContent = (start || '') + text + (end || ''); }"""
 _RELATIVES = """(index) => { const all = [...document.querySelectorAll('body *')], e = all[index];
-  return all.map((other) => other.contains(e) || e.contains(other)); }"""
+  return JSON.stringify(all.map((other) => other.contains(e) || e.contains(other))); }"""
 _CURSOR = """([x, y, height]) => { const bar = document.createElement('div');
   bar.style.cssText = `position:fixed;left:${x}px;top:${y}px;width:1px;height:${height}px;background:#000;z-index:9999`;
   document.body.append(bar); }"""
@@ -109,17 +111,17 @@ class OpenPage:
 
     def elements(self) -> list[Element]:
         """Elements that are entirely in the window, not covered and smaller than half of it, in document order."""
-        elements: list[Element] = self._page.evaluate(_ELEMENTS)
+        elements: list[Element] = json.loads(self._page.evaluate(_ELEMENTS))
         return elements
 
     def boxes(self) -> list[list[float]]:
         """Boxes x1 y1 x2 y2 of all elements of the body, by index."""
-        boxes: list[list[float]] = self._page.evaluate(_BOXES)
+        boxes: list[list[float]] = json.loads(self._page.evaluate(_BOXES))
         return boxes
 
     def relatives(self, element: Element) -> list[bool]:
         """Whether each element of the body contains an element or is part of it."""
-        relatives: list[bool] = self._page.evaluate(_RELATIVES, element["index"])
+        relatives: list[bool] = json.loads(self._page.evaluate(_RELATIVES, element["index"]))
         return relatives
 
     def change(self, element: Element, mutation: Mutation) -> None:

@@ -85,22 +85,28 @@ def _border(element: Element, tier: Tier, random: np.random.Generator) -> Mutati
     return Mutation("border-color", element["borderColor"], _recolored(element["borderColor"], tier, random))
 
 
-def _pixels(prop: str, amounts: tuple[float, float, float], key: str) -> Callable[..., Mutation]:
-    """Add an amount in pixels, by the tier, to a length."""
+Amounts = tuple[float, float, float]
+"""Amount of each tier, the easiest first."""
+
+
+def _pixels(prop: str, key: str, more: Amounts, less: Amounts, lowest: float) -> Callable[..., Mutation]:
+    """Add an amount in pixels to a length, or subtract one from it where at least ``lowest`` remains."""
 
     def mutate(element: Element, tier: Tier, random: np.random.Generator) -> Mutation:
-        old = _number(element[key])
-        return Mutation(prop, f"{old:g}px", f"{old + amounts[TIERS.index(tier)]:g}px")
+        old, index = _number(element[key]), TIERS.index(tier)
+        smaller = old - less[index]
+        new = smaller if smaller >= lowest and random.integers(2) else old + more[index]
+        return Mutation(prop, f"{old:g}px", f"{new:g}px")
 
     return mutate
 
 
-def _scaled(prop: str, factors: tuple[float, float, float], key: str) -> Callable[..., Mutation]:
-    """Multiply a length by a factor, by the tier."""
+def _scaled(prop: str, factors: Amounts, key: str) -> Callable[..., Mutation]:
+    """Multiply or divide a length by a factor, by the tier."""
 
     def mutate(element: Element, tier: Tier, random: np.random.Generator) -> Mutation:
-        old = _number(element[key], 1.2 * _number(element["fontSize"]))
-        return Mutation(prop, f"{old:g}px", f"{old * factors[TIERS.index(tier)]:.1f}px")
+        old, factor = _number(element[key], 1.2 * _number(element["fontSize"])), factors[TIERS.index(tier)]
+        return Mutation(prop, f"{old:g}px", f"{old * factor ** int(random.choice([1, -1])):.1f}px")
 
     return mutate
 
@@ -173,7 +179,9 @@ OPERATORS: dict[str, Operator] = {
     "color": Operator(_has_text, _color, "has another color:"),
     "font_size": Operator(_has_text, _scaled("font-size", (1.5, 1.25, 1.12), "fontSize"), "has another font size:"),
     "letter_spacing": Operator(
-        _has_text, _pixels("letter-spacing", (4, 2, 1), "letterSpacing"), "has another letter spacing:"
+        _has_text,
+        _pixels("letter-spacing", "letterSpacing", (4, 2, 1), (1.5, 1, 0.5), -2),
+        "has another letter spacing:",
     ),
     "line_height": Operator(
         lambda element: element["has_text"] and element["lines"] > 1,
@@ -185,7 +193,7 @@ OPERATORS: dict[str, Operator] = {
     "rounded": Operator(_has_edge, _rounded, "has other corners:"),
     "spacing": Operator(
         lambda element: element["display"] != "inline",
-        _pixels("padding-left", (32, 16, 8), "paddingLeft"),
+        _pixels("padding-left", "paddingLeft", (32, 16, 8), (32, 16, 8), 0),
         "has another inner spacing:",
     ),
     "text": Operator(_has_text, _text, "has another text:"),
