@@ -42,7 +42,7 @@ _ELEMENTS = """() => { const all = [...document.querySelectorAll('body *')], out
         rows.add(Math.round(r.top)); } }
     out.push({ index, tag: e.tagName.toLowerCase(), box: [b.left, b.top, b.right, b.bottom],
       has_text: texts.length > 0, text: texts.length ? texts[0].textContent.trim().slice(0, 200) : '',
-      lines: rows.size, text_width: texts.length ? right - left : 0, ground: ground(e), color: s.color,
+      lines: rows.size, text_width: right > left ? right - left : 0, ground: ground(e), color: s.color,
       backgroundColor: s.backgroundColor, borderColor: s.borderTopColor, borderWidth: s.borderTopWidth,
       borderStyle: s.borderTopStyle, borderRadius: s.borderTopLeftRadius, fontSize: s.fontSize,
       fontWeight: s.fontWeight, letterSpacing: s.letterSpacing, lineHeight: s.lineHeight, opacity: s.opacity,
