@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import tarfile
@@ -10,8 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
-from lightning_idc.synthesis import HtmlFolder
+from lightning_idc.synthesis import HtmlFolder, ReleasePairs
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.web.packages import unpack_packages
 from lightning_idc.synthesis.web.shared_styles import shared_styles
 from lightning_idc.synthesis.web.templates import STYLE_SHEETS, TEMPLATES, template_page
@@ -63,6 +67,41 @@ def test_sites_that_share_a_style_sheet_are_one_group(tmp_path: Path) -> None:
     groups = shared_styles(tmp_path, {site: [f"{site}/index.html"] for site in sheets})
     assert groups == {"a": "a", "b": "a", "c": "a", "d": "d", "e": "e"}
     assert HtmlFolder(str(tmp_path), 5).record(2).facts["style"] == "a"
+
+
+class Sites:
+    """Source of one small record per site; sites a and b share a style sheet."""
+
+    fingerprint = "sites"
+    names = ("a", "b", "c", "d", "a", "c")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def record(self, index: int) -> Record:
+        site = self.names[index]
+        record = Record(f"{index}", {"site": site, "style": "a" if site == "b" else site, "summary": "it moved"})
+        for side in ("before", "after"):
+            record.put(side, torch.zeros(3, 4, 4, dtype=torch.uint8))
+        return record
+
+
+def test_sites_are_released_in_the_splits_that_name_them(tmp_path: Path) -> None:
+    splits = {"val": ["c"], "test": ["a", "b"]}
+    run(ReleasePairs(str(tmp_path / "r"), together="site", shares=(1, 0, 0), splits=splits), Sites(), tmp_path / "s")
+    rows = [json.loads(line) for line in (tmp_path / "r/pairs.jsonl").read_text().splitlines()]
+    expected = ["test", "test", "val", "train", "test", "val"]
+    assert [row["split"] for row in rows] == expected
+    cases: list[tuple[dict[str, list[str]], type[Exception], str]] = [
+        ({"test": ["b"]}, DataError, "sites that share a style sheet with a are in test and train"),
+        ({"val": ["x"]}, DataError, "no pair is in the split val"),
+        ({"tset": ["a"]}, ConfigError, "splits has tset; expected some of train, val, test"),
+        ({"val": ["a"], "test": ["a"]}, ConfigError, "expected each value once"),
+    ]
+    for number, (wrong, error, match) in enumerate(cases):
+        with pytest.raises(error, match=match):
+            stage = ReleasePairs(str(tmp_path / "w"), together="site", shares=(1, 0, 0), splits=wrong)
+            run(stage, Sites(), tmp_path / f"records{number}")
 
 
 @pytest.fixture
