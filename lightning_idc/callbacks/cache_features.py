@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,6 +17,21 @@ from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import default_cache_dir
 
+DROPOUT = ("p", "dropout", "attention_dropout", "drop_path", "drop_prob", "hidden_dropout")
+"""Attributes with the rate of a layer that drops values at random."""
+
+
+@runtime_checkable
+class HasImageEncoder(Protocol):
+    """A network that encodes whole pairs, by modules which a cache can stand in for; a vision-language model."""
+
+    feature_cache: FeatureCache | None
+    rewriters: list[Any]
+    processor: Any
+
+    @property
+    def image_encoder(self) -> nn.Module: ...
+
 
 class CacheFeatures(Callback):
     """Caches the features of a frozen module of a captioner on disk, and uses the cache if reading is faster.
@@ -23,12 +39,13 @@ class CacheFeatures(Callback):
     The key of a feature is a hash of the image after resizing and transforms; the folder depends on the module, its
     weights, precision and device. Computing and reading are timed at the first batch, and the choice is printed. The
     last digits of features can depend on the other images of a batch, so results with and without this callback agree
-    up to rounding.
+    up to rounding. Of a vision-language model, the tower and its projector are cached, pair by pair.
 
     Args:
         folder: folder of all caches; None for ``features`` in ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
         module: path of the frozen module, which maps images ``(N, 3, H, W)``, or pairs ``(N, 2, 3, H, W)``, to features
-            ``(N, ...)``; ``net.tokenizer.encoder`` of a ProCap.
+            ``(N, ...)``; ``net.tokenizer.encoder`` of a ProCap. None for ``net.backbone``, or for tower and projector
+            of a vision-language model.
         half: whether to store features in 16 bits; computed features are then rounded as well.
         always: whether to use the cache without timing it.
         max_gb: maximum size of new features per process; further images, as with random crops, are not cached.
@@ -37,17 +54,19 @@ class CacheFeatures(Callback):
     def __init__(
         self,
         folder: str | Path | None = None,
-        module: str = "net.backbone",
+        module: str | None = None,
         half: bool = False,
         always: bool = False,
         max_gb: NonNegativeFloat = 20.0,
     ) -> None:
         check_arguments(CacheFeatures.__init__, locals())
         self.folder = default_cache_dir() / "features" if folder is None else Path(folder)
-        self.module, self.half, self.always, self.max_gb = module, half, always, max_gb
+        self.module, self.half, self.always, self.max_gb = module or "net.backbone", half, always, max_gb
+        self._takes_any = module is None
         self.cache: FeatureCache | None = None
         """Cache in use; None outside of a stage."""
         self._wrapped: nn.Module | None = None
+        self._vision_language: HasImageEncoder | None = None
         self._is_reported = self._fitting = self._called = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -84,7 +103,16 @@ class CacheFeatures(Callback):
         self._check_called()
 
     def _check_called(self) -> None:
-        """Check that the forward method of the module was called, since nothing is cached otherwise."""
+        """Report the choice of the first batch, and check that the module was called: nothing is cached otherwise."""
+        assert self.cache is not None
+        if not self._is_reported and self.cache.seconds:
+            encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))
+            choice = "reading" if self.cache.used else "computing"
+            items = "images" if self._vision_language is None else "pairs"
+            rank_zero_info(f"CacheFeatures: {read:,.0f} {items}/s from the disk, {encode:,.0f} computed; {choice} them")
+            self._is_reported = True
+        if self._vision_language is not None:
+            self._check_frozen(self._vision_language.image_encoder, "the vision tower with its projector")
         if not self._called:
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
@@ -97,7 +125,11 @@ class CacheFeatures(Callback):
         self._remove()
 
     def _install(self, trainer: Trainer, captioner: LightningModule) -> None:
-        if self._wrapped is not None:
+        net = getattr(captioner, "net", None)
+        if self.cache is not None:
+            return
+        if self._takes_any and isinstance(net, HasImageEncoder):
+            self._install_on_pairs(trainer, captioner, net)
             return
         try:
             module = captioner.get_submodule(self.module)
@@ -107,36 +139,62 @@ class CacheFeatures(Callback):
                 f"{type(captioner).__name__} has no module {self.module!r} for CacheFeatures; it has "
                 f"{', '.join(names)}; set `module` to its image encoder"
             ) from None
-        self._check_frozen(module)
+        self._check_frozen(module, repr(self.module))
         inner = [part for part in module.modules() if part is not module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in inner):
             raise ConfigError(
                 f"an adapter or an add-on has hooks on layers within {self.module!r}, which do not run if the features "
                 "are cached; leave it or CacheFeatures out"
             )
-        dtype = np.dtype(np.float16 if self.half else np.float32)
-        settings = (str(trainer.precision), captioner.device.type, dtype.name)
-        folder = folder_of(self.folder, module, type(module).__name__, *settings)
-        self.cache = FeatureCache(module.forward, folder, dtype, self.always, self.max_gb * 1e9)
+        self.cache = self._new_cache(trainer, captioner, module, type(module).__name__)
+        self.cache.encode = module.forward
         # set on the instance, so that checkpoint keys and hooks of the module stay the same
         module.forward = self._forward  # type: ignore[method-assign]
         self._wrapped, self._is_reported, self._called = module, False, False
 
+    def _install_on_pairs(self, trainer: Trainer, captioner: LightningModule, net: HasImageEncoder) -> None:
+        encoder = net.image_encoder
+        if net.rewriters:
+            raise ConfigError(
+                "an adapter changes features within the vision tower, which do not exist if its output is cached; "
+                "leave the adapter or CacheFeatures out"
+            )
+        self._check_frozen(encoder, "the vision tower with its projector")
+        rates = (getattr(part, name, 0.0) for part in encoder.modules() for name in DROPOUT)
+        if self._fitting and any(isinstance(rate, float) and rate > 0 for rate in rates):
+            raise ConfigError(
+                "the vision tower has dropout, so its features vary; set it to 0 or leave CacheFeatures out"
+            )
+        settings = hashlib.sha256(net.processor.image_processor.to_json_string().encode()).hexdigest()[:8]
+        self.cache = net.feature_cache = self._new_cache(trainer, captioner, encoder, "image_encoder", settings)
+        self._vision_language, self._is_reported, self._called = net, False, True
+
+    def _new_cache(
+        self, trainer: Trainer, captioner: LightningModule, encoder: nn.Module, name: str, *settings: str
+    ) -> FeatureCache:
+        dtype = np.dtype(np.float16 if self.half else np.float32)
+        settings = (*settings, str(trainer.precision), captioner.device.type, dtype.name)
+        return FeatureCache(
+            encoder.forward, folder_of(self.folder, encoder, name, *settings), dtype, self.always, self.max_gb * 1e9
+        )
+
     def _remove(self) -> None:
         if self._wrapped is not None:
             del self._wrapped.forward
-            self._wrapped = self.cache = None
+        if self._vision_language is not None:
+            self._vision_language.feature_cache = None
+        self._wrapped = self._vision_language = self.cache = None
 
-    def _check_frozen(self, module: nn.Module) -> None:
+    def _check_frozen(self, module: nn.Module, name: str) -> None:
         if self._fitting and any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigError(
-                f"CacheFeatures needs frozen weights, but {self.module!r} is trained; freeze it "
-                "(freeze_backbone: true), or leave CacheFeatures out"
+                f"CacheFeatures needs frozen weights, but {name} is trained; freeze it "
+                "(freeze_backbone: true, or `freeze` and `targets` of LoRA), or leave CacheFeatures out"
             )
 
     def _forward(self, images: Tensor, *others: Any, **options: Any) -> Tensor:
         assert self.cache is not None and self._wrapped is not None
-        self._check_frozen(self._wrapped)
+        self._check_frozen(self._wrapped, repr(self.module))
         self._called = True
         if self._wrapped.training:
             raise ConfigError(f"{self.module!r} is in training mode, so its features vary; set it to eval mode")
@@ -145,11 +203,6 @@ class CacheFeatures(Callback):
                 f"{self.module!r} has inputs other than images, so its features cannot be cached by image"
             )
         features = self.cache(images.detach())
-        if not self._is_reported and self.cache.seconds:
-            encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))
-            choice = "reading" if self.cache.used else "computing"
-            rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {choice} them")
-            self._is_reported = True
         # later layers expect the dtype of the module
         dtype = next((p.dtype for p in self._wrapped.parameters() if p.is_floating_point()), features.dtype)
         return features.detach().to(dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.utils.errors import DataError, StoreError
 from lightning_idc.utils.files import DIGEST_BYTES, digest_of_all
+
+Encode = Callable[[list[int]], Tensor | Sequence[Tensor]]
+"""Computes the features of the images of some rows."""
 
 _TOLERANCE = 0.05
 # these types have different sizes, so the number of bytes identifies the type
@@ -34,7 +37,7 @@ class FeatureCache:
     write to one folder; features of other processes become visible when the store is reopened.
 
     Args:
-        encode: encoder of images ``(N, 3, H, W)``, independent of each other, to features ``(N, ...)``.
+        encode: encoder of images ``(N, ...)``, independent of each other, to features ``(N, ...)``.
         folder: folder of the features of this encoder; see :func:`folder_of`.
         dtype: type of the stored features; with float16 all returned features are rounded to it.
         always: whether the store is used without timing.
@@ -60,74 +63,86 @@ class FeatureCache:
         self.seconds: dict[str, float] = {}
         """Seconds per image for ``encode`` and ``read``, measured on the first batch."""
 
-    @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the features ``(N, ...)`` of images, without gradients."""
-        if self.used is None:
-            return self._time_first_batch(images)
-        return self._read_or_compute(images) if self.used else self._encode(images)
+        return torch.stack(self.rows(images, lambda rows: self.encode(images[rows])))
 
-    def _encode(self, images: Tensor) -> Tensor:
-        features = self.encode(images)
-        if not isinstance(features, Tensor) or features.shape[:1] != images.shape[:1]:
+    @torch.no_grad()
+    def rows(self, images: Tensor | Sequence[Tensor], encode: Encode) -> list[Tensor]:
+        """Return the features of each image, without gradients; images and their features may differ in size.
+
+        Args:
+            images: images, or pairs of images, which are the keys.
+            encode: computes the features of the images of these rows.
+        """
+        if self.used is None:
+            return self._time_first_batch(images, encode)
+        return self._read_or_compute(images, encode) if self.used else self._encode(encode, range(len(images)))
+
+    def _encode(self, encode: Encode, rows: Sequence[int]) -> list[Tensor]:
+        features = encode(list(rows))
+        if not isinstance(features, Tensor | list) or len(features) != len(rows):
             result = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
             raise DataError(
-                f"the encoder returned {result} for {len(images)} images; expected a tensor with one row per image"
+                f"the encoder returned {result} for {len(rows)} images; expected a tensor with one row per image"
             )
-        return features.half().to(features.dtype) if self.dtype == np.float16 else features
+        is_half = self.dtype == np.float16
+        return [row.half().to(row.dtype) if is_half else row for row in features]
 
-    def _read_or_compute(self, images: Tensor) -> Tensor:
-        keys = [image_digest(image) for image in images.cpu()]
+    def _read_or_compute(self, images: Tensor | Sequence[Tensor], encode: Encode) -> list[Tensor]:
+        on_cpu = images.cpu() if isinstance(images, Tensor) else [image.cpu() for image in images]
+        keys = [image_digest(image) for image in on_cpu]
         try:
-            return self._read_and_encode(images, keys)
+            return self._read_and_encode(keys, encode, images[0].device)
         except StoreError as error:
             print(f"recomputing features: {error}", flush=True)
             self.store.remove_damaged()
-            return self._read_and_encode(images, keys)
+            return self._read_and_encode(keys, encode, images[0].device)
 
-    def _read_and_encode(self, images: Tensor, keys: list[str]) -> Tensor:
+    def _read_and_encode(self, keys: list[str], encode: Encode, device: torch.device) -> list[Tensor]:
         stored = [row for row, key in enumerate(keys) if key in self.store]
         missing = sorted(set(range(len(keys))) - set(stored))
-        computed = self._encode(images[missing]).float() if missing else images.new_empty(0, dtype=torch.float32)
+        features: dict[int, Tensor] = {}
         if missing:
-            self._add([keys[row] for row in missing], computed.cpu().numpy())
-        if not stored:
-            return computed
-        read = torch.from_numpy(np.stack([self.store.value(keys[row], "features") for row in stored])).float()
-        features = computed.new_empty(len(keys), *read.shape[1:])
-        features[stored] = read.to(features.device)
-        if missing:
-            features[missing] = computed
-        return features
+            computed = [row.float() for row in self._encode(encode, missing)]
+            self._add([keys[row] for row in missing], [row.cpu().numpy() for row in computed])
+            features.update(zip(missing, computed, strict=True))
+            device = computed[0].device
+        for row in stored:
+            features[row] = torch.from_numpy(np.array(self.store.value(keys[row], "features"))).float().to(device)
+        return [features[row] for row in range(len(keys))]
 
-    def _add(self, keys: list[str], features: np.ndarray) -> None:
+    def _add(self, keys: list[str], features: list[np.ndarray]) -> None:
         """Store features unless ``max_bytes`` would be exceeded."""
         first_value = self.store.first_value("features")
-        if first_value is not None and first_value.shape != features.shape[1:]:
-            raise StoreError(
-                f"{self.store.folder} holds features of shape {first_value.shape}, these are {features.shape[1:]}; use "
-                "another folder"
-            )
-        rows = {key: row for row, key in enumerate(keys)}  # a batch may contain an image twice
-        values = features[list(rows.values())].astype(self.dtype, copy=False)
-        if self.written + values.nbytes <= self.max_bytes:
-            self.store.add(list(rows), features=values)
-            self.written += values.nbytes
+        rows_of: dict[tuple[int, ...], dict[str, int]] = {}
+        for row, (key, value) in enumerate(zip(keys, features, strict=True)):
+            if first_value is not None and first_value.shape[1:] != value.shape[1:]:
+                raise StoreError(
+                    f"{self.store.folder} holds features of shape {first_value.shape}, these are {value.shape}; use "
+                    "another folder"
+                )
+            rows_of.setdefault(value.shape, {})[key] = row  # a batch may contain an image twice
+        for rows in rows_of.values():
+            values = np.stack([features[row] for row in rows.values()]).astype(self.dtype, copy=False)
+            if self.written + values.nbytes <= self.max_bytes:
+                self.store.add(list(rows), features=values)
+                self.written += values.nbytes
 
-    def _time_first_batch(self, images: Tensor) -> Tensor:
-        single = self._encode(images[:1])  # also warms up the encoder before the timing
+    def _time_first_batch(self, images: Tensor | Sequence[Tensor], encode: Encode) -> list[Tensor]:
+        (single,) = self._encode(encode, [0])  # also warms up the encoder before the timing
         start = time.perf_counter()
-        features = self._encode(images)
-        if images.device.type == "cuda":
-            torch.cuda.synchronize(images.device)
+        features = self._encode(encode, range(len(images)))
+        if features[0].device.type == "cuda":
+            torch.cuda.synchronize(features[0].device)
         encoded = time.perf_counter()
-        if (single[0] - features[0]).abs().max() > _TOLERANCE * features.abs().max():
+        if (single - features[0]).abs().max() > _TOLERANCE * max(row.abs().max() for row in features):
             raise DataError(
                 "the encoder's features of an image depend on the other images of the batch, so they cannot be cached"
             )
-        self._read_or_compute(images)
+        self._read_or_compute(images, encode)
         filled = time.perf_counter()
-        self._read_or_compute(images)
+        self._read_or_compute(images, encode)
         read = time.perf_counter() - filled
         self.seconds = {"encode": (encoded - start) / len(images), "read": read / len(images)}
         self.used = self.seconds["read"] < self.seconds["encode"]

@@ -20,8 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.data.store.feature_store import FeatureCache
 from lightning_idc.images.types import PairFeatures
-from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
+from lightning_idc.models.vlm.families.base import (
+    INDICATORS,
+    TOKEN_TYPES,
+    Family,
+    by_pair,
+    image_token,
+    media_tokens,
+)
 from lightning_idc.models.vlm.feature_rewrite import (
     BlockRewrite,
     BlockRewriter,
@@ -31,6 +39,7 @@ from lightning_idc.models.vlm.feature_rewrite import (
 )
 from lightning_idc.models.vlm.tying import untie_differing
 from lightning_idc.models.vlm.windows import attend_segments_at_once
+from lightning_idc.utils.errors import ConfigError
 
 LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Settings of models that transform their logits after the head; such a model must compute its logits itself."""
@@ -54,6 +63,8 @@ class VisionLanguageModel(nn.Module):
         """Precision of the frozen weights where the trainable ones are float32."""
         self.media_tokens = frozenset(media_tokens(model.config))
         """Ids of the placeholders of images, videos and sound."""
+        self.feature_cache: FeatureCache | None = None
+        """Cache of the image features of a frozen tower, or None to compute them."""
         self.rewriters: list[TowerHooks] = []
         """Adapters in the vision tower."""
         self.is_compiled = False
@@ -105,9 +116,12 @@ class VisionLanguageModel(nn.Module):
         else:
             # images of one size have equally many placeholders: one sync with the device instead of B
             num_features = [int((prompt_ids[0] == image_token(self.model.config)).sum())] * len(images)
-        with self._rewriting(arguments, len(images)), self.precision():
-            memory, mask, extras = self.family.image_features(self.model, arguments, num_features)
-        if "grid" in extras:
+        if self.feature_cache is None:
+            with self._rewriting(arguments, len(images)), self.precision():
+                memory, mask, extras = self.family.image_features(self.model, arguments, num_features)
+        else:
+            memory, mask, extras = self._cached_features(self.feature_cache, images, arguments, num_features)
+        if "image_grid_thw" in pixels:
             # `arguments` may have the grid on the CPU
             extras["grid"] = pixels["image_grid_thw"].view(len(images), -1, 3)
         encoded = PairFeatures(memory, mask, extras)
@@ -138,6 +152,53 @@ class VisionLanguageModel(nn.Module):
         prompt = {"prompt_ids": prompt_ids, "prompt_mask": prompt_mask, "positions": positions, **(token_types or {})}
         # `sizes` is omitted: it describes the prompts of the collated batch
         return PairFeatures(features.memory, features.mask, {**image_extras, **prompt})
+
+    def _cached_features(
+        self,
+        cache: FeatureCache,
+        images: Sequence[Tensor] | Tensor,
+        arguments: dict[str, Any],
+        num_features: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        """Result of :meth:`Family.image_features`; pairs that are not in the cache are computed and added.
+
+        The features of a pair are one array ``(N, D)``, or ``(N, D + deepstack layers * D)``.
+        """
+
+        def encode(rows: list[int]) -> list[Tensor]:
+            inputs = arguments
+            if len(rows) < len(images):
+                pixels = self.family.pixels(self.model, self.processor, [images[row].cpu() for row in rows])
+                inputs = {name: value.to(arguments[name]) for name, value in pixels.items()}
+            with self.precision():
+                memory, mask, extras = self.family.image_features(
+                    self.model, inputs, [num_features[row] for row in rows]
+                )
+            if INDICATORS in extras:
+                raise ConfigError(f"CacheFeatures does not store the {INDICATORS} of this model; leave it out")
+            layers = [extras[f"deepstack{i}"] for i in range(sum(name.startswith("deepstack") for name in extras))]
+            features = torch.cat([memory, *layers], -1)
+            if mask is None:
+                return list(features)
+            return [pair[is_valid] for pair, is_valid in zip(features, mask, strict=True)]
+
+        if self.family.returns_list is None:
+            encode([0])  # learns in which form the model returns its features
+        features, mask = by_pair(cache.rows(images, encode), num_features)
+        width = self.model.get_input_embeddings().embedding_dim
+        memory, *layers = features.to(self._tower_dtype).split(width, -1)
+        return memory, mask, {f"deepstack{i}": layer for i, layer in enumerate(layers)}
+
+    @property
+    def image_encoder(self) -> nn.Module:
+        """Module with everything that image features depend on: the tower, the projector and their parameters."""
+        encoder = nn.Module()
+        for name, part in self.model.model.named_children():
+            if f"model.{name}" not in self.family.language:
+                encoder.add_module(name, part)
+        for name, parameter in self.model.model.named_parameters(recurse=False):
+            encoder.register_parameter(name, parameter)
+        return encoder
 
     @property
     def _tower_dtype(self) -> torch.dtype:
