@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.captioners import PARTS
-from helpers.processes import gloo, run_script
+from helpers.processes import apart, gloo, run_script
 from test_parts_on_captioners import train
 from torch import distributed
 
@@ -18,16 +18,10 @@ def main(captioner: str, out: Path, parts: list[str]) -> None:
     outcome: dict[str, Any] = {}
     for part in parts:
         callbacks = PARTS[part].callbacks(captioner)
-        model = train(captioner, callbacks, out.parent, batch_size=2, strategy=gloo("ddp"), devices=2)
-        apart = []
-        for name, parameter in model.named_parameters():
-            other = parameter.detach().clone()
-            distributed.broadcast(other, 0)
-            unequal = torch.tensor(int(not torch.equal(other, parameter)))
-            distributed.all_reduce(unequal)
-            apart += [name] if unequal else []
+        options: dict[str, Any] = {"batch_size": 2, "strategy": gloo("ddp"), "devices": 2}
+        model = train(captioner, callbacks, out.parent, max_epochs=1, **options)
         weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        outcome[part] = {"weights": weights, "apart": apart}
+        outcome[part] = {"weights": weights, "apart": apart(model)}
     if distributed.get_rank() == 0:
         torch.save(outcome, out)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.plugins import PLUGINS, train
-from helpers.processes import gloo, run_script
+from helpers.processes import apart, gloo, run_script
 from torch import distributed
 
 
@@ -19,14 +19,7 @@ def main(out: Path) -> None:
         model = train(name, out.parent, plugin.callbacks(), batch_size=2, strategy=gloo("ddp"), devices=2)
         state = {key: value.clone() for key, value in model.state_dict().items()}
         # buffers that follow the batches of a process, such as those of a batch norm, may differ
-        apart = []
-        for key, parameter in model.named_parameters():
-            other = parameter.detach().clone()
-            distributed.broadcast(other, 0)
-            unequal = torch.tensor(int(not torch.equal(other, parameter)))
-            distributed.all_reduce(unequal)
-            apart += [key] if unequal else []
-        found[name] = {"state": state, "apart": apart}
+        found[name] = {"state": state, "apart": apart(model)}
     if distributed.get_rank() == 0:
         torch.save(found, out)
 

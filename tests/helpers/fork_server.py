@@ -210,4 +210,5 @@ if __name__ == "__main__":
     serving = Server(*sys.argv[1:3])
     for name in sys.argv[3:]:
         importlib.import_module(name)
+    gc.freeze()  # no forked process searches what is imported for garbage, which takes a second and copies its memory
     serving.serve()

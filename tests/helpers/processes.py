@@ -16,7 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from torch import distributed
+import torch
+from lightning.fabric.utilities import registry
+from torch import distributed, nn
 
 from lightning_idc.models.distributed import destroy_process_group, is_distributed
 
@@ -29,8 +31,18 @@ IMPORTED = [
     "transformers.modeling_utils",
     "peft",
     "lightning_idc.cli.stage",
+    "open_clip",
+    "pytest",
+    "torchvision.transforms.v2",
+    "transformers.models.llava_onevision.modeling_llava_onevision",
+    "transformers.models.llava_onevision.processing_llava_onevision",
+    "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl",
+    "transformers.models.qwen2_5_vl.processing_qwen2_5_vl",
+    "transformers.models.siglip.modeling_siglip",
+    "helpers.captioners",
     "helpers.plugins",
     "helpers.procap_tiny",
+    "helpers.processes",
     "helpers.vlm_tiny",
 ]
 """What the process holds that all scripts are forked from: to import it takes longer than most scripts run."""
@@ -106,6 +118,8 @@ def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:
     What every process writes is there once the first has ended. The interpreter is not unloaded: DTensor's caches keep
     gloo's threads beyond the process group, and these may abort a process whose work is done.
     """
+    # a list of all installed packages takes 30 ms for each Trainer
+    registry.entry_points = cache(registry.entry_points)
     main(*arguments)
     if is_distributed():
         distributed.barrier()
@@ -113,6 +127,17 @@ def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+def apart(model: nn.Module) -> list[str]:
+    """Names of the parameters whose values are not those of the first process in every process."""
+    parameters = {name: parameter.detach().double().flatten() for name, parameter in model.named_parameters()}
+    first = torch.cat(list(parameters.values()))
+    distributed.broadcast(first, 0)
+    others = first.split([parameter.numel() for parameter in parameters.values()])
+    unequal = torch.tensor([not torch.equal(*pair) for pair in zip(parameters.values(), others, strict=True)]).int()
+    distributed.all_reduce(unequal)
+    return [name for name, differs in zip(parameters, unequal.tolist(), strict=True) if differs]
 
 
 def gloo(kind: str) -> Any:
