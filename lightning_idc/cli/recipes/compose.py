@@ -301,8 +301,10 @@ def _stage(where: str, sections: _Sections, name: str, earlier: Mapping[str, Sta
 def _filled(config: dict[str, Any], where: str, trained: Iterable[str], base: dict[str, Any]) -> dict[str, Any]:
     """Configuration with references to values of the recipe filled in, but not those to the run."""
     stages = {name: {"best": rf"\${{stages.{name}.best}}"} for name in trained}
+    # OmegaConf takes as long for it as for the configuration itself, and few recipes refer to it
+    referred = {"base": base} if "${base" in str(config) else {}
     try:
-        filled: dict[str, Any] = _interpolated(config, {"run_dir": r"\${run_dir}", "stages": stages, "base": base})
+        filled: dict[str, Any] = _interpolated(config, {"run_dir": r"\${run_dir}", "stages": stages, **referred})
         return filled
     except OmegaConfBaseException as error:
         references = ", ".join(["${run_dir}", *(f"${{stages.{name}.best}}" for name in stages), "${base.KEY}"])
