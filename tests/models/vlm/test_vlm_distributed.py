@@ -25,11 +25,16 @@ from lightning_idc.utils.errors import CheckpointError
 HERE = Path(__file__).parent
 
 
-def outcome(kind: str, out: Path, precision: str = "32-true") -> dict[str, Any]:
+def outcome(kind: str, out: Path, *saved: str, precision: str = "32-true") -> dict[str, Any]:
+    return outcomes([kind], out, *saved, precision=precision)[kind]
+
+
+def outcomes(kinds: list[str], out: Path, *saved: str, precision: str) -> dict[str, dict[str, Any]]:
+    """Of several kinds with the same number of processes, one after the other in these."""
     # the Trainer starts the processes of all GPUs
-    processes = 2 if kind in ("ddp", "fsdp2", "fsdp2-pieces") else 1
-    launch(HERE / "vlm_two_processes.py", kind, precision, out, processes=processes)
-    return torch.load(out / f"{kind}.pt", weights_only=True, map_location="cpu")
+    processes = 2 if kinds[0] in ("ddp", "fsdp2", "fsdp2-pieces") else 1
+    launch(HERE / "vlm_two_processes.py", ",".join(kinds), precision, out, *saved, processes=processes)
+    return {kind: torch.load(out / f"{kind}.pt", weights_only=True, map_location="cpu") for kind in kinds}
 
 
 def norm(values: Iterable[float]) -> float:
@@ -50,7 +55,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, expected = one
-    result = outcome(kind, tmp_path)
+    result = outcome(kind, tmp_path, "adapters", "pretrained")
     # four layers of the tower, two of the language model, the whole and MDP
     assert (result["sharded"] >= 8) == (kind == "fsdp2")
     check(kind, tmp_path, folder, result, expected)
@@ -76,7 +81,7 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tm
 @pytest.mark.dist
 def test_two_sharded_processes_equal_one_in_bfloat16(tmp_path: Path) -> None:
     for kind in ("one", "fsdp2"):
-        outcome(kind, tmp_path, "bf16-mixed")
+        outcome(kind, tmp_path, precision="bf16-mixed")
     weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
     assert weights.keys() == right.keys()
     for name in weights:
@@ -92,8 +97,11 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     captioner("llava_onevision").save_model(tmp_path / "stock")
     captioner("llava_onevision").save_model(tmp_path / "exact" / "stock")
     exact = outcome("one", tmp_path / "exact")
-    reads = {kind: outcome(kind, tmp_path, "bf16-mixed")["reads"] for kind in ("one", "fsdp2")}
-    assert reads == {"one": [1], "fsdp2": [1, 0]}, "the first process alone reads the weights"
+    alone = outcome("one", tmp_path, precision="bf16-mixed")
+    # the checkpoint of the second is in pieces
+    two = outcomes(["fsdp2", "fsdp2-pieces"], tmp_path, "pretrained", precision="bf16-mixed")
+    assert alone["reads"] == [1]
+    assert all(result["reads"] == [1, 0] for result in two.values()), "the first process alone reads the weights"
     weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
     # what training may have moved, and none of what the folder brings again
     assert weights.keys() == right.keys()
@@ -124,7 +132,6 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
     # in pieces, too, and read again by a captioner of one process
-    outcome("fsdp2-pieces", tmp_path, "bf16-mixed")
     pieces = dcp.FileSystemReader(tmp_path / "fsdp2-pieces.ckpt").read_metadata().state_dict_metadata
     assert {name.removeprefix("state_dict.") for name in pieces if name.startswith("state_dict.")} == right.keys()
     resumed = load_file(tmp_path / "fsdp2-pieces-pretrained" / "model.safetensors")
@@ -156,8 +163,8 @@ def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Pa
 @pytest.mark.dist
 def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, _ = one
-    outcome("fsdp2-pieces", tmp_path)
-    assert len(list((tmp_path / "fsdp2-pieces-half.ckpt").glob("*.distcp"))) == 2
+    outcome("fsdp2-pieces", tmp_path, "pretrained")
+    assert len(list((tmp_path / "fsdp2-pieces-step=2.ckpt").glob("*.distcp"))) == 2
     weights, right = (
         load_file(tmp_path / "fsdp2-pieces-pretrained" / "model.safetensors"),
         weights_of(folder / "one.ckpt"),

@@ -39,7 +39,7 @@ class Start(Callback):
         self.weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
 
 
-def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Trainer:
+def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback, **options: Any) -> Trainer:
     where: dict[str, Any]
     if kind == "fsdp1":
         from lightning.pytorch.strategies import FSDPStrategy
@@ -63,6 +63,7 @@ def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Tr
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=0,
+        **options,
     )
 
 
@@ -84,9 +85,17 @@ READ: list[Any] = []
 """Models whose weights this process has read from files."""
 
 
-def main(kind: str, precision: Any, out: Path) -> None:
+def main(kinds: list[str], precision: Any, out: Path, saved: list[str]) -> None:
+    """Train once for each kind; ``saved`` names what is written apart from checkpoints: adapters, pretrained."""
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
+    count_reads()
+    for kind in kinds:
+        READ.clear()
+        run(kind, precision, out, saved)
+
+
+def count_reads() -> None:
     from transformers import modeling_utils
 
     read = modeling_utils.PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
@@ -96,23 +105,30 @@ def main(kind: str, precision: Any, out: Path) -> None:
         return read(kind, *arguments, **options)
 
     modeling_utils.PreTrainedModel.from_pretrained = classmethod(counted)  # type: ignore[assignment]
-    half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
+
+
+def run(kind: str, precision: Any, out: Path, saved: list[str]) -> None:
+    # every checkpoint gathers all shards, which takes longer than a step: at the half and at the end
+    saver = ModelCheckpoint(out, filename=f"{kind}-{{step}}", every_n_train_steps=2, save_top_k=-1)
     start = Start()
-    trainer = trainer_of(kind, precision, out, Stir(), half, *([start] if kind == "one" else []))
+    trainer = trainer_of(kind, precision, out, Stir(), saver, *([start] if kind == "one" else []))
     model, data = model_and_data(trainer.world_size, out / "stock")
     trainer.fit(model, data)
-    trainer.save_checkpoint(out / f"{kind}.ckpt")
+    if trainer.is_global_zero:
+        (out / f"{kind}-step=4.ckpt").rename(out / f"{kind}.ckpt")
     trainer.test(model, data, verbose=False)
     reads = all_gather_object(len(READ))
     if trainer.is_global_zero:
         result = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
         torch.save(result, out / f"{kind}.pt")
     if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
-        model.save_adapters(out / f"{kind}-adapters")
-        model.save_pretrained(out / f"{kind}-pretrained")
-    resumed = trainer_of(kind, precision, out)
+        if "adapters" in saved:
+            model.save_adapters(out / f"{kind}-adapters")
+        if "pretrained" in saved:
+            model.save_pretrained(out / f"{kind}-pretrained")
+    resumed = trainer_of(kind, precision, out, enable_checkpointing=False)
     model, data = model_and_data(trainer.world_size, out / "stock")
-    resumed.fit(model, data, ckpt_path=out / f"{kind}-half.ckpt", weights_only=True)
+    resumed.fit(model, data, ckpt_path=out / f"{kind}-step=2.ckpt", weights_only=True)
     resumed.save_checkpoint(out / f"{kind}-resumed.ckpt")
 
 
@@ -124,4 +140,4 @@ def _sharded(model: VLMCaptioner) -> int:
 
 
 if __name__ == "__main__":
-    run_script(main, sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    run_script(main, sys.argv[1].split(","), sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
