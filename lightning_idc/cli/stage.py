@@ -152,6 +152,7 @@ class PairCLI(LightningCLI):
             # a top-level optimizer would be built before add-ons add their parameters
             auto_configure_optimizers=False,
             save_config_callback=SaveConfig,
+            save_config_kwargs={"cli": self},
             seed_everything_default=0,
             parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
             args=config,
