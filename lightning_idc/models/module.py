@@ -10,6 +10,7 @@ add-ons.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,19 @@ class PairModule(LightningModule):
         self._nonfinite_at_start: list[str] = []
         self._rng: list[dict[str, Tensor]] | None = None
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy of the module for reference policies and weight averaging; what only training needs is shared.
+
+        An optimizer from LightningCLI refers to the CLI, whose trainer has started the other processes of the run.
+        """
+        for name in TRAINING_ONLY:
+            shared = self.__dict__.get(name)
+            memo[id(shared)] = shared
+        clone = type(self).__new__(type(self))
+        memo[id(self)] = clone
+        clone.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return clone
 
     # ---- to be implemented by subclasses ----------------------------------------------------------------
 

@@ -8,24 +8,27 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli.recipes import entries
-from lightning_idc.cli.recipes.launch import run_in_process
+from lightning_idc.cli.recipes.launch import Launch, run_in_process
 from lightning_idc.cli.recipes.plan import Plan
 
 
-def stages_here(monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | None = None) -> None:
+def stages_here(
+    monkeypatch: pytest.MonkeyPatch, note: Callable[[Plan], None] | None = None, launch: Launch = run_in_process
+) -> None:
     """Let all recipes run their stages in this process.
 
     Args:
         monkeypatch: of the test.
         note: called with each plan before it is run.
+        launch: runs a stage.
     """
 
-    def launch(plan: Plan, followed: bool) -> int:
+    def launch_noted(plan: Plan, followed: bool) -> int:
         if note is not None:
             note(plan)
-        return run_in_process(plan, followed)
+        return launch(plan, followed)
 
     def launch_for(*unused: Any) -> Any:
-        return launch
+        return launch_noted
 
     monkeypatch.setattr(entries, "launch_for", launch_for)
