@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
-from lightning_idc.models.vlm.peft_folder import read_peft_folder
+from lightning_idc.models.vlm.peft_folder import misfit, read_peft_folder
 from lightning_idc.models.vlm.precision import is_quantized
 from lightning_idc.models.vlm.tying import untie
 from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
@@ -27,6 +27,8 @@ ADAPTER_NAME = "default"
 """Name of the adapter within PEFT; its files do not contain it."""
 COPY_NAME = "reference"
 """Name of the adapter's copy for a reference policy."""
+_SIZE_MISMATCH = re.compile(r"size mismatch for (\S+): .*?Size\(\[([\d, ]+)\]\).*?Size\(\[([\d, ]+)\]\)")
+"""torch's message for a weight of another shape: name, shape in the file, shape in the model."""
 
 
 @runtime_checkable
@@ -299,7 +301,15 @@ class LoraAdapter(Adapter):
         from peft import set_peft_model_state_dict
 
         (model,) = self._model
-        result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=ADAPTER_NAME)
+        try:
+            result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=ADAPTER_NAME)
+        except RuntimeError as error:
+            found = _SIZE_MISMATCH.search(str(error))
+            if found is None:
+                raise
+            name, *shapes = found.groups()
+            stored, expected = ([int(size) for size in shape.split(",")] for shape in shapes)
+            raise CheckpointError(misfit(folder, name.replace(f".{ADAPTER_NAME}", ""), stored, expected)) from error
         if result.unexpected_keys:
             raise CheckpointError(
                 f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"

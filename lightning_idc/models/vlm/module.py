@@ -391,7 +391,9 @@ class VLMCaptioner(FinetunedCaptioner):
             return
         self.build()
         source = read_peft_folder(path)
-        weights = source.renamed(self.built_net.model)
+        net = self.built_net
+        source.check_tokens(net.processor.tokenizer, net.model.get_input_embeddings().num_embeddings)
+        weights = source.renamed(net.model)
         self.add_adapter("lora", LoraAdapter, **source.options(weights, self.built_net.language_modules))
         adapter = self.adapters.installed()["lora"]
         assert isinstance(adapter, LoraAdapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.checkpoints.reading import check_no_pointers
+from lightning_idc.checkpoints.resolve import is_hub_id
 from lightning_idc.models.adapters import RECORDS
+from lightning_idc.models.vlm.precision import is_quantized
 from lightning_idc.utils.errors import CheckpointError
 
 CONFIG, WEIGHTS, PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+TOKENIZER = "tokenizer.json"
 _PREFIX = "base_model.model."
+_BASE_LAYER = ".base_layer."
+"""Part of the names of weights of the base model, which PEFT saves for updates of the embeddings or the head."""
 # beginnings of module paths: in transformers before 4.52, and now
 _RENAMED = (
     ("model.", "model.language_model."),
@@ -64,11 +69,16 @@ class PeftFolder:
         """Folder or hub id of the base model.
 
         Raises:
-            CheckpointError: the configuration does not name it.
+            CheckpointError: the configuration does not name it, or names a folder of another machine.
         """
         name = self.config.get("base_model_name_or_path")
         if not isinstance(name, str) or not name:
             raise CheckpointError(f"{self.folder / CONFIG} names no base model; load the adapters onto a captioner")
+        if not (is_hub_id(name) or Path(name).exists()):
+            raise CheckpointError(
+                f"{self.folder / CONFIG} names the base model {name!r}, a folder that is not on this machine; set "
+                "base_model_name_or_path there to its folder or hub id here, or load the adapters onto a captioner"
+            )
         return name
 
     def options(self, weights: Collection[str], language: tuple[str, ...]) -> dict[str, Any]:
@@ -100,16 +110,74 @@ class PeftFolder:
             model: model of transformers.
 
         Raises:
-            CheckpointError: a weight belongs to no module of the model.
+            CheckpointError: a weight belongs to no module of the model, or the LoRA was trained on other weights.
         """
         modules = {name for name, _ in model.named_modules()}
-        names = {name: _renamed(name, modules) for name in self.state}
+        names = {name: _renamed(name.replace(_BASE_LAYER, "."), modules) for name in self.state}
         if unknown := [name for name, new in names.items() if new is None]:
             raise CheckpointError(
                 f"{str(self.folder)!r} holds a LoRA of another model: {len(unknown)} of its {len(names)} weights "
                 f"belong to no module of this {type(model).__name__}, such as {unknown[0]!r}"
             )
-        return {str(names[name]): value for name, value in self.state.items()}
+        weights = {}
+        for name, value in self.state.items():
+            if _BASE_LAYER in name:
+                self._check_base_weight(str(names[name]), value, model)
+            else:
+                weights[str(names[name])] = value
+        return weights
+
+    def _check_base_weight(self, name: str, value: Tensor, model: nn.Module) -> None:
+        weight = model.get_parameter(name)
+        if is_quantized(weight):
+            return
+        if value.shape != weight.shape:
+            raise CheckpointError(misfit(self.folder, name, value.shape, weight.shape))
+        value = value.to(weight.device)
+        # the file may have either precision
+        if not (torch.equal(value.to(weight.dtype), weight) or torch.equal(weight.to(value.dtype), value)):
+            raise CheckpointError(
+                f"{str(self.folder)!r} was trained on another base model: its {name} differs from the one of "
+                f"{self.config.get('base_model_name_or_path')!r}; name the model that it was trained on in {CONFIG}"
+            )
+
+    def check_tokens(self, tokenizer: Any, rows: int) -> None:
+        """Check that the tokenizer in the folder, if there is one, has the ids of the base model's.
+
+        Args:
+            tokenizer: tokenizer of the base model.
+            rows: number of embeddings of the base model.
+
+        Raises:
+            CheckpointError: a token has another id, or no embedding in the base model.
+        """
+        from tokenizers import Tokenizer
+
+        file = self.folder / TOKENIZER
+        if not file.is_file():
+            return
+        try:
+            stored = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
+        except Exception as error:  # tokenizers raises plain exceptions
+            raise CheckpointError(f"{str(file)!r} is damaged ({error}); fetch it again") from error
+        known = tokenizer.get_vocab()
+        changed = [token for token, index in known.items() if stored.get(token) != index]
+        added = [token for token, index in stored.items() if index >= rows]
+        if changed or added:
+            raise CheckpointError(
+                f"{str(file)!r} has {len(stored)} tokens, and the tokenizer of the base model has {len(known)} and "
+                f"{rows} embeddings; {(changed or added)[0]!r} differs. Merge the LoRA with PEFT into the model that "
+                "it was trained on, and open that"
+            )
+
+
+def misfit(folder: Path, name: str, stored: Sequence[int], expected: Sequence[int]) -> str:
+    """Message for a weight of another size than the model's."""
+    sizes = ["x".join(map(str, shape)) for shape in (stored, expected)]
+    return (
+        f"{str(folder)!r} does not fit the base model: {name} has the shape {sizes[0]}, and the model's {sizes[1]}; it "
+        "was trained on another model, or with other tokens. Merge it with PEFT into that model, and open that"
+    )
 
 
 def _renamed(name: str, modules: set[str]) -> str | None:

@@ -363,20 +363,111 @@ def test_saved_adapters_are_opened_on_their_base(stock: Path, tmp_path: Path, im
         lightning_idc.load(tmp_path / "saved")
 
 
-def _tuned_by_peft(base: Path | str, folder: Path) -> Any:
+def _tuned_by_peft(base: Path | str, folder: Path, new_tokens: int = 0, **options: Any) -> Any:
     """PEFT's model with random updates, which PEFT saved to a folder."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(0)
     model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
-    config = LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    tuned = get_peft_model(model, config)
-    for name, parameter in tuned.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.2)
+    if new_tokens:
+        model.resize_token_embeddings(model.get_input_embeddings().num_embeddings + new_tokens)
+    options = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **options}
+    tuned = get_peft_model(model, LoraConfig(**options))
+    for parameter in tuned.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.2 * torch.randn_like(parameter)
     tuned.save_pretrained(folder)
     return tuned
+
+
+@pytest.fixture(scope="module")
+def tied(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stock model with its embeddings as the head."""
+    from transformers import AutoModelForImageTextToText
+
+    folder = tmp_path_factory.mktemp("tied")
+    shutil.copytree(stock, folder, dirs_exist_ok=True)
+    model = AutoModelForImageTextToText.from_pretrained(stock)
+    model.config.tie_word_embeddings = model.config.text_config.tie_word_embeddings = True
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [
+        ("stock", {"use_dora": True}),
+        ("stock", {"use_rslora": True}),
+        ("stock", {"modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("tied", {"target_modules": ["q_proj", "lm_head"]}),
+        ("tied", {"target_modules": ["q_proj", "embed_tokens"]}),
+        ("tied", {"modules_to_save": ["lm_head"]}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_adapters_of_peft_compute_what_peft_computes(
+    base: str, options: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Opened, and merged into a model; oracle: PEFT's own layers, which are not merged, in the network."""
+    import lightning_idc
+
+    folder = request.getfixturevalue(base)
+    oracle: Any = lightning_idc.load(folder, device="cpu")
+    before = scores(oracle)
+    oracle.built_net.model = _tuned_by_peft(folder, tmp_path / "lora", **options).get_base_model().eval()
+    expected = scores(oracle)
+    assert (expected - before).abs().max() > 0.1
+    captioner: Any = lightning_idc.load(tmp_path / "lora", device="cpu")
+    torch.testing.assert_close(scores(captioner), expected, rtol=0, atol=1e-4)
+    captioner.save_model(tmp_path / "merged", merge=True)
+    merged: Any = lightning_idc.load(tmp_path / "merged", device="cpu")
+    torch.testing.assert_close(scores(merged), expected, rtol=0, atol=1e-4)
+
+
+def test_adapters_with_other_tokens_or_another_base_are_refused(stock: Path, tied: Path, tmp_path: Path) -> None:
+    import lightning_idc
+
+    def refused(folder: Path, message: str) -> None:
+        with pytest.raises(CheckpointError, match=message) as raised:
+            lightning_idc.load(folder, device="cpu")
+        assert "\n" not in str(raised.value)
+
+    _tuned_by_peft(stock, tmp_path / "copies", new_tokens=8, modules_to_save=["embed_tokens", "lm_head"])
+    refused(tmp_path / "copies", r"has the shape \d+x32, and the model's \d+x32; it was trained .* with other tokens")
+    _tuned_by_peft(stock, tmp_path / "head", new_tokens=8, target_modules=["lm_head"])
+    refused(tmp_path / "head", "lm_head.weight has the shape")
+    _tuned_by_peft(stock, tmp_path / "tokens")
+    (tmp_path / "tokens/tokenizer.json").write_bytes((stock / "tokenizer.json").read_bytes())
+    lightning_idc.load(tmp_path / "tokens", device="cpu")
+    tokenizer: Any = lightning_idc.load(stock, device="cpu").built_net.processor.tokenizer  # type: ignore[attr-defined]
+    tokenizer.add_tokens([f"<new {index}>" for index in range(100)])
+    tokenizer.save_pretrained(tmp_path / "tokens")
+    refused(tmp_path / "tokens", r"tokenizer.json' has \d+ tokens, .* '<new \d+>' differs")
+    _tuned_by_peft(tied, tmp_path / "other", target_modules=["lm_head"])
+    config = json.loads((tmp_path / "other/adapter_config.json").read_text())
+    (tmp_path / "other/adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": str(stock)}))
+    refused(tmp_path / "other", "lm_head.weight differs from the one of")
+    config["base_model_name_or_path"] = "/data/of/another/machine"
+    (tmp_path / "other/adapter_config.json").write_text(json.dumps(config))
+    refused(tmp_path / "other", "a folder that is not on this machine")
+
+
+def test_a_missing_shard_is_named(stock: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    import lightning_idc
+
+    shutil.copytree(stock, tmp_path / "model", ignore=shutil.ignore_patterns("model.safetensors"))
+    AutoModelForImageTextToText.from_pretrained(stock).save_pretrained(tmp_path / "model", max_shard_size="100KB")
+    shard = sorted((tmp_path / "model").glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ConfigError, match=f"cannot be loaded: No such file or directory.*{shard.name}"):
+        lightning_idc.load(tmp_path / "model", device="cpu")
+    shard.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 37545\n")
+    with pytest.raises(CheckpointError, match=f"{shard.name}' is a git-lfs pointer"):
+        lightning_idc.load(tmp_path / "model", device="cpu")
 
 
 def test_a_lora_on_the_hub_is_opened_on_its_base_on_the_hub(
