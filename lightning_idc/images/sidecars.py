@@ -14,6 +14,12 @@ from lightning_idc.utils.errors import DataError
 _MAX_XML = 16 << 20  # statistics and histograms may be long
 
 
+def sidecar_paths(file: str | os.PathLike[str]) -> tuple[str, str]:
+    """Paths of the mask and of the metadata next to an image; neither file has to exist."""
+    path = os.fspath(file)
+    return f"{path}.msk", f"{path}.aux.xml"
+
+
 def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
     """Add the missing data that files next to an image mark.
 
@@ -30,7 +36,7 @@ def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
     """
     if isinstance(file, bytes):
         return raw
-    mask, xml = (f"{os.fspath(file)}{ending}" for ending in (".msk", ".aux.xml"))
+    mask, xml = sidecar_paths(file)
     if os.path.isfile(mask):
         raw.missing = union(raw.missing, _read_mask(mask, raw))
     if raw.nodata is None and os.path.isfile(xml):

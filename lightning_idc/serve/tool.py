@@ -11,6 +11,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from typing_extensions import TypedDict  # pydantic rejects typing.TypedDict before Python 3.12
 
+from lightning_idc.images.sidecars import sidecar_paths
 from lightning_idc.serve.describer import Describer
 from lightning_idc.utils.errors import IDCError
 
@@ -42,20 +43,17 @@ def make_tool_server(describer: Describer, folders: Sequence[Path]) -> MCPServer
         describer: captioner or rules.
         folders: folders with readable images; no other file is opened.
     """
-    readable = [folder.resolve() for folder in folders]
+    roots = [folder.resolve() for folder in folders]
     instructions = f"Describes the change between two images. {describer.scope}"
     server = MCPServer("lightning_idc", instructions=instructions, log_level="ERROR")
     lock = threading.Lock()
 
     def describe_change(before: str, after: str) -> ChangeDescription:
-        for image in (before, after):
-            path = Path(image).resolve()
-            if not any(path.is_relative_to(folder) for folder in readable):
-                raise ToolError(f"{image!r} is not below {', '.join(map(str, readable))}; see --folders")
+        first, second = (str(_readable_path(image, roots)) for image in (before, after))
         try:
             with lock, warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", UserWarning)
-                answer = describer.answer([describer.input_spec.read(before, after)])[0]
+                answer = describer.answer([describer.input_spec.read(first, second)])[0]
         except IDCError as error:
             raise ToolError(str(error)) from error
         return {
@@ -72,3 +70,18 @@ def make_tool_server(describer: Describer, folders: Sequence[Path]) -> MCPServer
         description=f"Describe the change from one image file to another, with its score and boxes. {describer.scope}",
     )
     return server
+
+
+def _readable_path(image: str, roots: Sequence[Path]) -> Path:
+    """Resolved path of an image below one of the folders.
+
+    Links are followed before the check, for the image and for the files next to it that its reader opens.
+
+    Raises:
+        ToolError: the image, or its mask or metadata, is elsewhere.
+    """
+    path = Path(image).resolve()
+    for file in (path, *(Path(sidecar).resolve() for sidecar in sidecar_paths(path))):
+        if not any(file.is_relative_to(root) for root in roots):
+            raise ToolError(f"{image!r} is not below {', '.join(map(str, roots))}; see --folders")
+    return path

@@ -15,9 +15,44 @@ import lightning_idc
 from lightning_idc.serve import answer_pairs
 
 mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
-pytestmark = pytest.mark.dist
 
 
+def test_nothing_outside_the_folders_is_read(draw: Callable[..., Path], tmp_path: Path) -> None:
+    """Links are followed before the check, those of masks and of a folder too; oracle: which files lie below it."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    from lightning_idc.serve.opening import ModelOptions
+    from lightning_idc.serve.tool import make_tool_server
+
+    image, other = draw("a.png"), draw("b.png", square=(16, 8))
+    root, outside = tmp_path / "root", tmp_path / "root-outside"
+    for folder in (root, outside):
+        (folder / "below").mkdir(parents=True)
+        for name, source in (("a.png", image), ("b.png", other), ("masked.png", image), ("below/a.png", image)):
+            (folder / name).write_bytes(source.read_bytes())
+    (root / "link.png").symlink_to(outside / "a.png")
+    (root / "inside.png").symlink_to("below/a.png")
+    (root / "folder").symlink_to(outside)
+    (root / "masked.png.msk").symlink_to(outside / "a.png")
+    (tmp_path / "named").symlink_to(root)
+    server = make_tool_server(ModelOptions().open_describer(), [tmp_path / "named"])
+
+    def refusal(path: str | Path) -> str:
+        try:
+            anyio.run(server.call_tool, "describe_change", {"before": str(root / "a.png"), "after": str(path)})
+        except ToolError as error:
+            return str(error)
+        return ""
+
+    for path in (root / "b.png", root / "inside.png", root / "below/../b.png", tmp_path / "named/b.png"):
+        assert refusal(path) == ""
+    escapes = [outside / "a.png", root / "link.png", root / "folder/a.png", root / "../root-outside/a.png"]
+    escapes += [root / "masked.png", Path("/etc/passwd")]
+    for escape in [*escapes, f"file://{root}/a.png", f"FILE://{outside}/a.png", "https://example.com/a.png"]:
+        assert "is not below" in refusal(escape), escape
+
+
+@pytest.mark.dist
 def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[..., Path], tmp_path: Path) -> None:
     from mcp.client.stdio import StdioServerParameters
 
