@@ -38,17 +38,20 @@ class Limits:
             await self.app(scope, receive, send)
             return
         self._requests += 1
-        reserved = 0
+        share = _Share()
         try:
             if self._requests > self.max_requests:
                 raise _RefusedError(503, f"{self.max_requests} requests are being answered; try again later")
             headers = Headers(scope=scope)
             _check_site(headers)
-            size = int(headers.get("content-length", self.max_bytes))  # the server has already validated the number
-            if size > self.max_bytes:
+            size = headers.get("content-length")
+            if size is None:  # chunked
+                self._room.growing.append(share)
+            elif int(size) > self.max_bytes:  # the server has already validated the number
                 raise self._too_large()
-            reserved = await self._room.reserve(size, self.seconds)
-            body = await self._body(receive)
+            else:
+                await self._room.reserve(share, int(size), self.seconds)
+            body = await self._body(receive, share)
             if body is not None:
                 await _run_while_connected(self.app, scope, body, receive, send)
         except _RefusedError as error:
@@ -57,13 +60,13 @@ class Limits:
             await response(scope, receive, send)
         finally:
             self._requests -= 1
-            await self._room.release(reserved)
+            await self._room.release(share)
 
     def _too_large(self) -> _RefusedError:
         return _RefusedError(413, f"the request is larger than {self.max_bytes / 1e6:g} MB; scale the images down")
 
-    async def _body(self, receive: Receive) -> bytes | None:
-        """Body of a request; None if the client has disconnected."""
+    async def _body(self, receive: Receive, share: _Share) -> bytes | None:
+        """Body of a request, for whose chunks room is reserved as they arrive; None if the client has disconnected."""
         body, until = bytearray(), time.monotonic() + self.seconds
         while True:
             try:
@@ -75,6 +78,8 @@ class Limits:
             body += message.get("body", b"")
             if len(body) > self.max_bytes:
                 raise self._too_large()
+            if len(body) > share.size:
+                await self._room.reserve(share, len(body) - share.size, max(0.0, until - time.monotonic()))
             if not message.get("more_body"):
                 return bytes(body)
 
@@ -101,25 +106,40 @@ class _RefusedError(Exception):
         self.status = status
 
 
+class _Share:
+    """Number of bytes that one request has reserved."""
+
+    size = 0
+
+
 class _Room:
-    """Number of bytes that requests may hold together."""
+    """Number of bytes that requests may hold together.
+
+    Bodies without a length reserve what arrives. The oldest of them may exceed the limit, by one body at most, so that
+    several that have arrived in part do not wait for each other.
+    """
 
     def __init__(self, size: int) -> None:
         self.free, self._changed = size, asyncio.Condition()
+        self.growing: list[_Share] = []
 
-    async def reserve(self, size: int, seconds: float) -> int:
-        """Wait until there is room, and return the size."""
+    async def reserve(self, share: _Share, size: int, seconds: float) -> None:
+        """Wait until there is room for more bytes of a request."""
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: self.free >= size), seconds)
+                await asyncio.wait_for(
+                    self._changed.wait_for(lambda: self.free >= size or self.growing[:1] == [share]), seconds
+                )
             except asyncio.TimeoutError:
                 raise _RefusedError(503, f"there was no room for the request within {seconds:g} seconds") from None
             self.free -= size
-        return size
+            share.size += size
 
-    async def release(self, size: int) -> None:
+    async def release(self, share: _Share) -> None:
         async with self._changed:
-            self.free += size
+            if share in self.growing:
+                self.growing.remove(share)
+            self.free += share.size
             self._changed.notify_all()
 
 

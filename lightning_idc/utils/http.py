@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,8 @@ MAX_BYTES = 64 << 20
 _REDIRECTS = 5
 _HIDDEN = "***"
 _MIN_KEY = 12
-"""Length from which the key is also removed from responses; shorter ones, such as EMPTY, may be words of an answer."""
+"""Length from which the key is also removed from responses; shorter ones, such as EMPTY, may be words of an answer.
+So long are parts of a path that may be keys."""
 
 
 class TransferError(OSError):
@@ -110,9 +112,17 @@ def check_url(name: str, url: str) -> None:
 
 
 def redact_url(url: str) -> str:
-    """Format a URL for messages, without user, password, query and fragment, which may be secret."""
+    """Format a URL for messages, without user, password, query, fragment and parts of the path that may be keys."""
     text = url.partition("?")[0].partition("#")[0].replace(_user_of(url), "")
+    head, separator, path = text.partition("://")
+    host, *parts = path.split("/")
+    text = head + separator + "/".join([host, *(_HIDDEN if _may_be_key(part) else part for part in parts)])
     return text if "://" in text or "@" not in text else f"***@{text.rpartition('@')[2]}"
+
+
+def _may_be_key(part: str) -> bool:
+    """Whether a part of a path holds at least twelve letters and digits in a row that are not a word."""
+    return any(not run.islower() or not run.isalpha() for run in re.findall(rf"[A-Za-z0-9]{{{_MIN_KEY},}}", part))
 
 
 def _user_of(url: str) -> str:

@@ -419,6 +419,47 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
     assert statuses.count(503) == 4 and peak == 80
 
 
+def test_bodies_without_a_length_take_the_room_of_what_has_arrived() -> None:
+    """Small ones do not wait for each other, and of large ones that have arrived in part one is always received."""
+    import asyncio
+
+    from lightning_idc.serve.limits import Limits
+
+    statuses: list[int] = []
+    bodies: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        bodies.append(len((await receive())["body"]))
+        await asyncio.sleep(0.01)
+
+    async def run(chunks: int, requests: int, seconds: float) -> None:
+        limits = Limits(app, max_bytes=50, seconds=seconds, max_requests=100, max_total=100)
+        lowest = 100
+
+        async def request() -> None:
+            messages = [{"type": "http.request", "body": b"x" * 10, "more_body": n > 0} for n in range(chunks)]
+
+            async def receive() -> Any:
+                nonlocal lowest
+                lowest = min(lowest, limits._room.free)
+                await asyncio.sleep(0 if messages else 60)
+                return messages.pop()
+
+            async def send(message: Any) -> None:
+                statuses.append(message.get("status", 0))
+
+            await limits({"type": "http", "method": "POST", "headers": []}, receive, send)
+
+        await asyncio.gather(*(request() for _ in range(requests)))
+        assert limits._room.free == 100 and limits._room.growing == []
+        assert lowest >= -50, "the total is exceeded by one body at most"
+
+    asyncio.run(run(1, 10, 0.001))
+    assert bodies == [10] * 10 and statuses == []
+    asyncio.run(run(4, 20, 5.0))
+    assert bodies[10:] == [40] * 20 and statuses == []
+
+
 def test_an_answer_that_takes_too_long_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     import asyncio
 

@@ -161,6 +161,8 @@ def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
             check_url("url", malformed)
         assert KEY not in str(raised.value)
     assert redact_url(f"https://host/a?token={KEY}#x") == "https://host/a"
+    for key in ("AAEhBP0av28abcdef", "bot1:AAEhBP0av28abcdef", "0b6f1c9e-1c1e-4c39-9d2e-4f3a1b2c5d6e", "A" * 24):
+        assert redact_url(f"https://host/hooks/{key}/v1/transcriptions") == "https://host/hooks/***/v1/transcriptions"
     assert same_origin("https://a/x", "https://a:443/y") and not same_origin("http://a/x", "http://a:81/x")
 
 
