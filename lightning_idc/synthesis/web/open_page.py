@@ -66,8 +66,10 @@ _CURSOR = """([x, y, height]) => { const bar = document.createElement('div');
 class OpenPage:
     """A page in a window of the browser.
 
+    A window shows one page after the other: opening a window takes the browser longer than loading a page.
+
     Args:
-        context: context of Playwright with the size of the window.
+        context: context of Playwright with the size of the window; it has at most one page open at a time.
         document: file of the page, or its HTML.
         scroll: fraction of the page above the window.
         scroll_by: pixels by which the page is scrolled further.
@@ -80,15 +82,22 @@ class OpenPage:
         if isinstance(document, Path) and _REDIRECT.search(document.read_bytes()):
             raise DataError(f"{str(document)!r} redirects to another page")
         self._missing: list[str] = []
-        self._page = context.new_page()
+        self._page = context.pages[0] if context.pages else context.new_page()
         self._page.set_default_timeout(TIMEOUT)
         self._page.on("requestfailed", self._note)
+        self._session: Any = None
+        try:
+            self._load(context, document, scroll, scroll_by)
+        except BaseException:
+            self._page.close()  # the next page gets a window that has seen no failure
+            raise
+
+    def _load(self, context: Any, document: Path | str, scroll: float, scroll_by: int) -> None:
         if isinstance(document, str):
             self._page.set_content(document, wait_until="load")
         else:
             self._page.goto(document.absolute().as_uri(), wait_until="load")
         if self._missing:
-            self.close()
             raise DataError(f"{str(document)!r}: style sheets cannot be loaded: {', '.join(self._missing[:3])}")
         self._session = context.new_cdp_session(self._page)
         self._page.evaluate(_FREEZE)
@@ -99,8 +108,9 @@ class OpenPage:
             self._missing.append(request.url.rpartition("/")[2])
 
     def close(self) -> None:
-        """Close the window."""
-        self._page.close()
+        """Leave the page; its window stays open for the next one."""
+        self._page.remove_listener("requestfailed", self._note)
+        self._session.detach()
 
     def screenshot(self) -> Tensor:
         """Take a screenshot of the window, uint8 ``(3, H, W)``."""
