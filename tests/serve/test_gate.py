@@ -150,6 +150,14 @@ def repainted(box: tuple[int, int, int, int], colour: object) -> Image.Image:
     return image
 
 
+def with_thin_letter() -> Image.Image:
+    """An l of two shades, as smoothed glyphs have; a text cursor has one."""
+    image = page()
+    image.paste((40, 40, 40), (281, 30, 282, 46))
+    image.paste((170, 170, 170), (282, 30, 283, 46))
+    return image
+
+
 def unlike() -> Image.Image:
     return Image.fromarray(np.random.default_rng(1).integers(0, 256, (HEIGHT, WIDTH, 3)).astype(np.uint8))
 
@@ -159,6 +167,7 @@ def unlike() -> Image.Image:
     [
         moved_line(),
         repainted((10, 34, 12, 80), "black"),  # a border that is higher than a line
+        with_thin_letter(),
         repainted((280, 32, 301, 42), (21, 80, 160)),  # 3 levels in one cell
         repainted((0, 0, WIDTH, HEIGHT), "white"),
         unlike(),
