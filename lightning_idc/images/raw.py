@@ -41,6 +41,7 @@ class RawImage:
         inverted: Whether the largest value is black, as in some X-rays.
         page: Index of the image in its file.
         pages: Number of images in the file.
+        is_scaled: Whether the values are stored values times a scale plus an offset, which the file has by band.
     """
 
     values: np.ndarray
@@ -54,6 +55,7 @@ class RawImage:
     inverted: bool = False
     page: int = 0
     pages: int = 1
+    is_scaled: bool = False
 
     @property
     def size(self) -> tuple[int, int]:

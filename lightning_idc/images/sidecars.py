@@ -1,4 +1,4 @@
-"""Missing data that GDAL marks in files next to an image: ``IMAGE.msk`` and ``IMAGE.aux.xml``."""
+"""Missing data and scales that GDAL stores in files next to an image: ``IMAGE.msk`` and ``IMAGE.aux.xml``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_idc.images.missing import colour_mask, equal_to, nodata_mask, parse_nodata, separate_opacity, union
 from lightning_idc.images.raw import File, RawImage, check_bytes, check_size, decoder_errors, import_codec
+from lightning_idc.images.scaling import apply_scaling, parse_scaling
 from lightning_idc.utils.errors import DataError
 
 _MAX_XML = 16 << 20  # statistics and histograms may be long
@@ -21,10 +22,10 @@ def sidecar_paths(file: str | os.PathLike[str]) -> tuple[str, str]:
 
 
 def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
-    """Add the missing data that files next to an image mark.
+    """Add the missing data and the scales that files next to an image hold.
 
     GDAL writes ``.msk``, a TIFF with 0 for missing pixels, unless masks are inside the file, and ``.aux.xml`` with a
-    nodata value for formats that cannot store one, such as JPEG 2000.
+    nodata value, scale and offset for formats that cannot store them, such as JPEG 2000.
 
     Args:
         raw: Decoded image.
@@ -39,7 +40,7 @@ def with_sidecars(raw: RawImage, file: File, name: str) -> RawImage:
     mask, xml = sidecar_paths(file)
     if os.path.isfile(mask):
         raw.missing = union(raw.missing, _read_mask(mask, raw))
-    if raw.nodata is None and os.path.isfile(xml):
+    if os.path.isfile(xml):
         _apply_metadata(raw, _read_xml(xml), f"{name}: {xml!r}")
     return raw
 
@@ -54,12 +55,14 @@ def _read_xml(path: str) -> ElementTree.Element:
 
 
 def _apply_metadata(raw: RawImage, root: ElementTree.Element, owner: str) -> None:
-    """Mark the missing data of an image by its metadata: nodata of bands, a colour, a band of opacity."""
+    """Apply the metadata of an image: nodata of bands, a colour, a band of opacity, scale and offset."""
     dtype, count = raw.values.dtype, len(raw.values)
     elements = [band for band in root.iter("PAMRasterBand") if band.get("band", "").isdecimal()]
     bands = {int(band.get("band", "")) - 1: band for band in elements}
     texts = {index: band.findtext("NoDataValue", "") for index, band in bands.items() if 0 <= index < count}
-    nodata = {index: parse_nodata(text, dtype, owner) for index, text in texts.items() if text}
+    nodata = {}
+    if raw.nodata is None:
+        nodata = {index: parse_nodata(text, dtype, owner) for index, text in texts.items() if text}
     values = [value for value in nodata.values() if value is not None]
     if len(values) == count and len(set(values)) == 1:
         raw.nodata = values[0]
@@ -75,6 +78,16 @@ def _apply_metadata(raw: RawImage, root: ElementTree.Element, owner: str) -> Non
     opacity = [index for index, band in bands.items() if band.findtext("ColorInterp") == "Alpha" and 0 < index < count]
     if opacity and raw.alpha is None:
         raw.alpha, raw.values, raw.missing = separate_opacity(raw.values, opacity[0], raw.missing)
+    scaling = parse_scaling(
+        (
+            (str(index), role, band.findtext(role.capitalize(), ""))
+            for index, band in bands.items()
+            for role in ("scale", "offset")
+            if band.find(role.capitalize()) is not None
+        ),
+        owner,
+    )
+    apply_scaling(raw, scaling, opacity[0] if opacity else None, owner)
 
 
 def _read_mask(path: str, raw: RawImage) -> np.ndarray:

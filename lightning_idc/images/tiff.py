@@ -34,6 +34,7 @@ from lightning_idc.images.raw import (
     scale_to_8_bits,
     stream_of,
 )
+from lightning_idc.images.scaling import apply_scaling, scaling_of_tiff
 from lightning_idc.utils.errors import DataError
 
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -80,7 +81,7 @@ def is_plain(image: Any) -> bool:
     compression = tags.get(259, 1)
     if (
         _NODATA in tags
-        or "NODATA_VALUES" in str(tags.get(_GDAL_METADATA, ""))
+        or any(mark in str(tags.get(_GDAL_METADATA, "")) for mark in ("NODATA_VALUES", 'role="scale"', 'role="offset"'))
         or compression not in _PILLOW_COMPRESSIONS
     ):
         return False
@@ -162,7 +163,7 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
     if opacity is not None:
         alpha, values, missing = separate_opacity(values, opacity, missing)
     profile = page.tags[34675].value if 34675 in page.tags else None
-    return RawImage(
+    raw = RawImage(
         values,
         max(8, bits),
         "TIFF",
@@ -172,6 +173,14 @@ def _read(page: Any, mask: Any, file: File, name: str) -> RawImage:
         profile=profile,
         inverted=int(page.photometric) == 0,
     )
+    apply_scaling(raw, scaling_of_tiff(_metadata(page), f"{name}: its GDAL_METADATA tag"), opacity, name)
+    return raw
+
+
+def _metadata(page: Any) -> str:
+    """GDAL's metadata of a page as XML; empty without any."""
+    text = page.tags[_GDAL_METADATA].value if _GDAL_METADATA in page.tags else ""
+    return text if isinstance(text, str) else ""
 
 
 def _opacity_band(page: Any, count: int) -> int | None:
@@ -207,8 +216,7 @@ def _nodata(page: Any, name: str) -> int | float | None:
 
 def _colour_mask(page: Any, values: np.ndarray, name: str) -> np.ndarray | None:
     """Build the mask ``(1, H, W)`` of the colour that GDAL's metadata marks as missing; None without one."""
-    metadata = page.tags[_GDAL_METADATA].value if _GDAL_METADATA in page.tags else ""
-    match = _NODATA_VALUES.search(metadata if isinstance(metadata, str) else "")
+    match = _NODATA_VALUES.search(_metadata(page))
     if match is None:
         return None
     colour = [parse_nodata(text, values.dtype, f"{name}: its NODATA_VALUES") for text in match[1].split()]

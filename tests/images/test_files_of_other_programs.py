@@ -452,3 +452,39 @@ def test_truncated_files_are_errors(name: str, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data[:length])
         with pytest.raises(DataError, match=name):
             read_image(tmp_path / name, ImageOptions(value_range="auto", fill_nan=0))
+
+
+def test_scale_and_offset_of_bands_are_applied() -> None:
+    """Those of rasterio (`scales`, `offsets`); nodata is as stored."""
+    raw = decode(FILES / "rasterio_scaled.tif")
+    stored = BANDS[:2].astype(np.float64)
+    expected = stored * np.array([0.5, 0.25])[:, None, None] + np.array([-100.0, 3.0])[:, None, None]
+    np.testing.assert_array_equal(raw.values, expected.astype(np.float32))
+    assert raw.missing is not None and np.array_equal(raw.missing, BANDS[:2] == BANDS[0, 0, 0])
+    scaled = read_image(
+        FILES / "rasterio_scaled.tif", ImageOptions(bands=[0], value_range=(-100.0, 32667.5), fill_nan=0)
+    )
+    plain = read_image(FILES / "gdal_bands.tif", ImageOptions(bands=[0], value_range=(0, 65535)))
+    valid = BANDS[0] != BANDS[0, 0, 0]
+    assert np.abs(scaled.numpy()[0].astype(int) - plain.numpy()[0])[valid].max() <= 1, "rounded from float32"
+    raw = decode(FILES / "rasterio_scaled8.tif")
+    np.testing.assert_array_equal(raw.values, RGB.astype(np.float32) * 2 + 1)
+    with pytest.raises(DataError, match=r"holds float32 values .* set the values mapped to 0 and 255 with value_range"):
+        read_image(FILES / "rasterio_scaled8.tif")
+
+
+def test_scale_and_offset_next_to_an_image_are_applied(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(GREY).save(path)
+    band = "<PAMDataset><PAMRasterBand band='1'><NoDataValue>{}</NoDataValue><Offset>{}</Offset><Scale>{}</Scale>"
+    sidecar = tmp_path / "a.png.aux.xml"
+    sidecar.write_text(band.format(int(GREY[0, 0]), -3, 0.5) + "</PAMRasterBand></PAMDataset>")
+    raw = decode(path)
+    np.testing.assert_array_equal(raw.values, GREY[None].astype(np.float32) * 0.5 - 3)
+    assert raw.missing is not None and np.array_equal(raw.missing, (GREY[0, 0] == GREY)[None])
+    sidecar.write_text(band.format("", 0, 1) + "</PAMRasterBand></PAMDataset>")
+    assert decode(path).values.dtype == np.uint8, "as stored"
+    for scale in ("0", "nan", "two"):
+        sidecar.write_text(band.format("", 0, scale) + "</PAMRasterBand></PAMDataset>")
+        with pytest.raises(DataError, match=f"has the scale '{scale}'; expected a finite number"):
+            decode(path)
