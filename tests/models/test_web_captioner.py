@@ -195,6 +195,25 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
     assert answer["caption"] == expected.text and answer["changed"] and len(answer["boxes"]) == 1
 
 
+def test_a_batch_of_one_pair_trains_and_unchanged_pairs_do_not_count_in_the_statistics() -> None:
+    model = WebCaptioner(width=8, members=2, captions_per_pair=1)
+    model.build()
+    net: Any = model.net
+    pages = [drawn("color", 1)[:2], drawn("remove", 2)[:2], (page(3), page(3))]
+    text = sentence("color", "", "link")
+    samples = [PairSample(str(n), *map(torch.from_numpy, pair), [text]) for n, pair in enumerate(pages)]  # type: ignore[arg-type]
+    net.train()
+    means = []
+    for chosen in (samples[:2], samples):
+        net.norm.reset_running_stats()
+        model.encode(model.collate(chosen))
+        means.append(net.norm.running_mean.clone())
+    assert torch.equal(*means), "the third pair is unchanged"
+    for one in ([samples[0]], [samples[2]]):
+        assert torch.isfinite(model.encode(model.collate(one)).memory).all()
+    assert torch.equal(net.norm.running_mean, means[1])
+
+
 def test_other_captions_and_sizes_are_rejected(release: Path, captioner: WebCaptioner) -> None:
     with pytest.raises(ConfigError, match="image_size is 96; WebPairs keeps the size of screenshots"):
         WebPairs(str(release), image_size=96)

@@ -107,8 +107,7 @@ class WebNet(nn.Module):
             measures: ``(B, F)``.
             is_same: bool ``(B,)``, pairs without a difference beyond noise.
         """
-        logs = measures.sign() * measures.abs().log1p()
-        outputs = self.members(self.norm(logs).clamp(-MAX_STANDARD, MAX_STANDARD))  # (M, B, sections)
+        outputs = self.members(self._standardised(measures, ~is_same))  # (M, B, sections)
         operators, values, kinds, offsets = outputs.split(self.sections, -1)
         by_operator = values[:, :, None].masked_fill(~self.allowed, float("-inf")).log_softmax(-1)  # (M, B, O, V)
         operator, value, kind = self.choices.unbind(1)
@@ -119,6 +118,22 @@ class WebNet(nn.Module):
         )
         same = torch.where(is_same, SURE, 1 - SURE)[:, None].expand(len(outputs), -1, 1)
         return torch.cat([changes + (1 - same).log(), same.log()], -1), offsets
+
+    def _standardised(self, measures: Tensor, is_changed: Tensor) -> Tensor:
+        """Standardised logarithms of the measures ``(B, F)``; 0 for unchanged pairs, which do not count in them.
+
+        A batch with a single changed pair has no deviation and is standardised by the pairs so far.
+        """
+        logs = measures.sign() * measures.abs().log1p()
+        changed = logs[is_changed]
+        if self.training and len(changed) < 2:
+            changed = nn.functional.batch_norm(
+                changed, self.norm.running_mean, self.norm.running_var, eps=self.norm.eps
+            )
+        else:
+            changed = self.norm(changed)
+        changed = changed.clamp(-MAX_STANDARD, MAX_STANDARD)
+        return changed.new_zeros(logs.shape).index_put((is_changed,), changed)
 
     def forward(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(B, S)`` and offsets ``(B, 4)`` of the ensemble; arguments as above."""
