@@ -6,11 +6,13 @@ Writes folders as of ``recipes/own_pairs.yaml`` with a number of training pairs,
 checkpoint, and the same test pairs for every number, two sentences a pair. A run is ``lightning-idc run RECIPE
 --data.root FOLDER`` with the recipe's own settings, as a user types it, and the options that :data:`ROUTES` lists. Its
 score is compared with the baselines that every test prints: a constant caption that was chosen on the training
-captions, the captioner on identical images, and in addition ``rules``. Intervals are paired bootstraps over the test pairs, 95 %.
+captions, the captioner on identical images, and in addition ``rules``. Intervals are paired bootstraps over the test
+pairs, 95 %.
 
 - ``boards``: DeepPCB at 640 pixels. Its official test split has 500 pairs: 200 to test, the others to train, which the
   captioner ``pcb`` has not seen. The official training split, which ``pcb`` has seen, is used
-  for selection and for 1,000 pairs, where only captioners from nothing are trained. There are not enough boards for 3,000.
+  for selection and for 1,000 pairs, where only captioners from nothing are trained. There are not enough boards for
+  3,000.
 - ``rendered``: scenes of ``clevr_change`` at 64 pixels, of other seeds than those of the captioner ``clevr``.
 
 A stopped study resumes: finished runs are read from ``--work``, and an unfinished one is trained again.

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from lightning_idc.utils.errors import CheckpointError, reading
+from lightning_idc.utils.errors import CheckpointError, reading, reads_file
 
 _TENSOR_BUILDERS = {
     ("torch._utils", "_rebuild_tensor"): torch._utils._rebuild_tensor,
@@ -181,3 +181,23 @@ def read_foreign_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or isinstance(checkpoint, Inert):
         raise CheckpointError(f"{str(path)!r} holds a {type(checkpoint).__name__}; expected a dictionary with tensors")
     return checkpoint
+
+
+@reads_file("path")
+def read_state_dict(path: str | Path) -> dict[str, torch.Tensor]:
+    """Weights of a torch, TorchScript or safetensors file, also if under ``model``, ``weights`` or ``state_dict``.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, contains code, or is not a dictionary.
+    """
+    source = Path(path)
+    if source.suffix == ".safetensors" and source.is_file():
+        from safetensors.torch import load_file
+
+        return load_file(source)
+    if source.is_file() and is_torchscript(source):
+        return {key: value.float() for key, value in read_torchscript(source).items()}
+    weights: Any = read_foreign_checkpoint(source)
+    for name in ("model", "weights", "state_dict"):
+        weights = weights.get(name, weights)
+    return {key.removeprefix("module."): value for key, value in weights.items()}

@@ -105,6 +105,28 @@ class TimmGrid(GridBackbone):
         super().__init__(model.feature_info[index]["num_chs"], *normalisation)
         self.model, self.name, self.index = model, name, index
 
+    def load_timm(self, state: Mapping[str, Tensor], name: str | Path) -> None:
+        """Load weights under timm's own names; those of layers that are removed here are ignored.
+
+        Args:
+            state: tensors by name.
+            name: their file, for messages.
+
+        Raises:
+            CheckpointError: a weight is missing or has another shape.
+        """
+        expected = self.model.state_dict()
+        missing = [key for key in expected if key not in state]
+        if missing:
+            raise CheckpointError(
+                f"{str(name)!r} lacks {len(missing)} of the {len(expected)} weights of timm's {self.name!r}, such as "
+                f"{missing[0]!r}; expected the state dict of this model"
+            )
+        try:
+            self.model.load_state_dict({key: state[key] for key in expected})
+        except RuntimeError as error:
+            raise CheckpointError(f"{str(name)!r} has weights of another model than {self.name!r}: {error}") from error
+
     @property
     def depth_widths(self) -> list[int]:
         return [info["num_chs"] for info in self.model.feature_info[: self.index + 1]]
@@ -123,6 +145,8 @@ class TimmGrid(GridBackbone):
             ) from error
 
 
+TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
+"""Names of the weights in a folder or hub repository of timm."""
 BACKBONES: dict[str, type[SmallCNN] | type[ResidualCNN] | type[DifferenceCNN]] = {
     "cnn": SmallCNN,
     "residual": ResidualCNN,
@@ -169,18 +193,26 @@ def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
 
 @reads_file("checkpoint")
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
-    """Load the weights under ``net.backbone.`` of a checkpoint into a backbone, strictly.
+    """Load the weights of a backbone, strictly: those under ``net.backbone.`` of a checkpoint, or timm's own.
 
     Args:
         backbone: backbone of the same architecture.
-        checkpoint: checkpoint, folder of ``save_pretrained``, name of a captioner of the library, or hub id.
+        checkpoint: checkpoint, folder of ``save_pretrained``, name of a captioner of the library, or hub id. For a
+            :class:`TimmGrid` also a file of timm's weights (``.safetensors``, ``.pth``, ``.bin``), or a folder or hub
+            id with such a file.
 
     Raises:
         CheckpointError: the checkpoint is missing or has another backbone.
     """
-    from lightning_idc.checkpoints.resolve import read_named
+    from lightning_idc.checkpoints.resolve import read_named, resolve
+    from lightning_idc.checkpoints.restricted import read_state_dict
 
-    state: Mapping[str, Tensor] = read_named(checkpoint)["state_dict"]
+    file = _timm_file(resolve(checkpoint)) if isinstance(backbone, TimmGrid) else None
+    if file is not None:
+        backbone.load_timm(read_state_dict(file), checkpoint)  # type: ignore[operator]
+        return
+    content = read_named(checkpoint)
+    state: Mapping[str, Tensor] = content["state_dict"]
     prefix = "net.backbone."
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if not weights:
@@ -191,4 +223,15 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     try:
         backbone.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{str(checkpoint)!r} holds another backbone: {error}") from error
+        stored = (content.get("hyper_parameters") or {}).get("backbone")
+        hint = f" ({stored!r})" if isinstance(stored, str) else ""
+        raise CheckpointError(f"{str(checkpoint)!r} holds another backbone{hint}: {error}") from error
+
+
+def _timm_file(path: Path) -> Path | None:
+    """File of timm's weights at a path; None for a checkpoint of this library."""
+    from lightning_idc.checkpoints.resolve import is_captioner_folder
+
+    if path.is_dir() and not is_captioner_folder(path):
+        return next((file for name in TIMM_FILES if (file := path / name).is_file()), None)
+    return path if path.suffix in (".safetensors", ".pth", ".bin") else None

@@ -22,6 +22,7 @@ from helpers.weight_readers import WEIGHT_READERS, Reader
 from test_no_remote_code import CODE
 from test_no_remote_code import readers as transformers_readers
 
+from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.cli.recipes.compose import load as load_recipe
 from lightning_idc.data import HuggingFaceTable
@@ -31,7 +32,6 @@ from lightning_idc.data.tables.prepare import unpack
 from lightning_idc.images.read import read_image
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.procap.official.convert import _read_word_ids
-from lightning_idc.methods.procap.official.encoder import read_weights
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import build_clip
@@ -149,7 +149,7 @@ def old_tar(kind: str, folder: Path) -> None:
 
 def model_cases() -> Iterator[Case]:
     for name in weights.SAFE:
-        readers = {"captioner": load_captioner, "weights": lambda folder: read_weights(folder / "model.safetensors")}
+        readers = {"captioner": load_captioner, "weights": lambda folder: read_state_dict(folder / "model.safetensors")}
         yield Case("safetensors", name, lambda folder, name=name: weights.lying_folder(name, folder), readers)
     for name in models.gadgets(Path()):
 

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from lightning_idc.checkpoints.reading import read_checkpoint
-from lightning_idc.checkpoints.restricted import read_foreign_checkpoint, read_torchscript
+from lightning_idc.checkpoints.restricted import read_foreign_checkpoint, read_state_dict, read_torchscript
 from lightning_idc.methods.clip4idc.convert import convert
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder
 from lightning_idc.methods.policy.cached_scores import read_scores
 from lightning_idc.methods.procap.official.convert import convert_tokenizer
-from lightning_idc.methods.procap.official.encoder import read_weights
 from lightning_idc.models.loading import load_captioner, load_module, strip_aux
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import load_backbone
@@ -34,7 +33,7 @@ WEIGHT_READERS: dict[str, Reader] = {
     "CLIP4IDC": convert,
     "VQGAN": convert_tokenizer,
     "ProCap": read_foreign_checkpoint,
-    "weights": read_weights,
+    "weights": read_state_dict,
     "CLIP": lambda path: build_clip("tiny", ClipVocabulary(), str(path)),
     "TorchScript": read_torchscript,
     "scores": lambda path: read_scores(path, "weights"),

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.timm_weights import hub_repository, timm_state
+from safetensors.torch import save_file
 
 from lightning_idc.nn.backbones import SmallCNN, TimmGrid, build_backbone, load_backbone
 from lightning_idc.nn.grid_backbone import GridBackbone
@@ -109,3 +111,39 @@ def test_load_backbone_is_strict(tmp_path: Path) -> None:
         load_backbone(target, tmp_path / "b.ckpt")
     with pytest.raises(CheckpointError, match="there is no checkpoint"):
         load_backbone(target, tmp_path / "nowhere.ckpt")
+
+
+@pytest.mark.parametrize("kind", ["file.safetensors", "file.pth", "folder", "hub id"])
+def test_a_timm_backbone_starts_from_timm_weights(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Oracle: the feature map of the timm model whose state dict was saved, with its classifier."""
+    state, model = timm_state("test_resnet")
+    target = tmp_path / kind
+    if kind == "hub id":
+        target = Path(hub_repository(tmp_path, monkeypatch, state))
+    elif kind == "folder":
+        target.mkdir()
+        save_file(state, target / "model.safetensors")
+    elif kind == "file.pth":
+        torch.save(state, target)
+    else:
+        save_file(state, target)
+    backbone = TimmGrid("test_resnet").eval()
+    load_backbone(backbone, str(target))
+    images = noise(64, 64)
+    expected = model.eval().forward_features(backbone.normalised(images))
+    torch.testing.assert_close(backbone(images), expected)
+
+
+def test_timm_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    state, _ = timm_state("test_resnet")
+    save_file(state, tmp_path / "a.safetensors")
+    with pytest.raises(CheckpointError, match=r"lacks \d+ of the \d+ weights of timm's 'test_convnext'"):
+        load_backbone(TimmGrid("test_convnext"), tmp_path / "a.safetensors")
+    save_file({**state, next(iter(state)): torch.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match="weights of another model than 'test_resnet'"):
+        load_backbone(TimmGrid("test_resnet"), tmp_path / "b.safetensors")
+
+
+def test_another_backbone_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"'clevr' holds another backbone \('residual'\)"):
+        load_backbone(SmallCNN(), "clevr")

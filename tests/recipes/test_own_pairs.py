@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.own_pairs import own_pairs
+from helpers.timm_weights import hub_repository, timm_state
 
+import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.cli.recipes.compose import load
 from lightning_idc.cli.recipes.overrides import check_recipe, override, smoke_keys, use_data
@@ -59,7 +62,7 @@ MAKE_PAIRS = ("img_diff", "implicit_change", "similar_pairs", "web", "web_pages"
 SMALL = sorted(
     name
     for name, path in shipped().items()
-    if path.parent.name == "recipes" and name not in (*MAKE_PAIRS, "own_pairs", "own_boards")
+    if path.parent.name == "recipes" and name not in (*MAKE_PAIRS, "own_pairs", "own_boards", "own_encoder")
 )
 
 
@@ -119,6 +122,18 @@ def test_the_smoke_size_runs_on_the_data_of_the_command_line() -> None:
         key: value for key, value in recipe.about["smoke"].items() if key != "data"
     }
     assert smoke_keys(recipe, {}) == recipe.about["smoke"]
+
+
+@pytest.mark.slow
+def test_own_pairs_start_from_a_timm_model(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One option names the weights; the backbone keeps them, its features are cached, and the captioner opens again."""
+    state, _ = timm_state("test_resnet")
+    name = hub_repository(here, monkeypatch, state)
+    keys = ["--data.root", "mine", "--model.backbone", "test_resnet", "--model.backbone_weights", name]
+    assert main(["run", "own_encoder", "--smoke", *keys, "--out", "out"]) == 0
+    assert list((here / "cache" / "features").iterdir())
+    trained = lightning_idc.load(here / "out" / "train" / "checkpoints" / "best.ckpt").built_net.backbone.state_dict()
+    assert torch.equal(trained["model.conv1.0.weight"], state["conv1.0.weight"])
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from lightning_idc.utils.files import default_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())
-OWN = ("own_pairs", "own_boards")  # need a folder of pairs; test_own_pairs.py makes one and runs them
+OWN = ("own_pairs", "own_boards", "own_encoder")  # need a folder of pairs; test_own_pairs.py makes one and runs them
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts and path.stem not in OWN]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.methods.procap.net import ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
+from lightning_idc.methods.procap.official.encoder import trunk_state
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
@@ -52,7 +53,7 @@ def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
     Raises:
         CheckpointError: the file is missing, or its blocks are too few or differ in width.
     """
-    blocks = trunk_state(read_weights(weights), "visual.transformer.resblocks.")
+    blocks = trunk_state(read_state_dict(weights), "visual.transformer.resblocks.")
     layers = {name: blocks.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
     try:
         encoder.load_state_dict({name: value for name, value in layers.items() if value is not None}, strict=False)

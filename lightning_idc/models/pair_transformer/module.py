@@ -21,8 +21,9 @@ class PairTransformer(PairCaptioner):
     Args:
         backbone: ``cnn`` (small), ``residual`` (a larger receptive field), ``difference`` (compares aligned images at
             full resolution), or the name of a timm model.
-        pretrained_backbone: load timm's weights.
-        backbone_weights: checkpoint of ObjectNaming or PairTransformer that the backbone starts from.
+        pretrained_backbone: load timm's weights; `backbone_weights` come first.
+        backbone_weights: weights that the backbone starts from: a checkpoint of ObjectNaming or PairTransformer, the
+            name of a captioner that comes with the library, or, for a timm model, a file or hub id of timm's weights.
         freeze_backbone: do not train the backbone.
         grid: cells per side that the features are pooled to; None takes the grid of the backbone for ``image_size``.
         width: channels of all tokens.
@@ -67,7 +68,9 @@ class PairTransformer(PairCaptioner):
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         pretrained, weights = self._initial_weights
         options = self.hparams
-        backbone = build_backbone(options["backbone"], pretrained, in_channels=options["in_channels"], pairs=True)
+        backbone = build_backbone(
+            options["backbone"], pretrained and weights is None, in_channels=options["in_channels"], pairs=True
+        )
         if weights is not None:
             load_backbone(backbone, weights)
         side = options["grid"]

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     SPECIAL_TOKENS,
     TEXT_SLOTS,
     control_tables,
-    read_weights,
     renamed,
     trunk_state,
 )
@@ -229,7 +229,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
         CheckpointError: the file is missing, or is not a second stage of ProCap.
         DataError: the vocabulary is missing or invalid.
     """
-    state = read_weights(source)
+    state = read_state_dict(source)
     if "intermediate_generator.image_mask" not in state:
         raise CheckpointError(
             f"{str(source)!r} is not a second stage of ProCap: it has no intermediate_generator.image_mask"
@@ -280,7 +280,7 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     Raises:
         CheckpointError: the file is missing, or is not a first stage of ProCap.
     """
-    state = read_weights(source)
+    state = read_state_dict(source)
     # the file of a second stage contains a first stage, but with a table of 24 words, which is rejected below
     state = below(state, "intermediate_generator.") or state
     words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
@@ -322,7 +322,7 @@ def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> Token
     Raises:
         CheckpointError: the file is missing, or is not a VQGAN.
     """
-    state = read_weights(source)
+    state = read_state_dict(source)
     if "quantize.embedding.weight" not in state:
         raise CheckpointError(f"{str(source)!r} is not a VQGAN: it has no quantize.embedding.weight")
     config, weights = tokenizer_state(state, drop_attention)

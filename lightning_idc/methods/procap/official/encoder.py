@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.checkpoints.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import CacheUpdate, DecoderState, attend, group_captions, merge_heads, split_heads
-from lightning_idc.utils.errors import ConfigError, reads_file
+from lightning_idc.utils.errors import ConfigError
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2
@@ -266,19 +264,3 @@ def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing
     negative_cross_entropy = (1 - smoothing - other_probability) * target_log_probs
     negative_cross_entropy = negative_cross_entropy + other_probability * log_probs.sum(-1)
     return (negative_entropy - negative_cross_entropy).sum()
-
-
-@reads_file("path")
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Weights of a torch, TorchScript or safetensors file, also if under ``model``, ``weights`` or ``state_dict``."""
-    source = Path(path)
-    if source.suffix == ".safetensors" and source.is_file():
-        from safetensors.torch import load_file
-
-        return load_file(source)
-    if source.is_file() and is_torchscript(source):
-        return {key: value.float() for key, value in read_torchscript(source).items()}
-    weights: Any = read_foreign_checkpoint(source)
-    for name in ("model", "weights", "state_dict"):
-        weights = weights.get(name, weights)
-    return {key.removeprefix("module."): value for key, value in weights.items()}

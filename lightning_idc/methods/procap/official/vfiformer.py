@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.methods.procap.flow import Midpoint, warp
-from lightning_idc.methods.procap.official.encoder import read_weights, renamed
+from lightning_idc.methods.procap.official.encoder import renamed
 from lightning_idc.methods.procap.official.vfiformer_windows import FusionTransformer, leaky
 from lightning_idc.utils.errors import CheckpointError
 
@@ -278,7 +279,7 @@ class VFIformerMidpoint(Midpoint):
 
     def __init__(self, weights: str) -> None:
         super().__init__()
-        config, state = vfiformer_state(read_weights(weights))
+        config, state = vfiformer_state(read_state_dict(weights))
         self.net = VFIformer(**config)
         try:
             self.net.load_state_dict(state)
