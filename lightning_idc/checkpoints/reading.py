@@ -110,7 +110,7 @@ def check_no_nan(state: Mapping[str, Any], path: str | Path) -> None:
 
 
 def check_same_computation(expected: Mapping[str, Any], stored: Mapping[str, Any], path: str | Path) -> None:
-    """Check that weights whose shapes fit a model were trained with the same computation.
+    """Check that the weights of a model were trained with the same computation.
 
     Args:
         expected: hyper-parameters of the model that loads the weights; only names in both mappings are compared.
@@ -118,15 +118,14 @@ def check_same_computation(expected: Mapping[str, Any], stored: Mapping[str, Any
         path: path of the checkpoint.
 
     Raises:
-        CheckpointError: a hyper-parameter differs.
+        CheckpointError: hyper-parameters differ.
     """
-    for name, value in expected.items():
-        if name in stored and stored[name] != value:
-            raise CheckpointError(
-                f"{str(path)!r} was trained with {name}: {stored[name]}, but this model has {name}: {value}; the "
-                f"weights fit, but the model would compute something else: set {name}: {stored[name]}, or use other "
-                "weights"
-            )
+    differing = [name for name, value in expected.items() if name in stored and stored[name] != value]
+    if differing:
+        trained, here = (", ".join(f"{name}: {values[name]}" for name in differing) for values in (stored, expected))
+        raise CheckpointError(
+            f"{str(path)!r} was trained with {trained}, but this model has {here}; set {trained}, or use other weights"
+        )
 
 
 def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:

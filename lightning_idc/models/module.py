@@ -86,7 +86,8 @@ class PairModule(LightningModule):
     token_hparams: tuple[str, ...] = ()
     """Hyper-parameters that define the token ids; their values in loaded weights override the arguments."""
     computation_hparams: tuple[str, ...] = ()
-    """Hyper-parameters that change the computation but not the shapes of weights, such as the number of heads."""
+    """Hyper-parameters that must equal those of loaded weights: they change the computation, and possibly not the shapes
+    of weights, such as the number of heads."""
     not_stored: tuple[str, ...] = ()
     """Arguments that are left out of checkpoints, such as files of initial weights: a checkpoint has all weights."""
     sharded_methods: tuple[str, ...] = ()
@@ -237,11 +238,11 @@ class PairModule(LightningModule):
 
     @classmethod
     def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
-        """The hyper-parameters that change the computation but not the shapes of weights, by name."""
+        """The hyper-parameters that must equal those of loaded weights, by name."""
         return {name: hparams[name] for name in cls.computation_hparams if name in hparams}
 
     def check_same_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
-        """Check that the weights of a checkpoint, whose shapes fit, belong to the same computation.
+        """Check that the weights of a checkpoint belong to the same computation.
 
         Raises:
             CheckpointError: its hyper-parameters differ in :meth:`computation`; missing ones are not compared.

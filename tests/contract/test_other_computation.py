@@ -70,6 +70,11 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
         lambda path: PairTransformer(**CAPTIONER, heads=2, init_from=path),
         "heads: 12, but this model has heads: 2",
     ),
+    "shapes of PairTransformer": (
+        lambda: PairTransformer(**CAPTIONER, heads=2, backbone="residual", decoder_layers=1),
+        lambda path: PairTransformer(**CAPTIONER, heads=2, init_from=path),
+        "backbone: residual, decoder_layers: 1, but this model has backbone: cnn, decoder_layers: 2; set backbone",
+    ),
     "blocks of adaptation": (
         lambda: retrieval(intra_layers=0),
         lambda path: captioner(intra_layers=2, encoder_weights=path),

@@ -38,7 +38,7 @@ class PairTransformer(PairCaptioner):
         options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
-    computation_hparams = ("heads",)
+    computation_hparams = ("heads", "backbone", "width", "encoder_layers", "decoder_layers", "counts", "in_channels")
     not_stored = ("backbone_weights", "pretrained_backbone")
 
     def __init__(
