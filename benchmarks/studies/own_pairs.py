@@ -56,8 +56,6 @@ ROUTES: dict[str, tuple[str, ...]] = {
 """Recipe and options of each row; ``efficientnet`` also has the weights of ``--efficientnet``."""
 OPTIONS: dict[str, tuple[str, ...]] = {"boards": (), "rendered": ("--data.image_size", "64")}
 """Options of each world: rendered pairs are not enlarged."""
-RULES_PAIRS = 50
-"""Number of test pairs that the rules caption."""
 RUNS = (
     "boards/own_boards/300/1",
     "boards/efficientnet/300/1",
@@ -167,8 +165,8 @@ def rules_row(root: Path, data: PairDataModule) -> dict[str, Any]:
     """Scores of the rules on the test pairs of a folder."""
     folder = FolderPairs(root)
     test = folder.pairs_of("test")
-    captions = rules_captions(test.load(index) for index in range(RULES_PAIRS))
-    references = {id: test.captions(index) for index, id in enumerate(test.ids[:RULES_PAIRS])}
+    captions = rules_captions(test.load(index) for index in range(len(test)))
+    references = {id: test.captions(index) for index, id in enumerate(test.ids)}
     check = check_baselines(captions, references, None, None)
     return {
         "CIDEr-D": round(check.score, 1),

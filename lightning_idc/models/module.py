@@ -86,8 +86,7 @@ class PairModule(LightningModule):
     token_hparams: tuple[str, ...] = ()
     """Hyper-parameters that define the token ids; their values in loaded weights override the arguments."""
     computation_hparams: tuple[str, ...] = ()
-    """Hyper-parameters that must equal those of loaded weights: they change the computation, and possibly not the shapes
-    of weights, such as the number of heads."""
+    """Hyper-parameters that must equal those of loaded weights, such as the number of heads, which no shape shows."""
     not_stored: tuple[str, ...] = ()
     """Arguments that are left out of checkpoints, such as files of initial weights: a checkpoint has all weights."""
     sharded_methods: tuple[str, ...] = ()
