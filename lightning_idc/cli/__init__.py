@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -78,7 +79,13 @@ def _dispatch(argv: list[str]) -> int:
     return guarded(lambda: _run_verb(argv), OTHER_STATUS.get(argv[0], 1))
 
 
+def _is_not_about_enums(record: logging.LogRecord) -> bool:
+    return "is an Enum subclass" not in record.getMessage()
+
+
 def _run_verb(argv: list[str]) -> int:
+    # torch warns about torchao, which peft imports; nothing that a user could change
+    logging.getLogger("torch.utils._pytree").addFilter(_is_not_about_enums)
     verb, *arguments = _import_modules(argv)
     if verb == STAGE_OF_RECIPE:
         return int(_target("recipes.launch.run")())

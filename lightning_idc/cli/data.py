@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -41,8 +42,13 @@ _BUILT_IN = {
     "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
 
-FEW_PAIRS = 1000
-"""Number of training pairs from which on a captioner from scratch is suggested; only about 210 pairs were measured."""
+RECIPES = {
+    "own_boards": "circuit boards: 761 with 300 pairs, a constant caption 216",
+    "own_encoder": "a frozen pretrained encoder; on circuit boards 180 with 300 pairs, a constant caption 216",
+    "own_pairs": "learns from nothing; on circuit boards 174 with 100 pairs, a constant caption 218",
+    "paper/finetune_vlm": "photographs, with a GPU: not measured",
+}
+"""Recipes for a folder of pairs, with CIDEr-D where benchmarks/studies/own_pairs.py measured it."""
 
 
 def data_modules() -> dict[str, str]:
@@ -68,20 +74,15 @@ def check(name: str, **keys: Any) -> int:
         data.prepare_data()
     problems = check(data, _say)
     if name == "folder" and not problems:
-        _say(_route(len(data.pairs_of("train"))))
+        _say(_route(len(data.pairs_of("train")), shlex.quote(str(keys.get("root", "data")))))
     return _report(problems)
 
 
-def _route(pairs: int) -> str:
-    """Recipe for a folder with a number of training pairs.
-
-    From about 210 pairs of circuit boards, `own_pairs` learned one sentence for all pairs, `own_boards` did better.
-    """
-    if pairs >= FEW_PAIRS:
-        return f"{pairs:,} training pairs: lightning-idc run own_pairs --data.root ROOT"
-    return (
-        f"{pairs:,} training pairs are too few to learn from scratch (own_pairs): lightning-idc run own_boards for "
-        "drawings such as circuit boards, paper/finetune_vlm with a GPU for photographs"
+def _route(pairs: int, root: str) -> str:
+    """Recipes for a folder with a number of training pairs, with the figures of docs/tasks/own_folder.md."""
+    lines = [f"  lightning-idc run {name} --data.root {root}\n      {reason}" for name, reason in RECIPES.items()]
+    return "\n".join(
+        [f"{pairs:,} training pairs; recipes that take them, with measured CIDEr-D (docs/tasks/own_folder.md):", *lines]
     )
 
 

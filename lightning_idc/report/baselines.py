@@ -31,6 +31,7 @@ class BaselineCheck:
         distinct: number of distinct captions.
         constant: the constant caption; empty without training captions.
         over: score minus that of each baseline, by name; for `IDENTICAL` on the pairs that were captioned twice.
+        identical_pairs: number of pairs that were captioned twice.
     """
 
     score: float
@@ -38,6 +39,7 @@ class BaselineCheck:
     distinct: int
     constant: str
     over: dict[str, Difference]
+    identical_pairs: int = 0
 
     @property
     def warning(self) -> str:
@@ -62,6 +64,8 @@ class BaselineCheck:
         """Baselines with their scores."""
         rows = [[name, f"{over.first:.1f}", f"{over.second:.1f}", interval(over)] for name, over in self.over.items()]
         notes = [self.counts]
+        if 0 < self.identical_pairs < self.pairs:
+            notes.append(f"{IDENTICAL}: on {self.identical_pairs} of the {self.pairs} pairs")
         if self.constant:
             notes.append(f"constant caption: {self.constant}")
         if self.warning:
@@ -114,6 +118,7 @@ def check_baselines(
         distinct=len(set(scored.values())),
         constant=constant or "",
         over=over,
+        identical_pairs=len(identical),
     )
 
 

@@ -73,7 +73,7 @@ STARTS: dict[str, tuple[Callable[[], PairModule], Callable[[str], PairModule], s
     "shapes of PairTransformer": (
         lambda: PairTransformer(**CAPTIONER, heads=2, backbone="residual", decoder_layers=1),
         lambda path: PairTransformer(**CAPTIONER, heads=2, init_from=path),
-        "backbone: residual, decoder_layers: 1, but this model has backbone: cnn, decoder_layers: 2; set backbone",
+        "backbone: residual, decoder_layers: 1, but this model has backbone: cnn, decoder_layers: 2",
     ),
     "blocks of adaptation": (
         lambda: retrieval(intra_layers=0),
@@ -108,7 +108,7 @@ def test_weights_of_another_computation_are_refused(name: str, tmp_path: Path) -
         pytest.importorskip("open_clip")
     trained, started, said = STARTS[name]
     path = saved(trained(), tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match=f"a.ckpt' .*{said}.*: set "):
+    with pytest.raises(CheckpointError, match=f"a.ckpt' .*{said}.*; set "):
         started(path).build()
 
 

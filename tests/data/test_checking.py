@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from PIL import Image
 
 from lightning_idc.cli import main
+from lightning_idc.cli.data import RECIPES
+from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.checking import check
@@ -18,6 +21,9 @@ from lightning_idc.data.mixture import Mixture
 from lightning_idc.utils.errors import ConfigError
 
 SIDES = ("before", "after")
+ROOT = Path(__file__).resolve().parents[2]
+ROUTE = {"efficientnet": "own_encoder"}
+"""Recipe of a row of the study whose name is another one."""
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
@@ -85,15 +91,26 @@ def test_all_problems_are_reported_together(root: Path) -> None:
     assert len(rest) == 2 and all("has no usable pairs" in problem for problem in rest)
 
 
-def test_the_check_of_a_folder_names_a_recipe(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_check_of_a_folder_names_recipes_with_measured_figures(
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Oracle: the results of the study, and the recipes that exist."""
     assert main(["data", "check", "folder", "--root", str(root)]) == 0
     out = capsys.readouterr().out
-    assert "3 training pairs are too few to learn from scratch" in out and "own_boards" in out
-    monkeypatch.setattr("lightning_idc.cli.data.FEW_PAIRS", 3)
-    assert main(["data", "check", "folder", "--root", str(root)]) == 0
-    assert "3 training pairs: lightning-idc run own_pairs" in capsys.readouterr().out
+    assert "3 training pairs; recipes" in out
+    commands = re.findall(r"lightning-idc run (\S+) --data\.root (.+)", out)
+    assert [name for name, _ in commands] == list(RECIPES) and set(RECIPES) <= set(shipped())
+    assert all(path == str(root) for _, path in commands)
+    study = json.loads((ROOT / "benchmarks/studies/results/own_pairs.json").read_text(encoding="utf-8"))
+    routes = {ROUTE.get(run.split("/")[1], run.split("/")[1]) for run in study["runs"]} - {"rules"}
+    for name, reason in RECIPES.items():
+        figures = re.search(r"(\d+) with (\d+) pairs, a constant caption (\d+)", reason)
+        assert (figures is None) == (name not in routes), name
+        if figures is not None:
+            route = next((route for route, recipe in ROUTE.items() if recipe == name), name)
+            row = study["runs"][f"boards/{route}/{figures[2]}/1"]
+            assert float(figures[1]) == round(row["CIDEr-D"])
+            assert float(figures[3]) == round(row["over"]["constant caption"]["first"])
 
 
 def test_pairs_with_one_fault_are_one_message(root: Path) -> None:
