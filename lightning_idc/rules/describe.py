@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,8 @@ from lightning_idc.utils.boxes import clip_box
 
 MAX_REGIONS = 12
 """Maximum number of measured regions, the largest first; smaller ones count as changed content."""
+MAX_THRESHOLD = 20.0
+"""Largest median threshold of a pair that can be compared; JPEG of quality 75 has 9, another camera mostly above 40."""
 SAME_CONTENT = 0.4
 """Minimum overlap of the colour histograms of the old and the new region of a moved object."""
 
@@ -40,6 +43,9 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
         options: Value range, bands and page. None maps the common range of both images to 8 bits if a file stores
             more than 8.
         resize: Whether the after image is scaled to the size of the before image.
+
+    Warns:
+        UserWarning: the images differ nearly everywhere, so that most changes are missed.
 
     Raises:
         DataError: An image cannot be read, or the two differ in size.
@@ -62,6 +68,12 @@ def describe_changes(before: Any, after: Any, options: ImageOptions | None = Non
         aligned, valid = warp(aligned, motion)
     aligned, brightness = match_brightness(aligned, target, valid)
     values, threshold, radius = compare_pair(aligned, target, valid)  # values and threshold are (H, W)
+    if (level := float(np.median(threshold))) > MAX_THRESHOLD:
+        warnings.warn(
+            "the images differ nearly everywhere, as with another camera or light, so most changes are missed: only "
+            f"differences above {level:.0f} of 255 count",
+            stacklevel=2,
+        )
     components = find_regions(values, threshold, radius)
     if radius and camera_moved(values, threshold, target):
         measured = []

@@ -6,12 +6,14 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from lightning_idc import sample_pair
 from lightning_idc.metrics.no_change import says_nothing_changed
 from lightning_idc.rules import Description, describe_changes
 from lightning_idc.rules.alignment import Motion, warp
@@ -124,6 +126,14 @@ def test_two_changes() -> None:
 def test_jpeg_is_no_change(quality: int) -> None:
     for picture in (photograph(), scene((80, 80, 20, RED))):
         assert not describe_changes(encoded(picture), encoded(picture, "JPEG", quality=quality)).changed
+
+
+def test_a_pair_that_cannot_be_compared_is_named() -> None:
+    with pytest.warns(UserWarning, match="differ nearly everywhere, as with another camera or light"):
+        describe_changes(*sample_pair("clevr"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        describe_changes(*sample_pair("pcb"))
 
 
 def test_noise_is_no_change() -> None:
