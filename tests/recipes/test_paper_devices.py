@@ -1,0 +1,93 @@
+"""recipes/paper whose stages name several devices, trained by two processes on a CPU.
+
+Stages of one device run in the process of the test. Eight devices become two by ``--trainer.devices 2``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers.paper import best, run
+from helpers.processes import forking_python
+from helpers.stages_here import stages_here
+from helpers.vlm_tiny import architecture
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_paper_captioners import check_scores, described, made, namc_keys, procap_keys
+from test_paper_captioners import files as files
+from test_paper_captioners import here as here
+
+from lightning_idc.cli.recipes.launch import Processes, run_in_process
+from lightning_idc.cli.recipes.plan import Plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(400)]
+CPU: dict[str, Any] = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "data.num_workers": 0}
+
+
+@pytest.fixture(autouse=True)
+def two_processes(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Start a process for stages of several devices, forked from one that has imported torch; their names."""
+    monkeypatch.setattr(sys, "executable", forking_python())
+    names: list[str] = []
+
+    def launch(plan: Plan, followed: bool) -> int:
+        config = yaml.safe_load(Path(plan.file).read_text(encoding="utf-8"))
+        if config["trainer"].get("devices", 1) == 1:
+            return run_in_process(plan, followed)
+        assert config["trainer"]["devices"] == 2
+        names.append(Path(plan.record).parent.name)
+        return Processes(early=False)(plan, followed=False)
+
+    stages_here(monkeypatch, launch=launch)
+    return names
+
+
+def steps(out: Path, stage: str) -> int:
+    """Optimizer steps of a training: half as many as one process would need for the same batches."""
+    count: int = torch.load(best(out, stage), weights_only=True)["global_step"]
+    return count
+
+
+def without_devices(keys: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if name not in ("trainer.devices", "trainer.strategy")}
+
+
+def test_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
+    named = made(here, "spot_the_diff")
+    keys = without_devices(procap_keys(files, here / "none.ckpt", named["data.root"]))
+    del keys["stages.frames.model.similarity.encoder"]
+    keys["stages.frames.model.similarity"] = {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}
+    keys["stages.procedure.model.encoder_init"] = str(files["clip"])
+    keys["stages.caption.model.min_word_count"] = 1
+    chosen = {"matrix.dataset": "spot_the_diff_official", "data.batch_size": 1}
+    run("procap", here / "out", **{**named, **keys, **chosen})
+    check_scores(here / "out")
+    assert two_processes == ["procedure", "caption"] and steps(here / "out", "caption") == 3, "6 pairs"
+
+
+def test_adpo(here: Path, two_processes: list[str]) -> None:
+    """Sharded weights, a frozen copy of them as the reference, and the retriever: the stage of every entry of adpo."""
+    policy = {"model.model": None, "model.architecture": architecture("qwen2_5_vl"), "model.max_length": 4}
+    start = {"model.init_from": None, "stages.adpo.trainer.callbacks.AdversarialRetriever.encoder": None}
+    chosen = {"matrix.dataset": "spot_the_diff", "matrix.candidates": "128", "matrix.temperature": "2"}
+    short = {"trainer.max_epochs": 1, "data.batch_size": 3}
+    run("adpo_figure4", here / "out", **chosen, **made(here, "spot_the_diff"), **CPU, **policy, **start, **short)
+    check_scores(here / "out")
+    assert two_processes == ["adpo"] and steps(here / "out", "adpo") == 1, "6 pairs"
+
+
+def test_namc(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
+    root = str(described(here / "pairs", "train"))
+    pairs = {f"data.parts.{name}.root": root for name in ("spot_the_diff", "instruct_pix2pix", "cc3m")}
+    keys = {**without_devices(namc_keys(here, files, "pretrain")), "data.batch_size": 2, "trainer.devices": 2}
+    run("namc", here / "out", **{"matrix.phase": "pretrain"}, **pairs, **keys)
+    (checkpoint,) = (here / "out").rglob("*.ckpt")
+    trained = torch.load(checkpoint, weights_only=True)
+    assert two_processes == ["pretrain"] and trained["global_step"] == 3, "12 pairs"
+    trained_parts = {name.split(".")[1] for name in trained["state_dict"] if name.startswith("aux_addons.")}
+    assert trained_parts == {"noise_masking", "masked_reconstruction"}
