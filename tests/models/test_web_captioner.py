@@ -21,9 +21,11 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.metrics.page_sentences import KINDS, NOTHING, VALUES, all_sentences, sentence, sentence_of
 from lightning_idc.models import WebCaptioner
+from lightning_idc.models.web.candidates import CANDIDATES, find_candidates
 from lightning_idc.models.web.core import find_core
 from lightning_idc.models.web.measures import NAMES, measure
 from lightning_idc.serve.answers import answer_pairs
+from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError, DataError
 
 torch.set_num_threads(1)
@@ -71,6 +73,28 @@ def test_what_was_pushed_along_is_no_part_of_the_core() -> None:
     core = find_core(before, after)
     assert core is not None and core.shift[0] == 9 and core.tail[0] > 20
     assert core.before[0] == 40 and 55 <= core.before[2] <= 64 and 64 <= core.after[2] <= 73
+
+
+def test_a_candidate_is_the_cell_around_a_text_and_the_element_that_moved() -> None:
+    before = np.full((3, 100, 200), 255, np.uint8)
+    before[:, 20:60, 30:150] = 0  # the edge of a cell, 1 pixel wide
+    before[:, 21:59, 31:149] = 255
+    before[:, 36:44, 42:60] = np.where(page(1)[:, 10:18, 42:60] == 0, 0, 255)
+    after = before.copy()
+    after[0, 36:44, 42:60] = np.where(before[0, 36:44, 42:60] == 0, 200, 255)
+    core = find_core(before, after)
+    assert core is not None and box_iou(core.before, (30, 20, 150, 60)) < 0.1
+    overlaps = [box_iou(box, (30, 20, 150, 60)) for box in find_candidates(before, core)]
+    assert len(overlaps) == len(CANDIDATES) and max(overlaps) > 0.8
+    # a word of another color in a line of words
+    before = page(2, height=30)
+    before[1:, 10:18, 10:50] = np.where(before[1:, 10:18, 10:50] == 0, 160, 255)
+    after = before.copy()
+    after[:, 10:18, 19:] = before[:, 10:18, 10:-9]
+    after[:, 10:18, 10:19] = 255
+    core = find_core(before, after)
+    assert core is not None
+    assert max(box_iou(box, (10, 10, 50, 18)) for box in find_candidates(before, core)) > 0.5
 
 
 @pytest.mark.parametrize("kind", ["color", "remove", "translate"])
@@ -166,14 +190,14 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = WebPairs(str(release), batch_size=16)
+    data = WebPairs(str(release), batch_size=16, measure_once=True)
     sample = data.dataset("test")[0]
     assert sample.meta["change"]["operator"] == "color" and sample.boxes is not None and sample.boxes.shape == (1, 2, 4)
     model = WebCaptioner(
         width=32, members=2, captions_per_pair=1, dropout=0.0,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
     )  # fmt: skip
-    trainer = Trainer(max_epochs=25, limit_val_batches=0, default_root_dir=tmp_path, **QUIET)
+    trainer = Trainer(max_epochs=25, check_val_every_n_epoch=25, default_root_dir=tmp_path, **QUIET)
     trainer.fit(model, data)
     results = ShowResults(examples=0, report_pairs=0)
     tester = Trainer(default_root_dir=tmp_path, **{**QUIET, "callbacks": [results]})
@@ -184,6 +208,12 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
         result["scores"]["changed"]["recall (strict, IoU)"] > 85 and result["scores"]["unchanged"]["specificity"] == 100
     )
     assert result["baselines"]["claims nothing"]["all"]["overall"] == 25
+    # measured once or with its images, a pair has the same numbers
+    sources = (data.dataset("train"), WebPairs(str(release), batch_size=16).dataset("train"))
+    once, with_images = (model.collate([pairs[index] for index in range(4)]) for pairs in sources)
+    assert once.images.shape[-2:] == (1, 1) != with_images.images.shape[-2:]
+    assert once.pixels.keys() == with_images.pixels.keys()
+    assert all(torch.equal(value, with_images.pixels[name]) for name, value in once.pixels.items())
     # saved, opened by name and on the command line
     model.save_pretrained(tmp_path / "web")
     before, after = (release / f"images/32_{side}.png" for side in ("before", "after"))

@@ -75,7 +75,7 @@ def find_core(before: np.ndarray, after: np.ndarray) -> Core | None:
     ends = (min(bottom, row), min(bottom, row + down)) if rows else (bottom, bottom)
     along, column, columns = 0, width, 0
     # of an element in a line, the first line shows how far it pushed what follows it; further lines wrap anew
-    first = _first_run(np.asarray(mask[top : max(ends), left:right].any(1)))
+    first = first_run(np.asarray(mask[top : max(ends), left:right].any(1)))
     if first < MAX_LINE:
         lines = slice(top, top + first)
         line, other = before[:, lines], after[:, lines]
@@ -175,7 +175,7 @@ def find_pushed(before: np.ndarray, after: np.ndarray, start: int) -> tuple[int,
     return best if best[2] >= MIN_TAIL else (0, width, 0)
 
 
-def _first_run(line: np.ndarray) -> int:
+def first_run(line: np.ndarray) -> int:
     """Length of the first run of true values, over gaps of up to two pixels."""
     gaps = np.flatnonzero(~(line[:-2] | line[1:-1] | line[2:])) if len(line) > 2 else np.array([], int)
     return int(gaps[0]) if len(gaps) else len(line)

@@ -1,11 +1,12 @@
 """WebCaptioner: describes the change of one element between two screenshots of a web page, at their native scale.
 
-1. ``collate``: the core of the change (:mod:`~lightning_idc.models.web.core`) and its measures
-   (:mod:`~lightning_idc.models.web.measures`) of each pair, in the workers of the loader; a pair that is equal, or
+1. ``collate``: the core of the change (:mod:`~lightning_idc.models.web.core`), its measures
+   (:mod:`~lightning_idc.models.web.measures`) and boxes that may be the element
+   (:mod:`~lightning_idc.models.web.candidates`) of each pair, in the workers of the loader; a pair that is equal, or
    differs only by noise of the capture (:mod:`lightning_idc.rules.noise`), is marked as unchanged;
-2. ``encode``: measures (B, F) -> log-probabilities of all sentences (B, 1, S) and the box of the element (B, 4);
-3. ``training_loss``: cross-entropy of the sentence, and the distance of the box where the data have boxes, as a mean
-   over the members of the ensemble.
+2. ``encode``: values (B, F) -> log-probabilities of all sentences (B, 1, S) and the most probable box (B, 4);
+3. ``training_loss``: cross-entropy of the sentence, and, where the data have boxes, binary cross-entropy of whether
+   each candidate overlaps the element by more than one half; both as means over the members of the ensemble.
 """
 
 from __future__ import annotations
@@ -14,23 +15,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.metrics.page_sentences import NOTHING, all_sentences
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.models.web.core import find_core
-from lightning_idc.models.web.measures import NAMES, measure
+from lightning_idc.models.web.candidates import CANDIDATES
+from lightning_idc.models.web.measured import MEASURED, NUM_INPUTS, measure_pair, stacked
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.rules.noise import noise_of
 from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import DataError
 
-OFFSET_SCALE = 4.0
-"""Pixels beyond which offsets of a box are compressed."""
+MIN_IOU = 0.5
+"""Overlap above which a candidate is the box of the element, as in the protocol ``diffspot``."""
 
 
 class WebCaptioner(PairCaptioner):
@@ -43,7 +42,7 @@ class WebCaptioner(PairCaptioner):
         width: hidden width of the networks.
         members: number of networks, whose probabilities are averaged.
         dropout: dropout probability.
-        box_weight: weight of the distance of the box in the loss.
+        box_weight: weight of the boxes in the loss.
         options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
@@ -64,13 +63,16 @@ class WebCaptioner(PairCaptioner):
         self.store_hparams(vocabulary=vocabulary.key, max_length=length, no_change_captions=[NOTHING])
         self.use_vocabulary(vocabulary)
         options = self.hparams
-        return WebNet(vocabulary, len(NAMES), options["width"], options["members"], options["dropout"])
+        sizes = options["width"], options["members"]
+        return WebNet(vocabulary, NUM_INPUTS, len(CANDIDATES), *sizes, options["dropout"])
 
     def batch_image_size(self, batch: PairBatch) -> None:
         """None: images keep their size."""
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        measured = [_measured(sample.before.numpy(), sample.after.numpy()) for sample in samples]
+        measured = [
+            sample.meta.get(MEASURED) or measure_pair(sample.before.numpy(), sample.after.numpy()) for sample in samples
+        ]
         sizes = [sample.before.shape[1:] for sample in samples]
         height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
         padded = [
@@ -78,24 +80,25 @@ class WebCaptioner(PairCaptioner):
             for sample in samples
         ]
         batch = self.built_codec.collate(padded)
-        return replace(batch, pixels=_stacked(measured), pixels_of=batch.images)
+        return replace(batch, pixels=stacked(measured), pixels_of=batch.images)
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         inputs = self._inputs(batch)
-        log_probs, offsets = self.built_net(inputs["measures"], inputs["is_same"])
-        boxes = inputs["cores"] + _pixels(offsets)
+        log_probs, probabilities = self.built_net(inputs["values"], inputs["is_same"])
+        best = probabilities.argmax(1)
+        boxes = inputs["boxes"][torch.arange(len(best), device=best.device), best]
         return PairFeatures(log_probs[:, None], extras={"boxes": boxes, "is_same": inputs["is_same"]})
 
     def _inputs(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Measures of a batch; computed here if its images were replaced."""
+        """Numbers of a batch; computed here if its images were replaced."""
         if batch.prepared is not None:
             return batch.prepared
-        measured = _stacked([_measured(*pair) for pair in batch.images.cpu().numpy()])
+        measured = stacked([measure_pair(*pair) for pair in batch.images.cpu().numpy()])
         return {name: value.to(batch.images.device) for name, value in measured.items()}
 
     def training_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         inputs = self._inputs(batch)
-        log_probs, offsets = self.built_net.member_log_probs(inputs["measures"], inputs["is_same"])  # (M, B, S)
+        log_probs, boxes = self.built_net.member_log_probs(inputs["values"], inputs["is_same"])  # (M, B, S), (M, B, N)
         indices = self.built_net.sentence_index(batch.tokens[:, 0])
         if bool((indices < 0).any()):
             unknown = next(texts for texts, index in zip(batch.chosen, indices.tolist(), strict=True) if index < 0)
@@ -104,55 +107,37 @@ class WebCaptioner(PairCaptioner):
         chosen = log_probs.gather(-1, indices.expand(len(log_probs), -1)[..., None])[..., 0]  # (M, B)
         caption_loss = -(chosen * is_changed).sum(1).mean() / is_changed.sum().clamp(min=1)
         self.log("train/caption_loss", caption_loss.detach(), batch_size=len(batch))
-        targets, has_box = _first_boxes(batch.boxes, inputs["cores"])
+        targets, has_box = _overlaps(inputs["boxes"], batch.boxes)  # (B, N), (B,)
+        has_box &= is_changed
         if not bool(has_box.any()):
             return caption_loss
-        distance = nn.functional.smooth_l1_loss(
-            offsets[:, has_box], _offsets(targets - inputs["cores"])[has_box].expand(len(offsets), -1, -1)
+        box_loss = nn.functional.binary_cross_entropy_with_logits(
+            boxes[:, has_box], targets[has_box].expand(len(boxes), -1, -1)
         )
-        return caption_loss + self.hparams["box_weight"] * distance
+        return caption_loss + self.hparams["box_weight"] * box_loss
 
     def change_boxes(self, batch: PairBatch) -> list[list[list[float]]]:
         features = self.encode(batch)
-        height, width = batch.images.shape[-2:]
-        limits = torch.tensor([width, height, width, height], device=features.memory.device)
-        boxes = features.extras["boxes"].clamp(min=0).minimum(limits)
-        # at least a pixel, also where the offsets cross
-        boxes = torch.cat([boxes[:, :2], torch.maximum(boxes[:, 2:], boxes[:, :2] + 1)], 1)
-        same = features.extras["is_same"].tolist()
-        return [[] if is_same else [box] for box, is_same in zip(boxes.tolist(), same, strict=True)]
-
-
-def _measured(before: np.ndarray, after: np.ndarray) -> tuple[list[float], list[float], bool]:
-    """Measures of a pair, the core in the first image, and whether the pair is unchanged."""
-    core = None if np.array_equal(before, after) or noise_of(before, after) else find_core(before, after)
-    if core is None:
-        return [0.0] * len(NAMES), [0.0, 0.0, 1.0, 1.0], True
-    return list(measure(before, after, core).values()), [float(side) for side in core.before], False
-
-
-def _stacked(measured: Sequence[tuple[list[float], list[float], bool]]) -> dict[str, Tensor]:
-    measures, cores, same = zip(*measured, strict=True)
-    return {"measures": torch.tensor(measures), "cores": torch.tensor(cores), "is_same": torch.tensor(same)}
+        boxes, same = features.extras["boxes"].tolist(), features.extras["is_same"].tolist()
+        return [[] if is_same else [box] for box, is_same in zip(boxes, same, strict=True)]
 
 
 def _padded(image: Tensor, height: int, width: int) -> Tensor:
     return nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
 
 
-def _first_boxes(boxes: Sequence[Tensor | None], cores: Tensor) -> tuple[Tensor, Tensor]:
-    """Box of the element in the first image ``(B, 4)``, and whether there is one ``(B,)``."""
-    targets = [torch.full((4,), float("nan")) if b is None or not len(b) else b[0, 0].float() for b in boxes]
-    stacked = torch.stack(targets).to(cores.device) if targets else cores.new_full(cores.shape, float("nan"))
-    has_box = stacked.isfinite().all(1)
-    return stacked.nan_to_num(), has_box
+def _overlaps(candidates: Tensor, boxes: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """Whether candidates ``(B, N, 4)`` are the box of the element before or after ``(B, N)``, and whether there is one.
 
-
-def _offsets(pixels: Tensor) -> Tensor:
-    """Compress distances in pixels, so that large ones do not dominate the loss."""
-    return pixels.sign() * (pixels.abs() / OFFSET_SCALE).log1p()
-
-
-def _pixels(offsets: Tensor) -> Tensor:
-    """Inverse of :func:`_offsets`."""
-    return offsets.sign() * OFFSET_SCALE * offsets.abs().clamp(max=7).expm1()
+    Args:
+        candidates: boxes of the first image.
+        boxes: of each pair ``(elements, 2, 4)``, of which the first element counts; NaN on a side without it.
+    """
+    missing = torch.full((2, 4), float("nan"))
+    elements = torch.stack([missing if b is None or not len(b) else b[0].float() for b in boxes]).to(candidates.device)
+    first, second = candidates[:, :, None], elements[:, None]  # (B, N, 1, 4), (B, 1, 2, 4)
+    sides = torch.minimum(first[..., 2:], second[..., 2:]) - torch.maximum(first[..., :2], second[..., :2])
+    overlap = sides.clamp(min=0).prod(-1)
+    areas = sum((box[..., 2:] - box[..., :2]).prod(-1) for box in (first, second))
+    is_element = (overlap / (areas - overlap) > MIN_IOU).any(-1)  # comparisons with NaN are false
+    return is_element.float(), elements.isfinite().all(-1).any(-1)

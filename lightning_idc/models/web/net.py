@@ -1,7 +1,7 @@
-"""WebNet: measures of a pair to a distribution over the sentences of a closed language, and to the box of the element.
+"""WebNet: measures of a pair to a distribution over the sentences of a closed language, and to one of several boxes.
 
 1. ``norm``: signed logarithms of the measures (B, F), standardised by the training pairs;
-2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind, box;
+2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind, boxes;
 3. ``member_log_probs``: log P(operator) + log P(value | operator) + log P(kind), (M, B, S), for each sentence;
    ``forward`` takes the mean of the probabilities over the members;
 4. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
@@ -68,6 +68,7 @@ class WebNet(nn.Module):
     Args:
         vocabulary: words of the closed language.
         measures: number of measures.
+        candidates: number of boxes to choose from.
         width: hidden width of a member.
         members: number of networks of the ensemble.
         dropout: dropout probability.
@@ -77,12 +78,14 @@ class WebNet(nn.Module):
     choices: Tensor
     allowed: Tensor
 
-    def __init__(self, vocabulary: Vocabulary, measures: int, width: int, members: int, dropout: float) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, measures: int, candidates: int, width: int, members: int, dropout: float
+    ) -> None:
         super().__init__()
         self.words = len(vocabulary)
         self.operators = list(VALUES)
         self.values = sorted({value for values in VALUES.values() for value in values})
-        self.sections = [len(self.operators), len(self.values), len(KINDS), 4]
+        self.sections = [len(self.operators), len(self.values), len(KINDS), candidates]
         self.members = Members(members, measures, width, sum(self.sections), dropout)
         self.norm = nn.BatchNorm1d(measures, affine=False)
         rows = [
@@ -101,14 +104,14 @@ class WebNet(nn.Module):
         self.register_buffer("allowed", torch.tensor(is_allowed), persistent=False)
 
     def member_log_probs(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``(M, B, S)`` of the sentences, and offsets ``(M, B, 4)`` of the box, for each member.
+        """Log-probabilities ``(M, B, S)`` of the sentences, and logits ``(M, B, N)`` of the boxes, for each member.
 
         Args:
             measures: ``(B, F)``.
             is_same: bool ``(B,)``, pairs without a difference beyond noise.
         """
         outputs = self.members(self._standardised(measures, ~is_same))  # (M, B, sections)
-        operators, values, kinds, offsets = outputs.split(self.sections, -1)
+        operators, values, kinds, boxes = outputs.split(self.sections, -1)
         by_operator = values[:, :, None].masked_fill(~self.allowed, float("-inf")).log_softmax(-1)  # (M, B, O, V)
         operator, value, kind = self.choices.unbind(1)
         changes = (
@@ -117,7 +120,7 @@ class WebNet(nn.Module):
             + kinds.log_softmax(-1)[..., kind]
         )
         same = torch.where(is_same, SURE, 1 - SURE)[:, None].expand(len(outputs), -1, 1)
-        return torch.cat([changes + (1 - same).log(), same.log()], -1), offsets
+        return torch.cat([changes + (1 - same).log(), same.log()], -1), boxes
 
     def _standardised(self, measures: Tensor, is_changed: Tensor) -> Tensor:
         """Standardised logarithms of the measures ``(B, F)``; 0 for unchanged pairs, which do not count in them.
@@ -136,9 +139,9 @@ class WebNet(nn.Module):
         return changed.new_zeros(logs.shape).index_put((is_changed,), changed)
 
     def forward(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities ``(B, S)`` and offsets ``(B, 4)`` of the ensemble; arguments as above."""
-        log_probs, offsets = self.member_log_probs(measures, is_same)
-        return log_probs.logsumexp(0) - math.log(len(log_probs)), offsets.mean(0)
+        """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N)`` of the ensemble; arguments as above."""
+        log_probs, boxes = self.member_log_probs(measures, is_same)
+        return log_probs.logsumexp(0) - math.log(len(log_probs)), boxes.sigmoid().mean(0)
 
     def sentence_index(self, tokens: Tensor) -> Tensor:
         """Index of the sentence of each caption ``(B, T)``, begin token first; -1 for other captions."""
