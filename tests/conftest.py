@@ -23,8 +23,10 @@ import torch
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
 # the same examples everywhere: a change is judged by what it changed; --hypothesis-profile=fresh draws others
-hypothesis.settings.register_profile("same", derandomize=True, max_examples=40)
-hypothesis.settings.register_profile("fresh", derandomize=False)
+# a busy machine draws slowly, which says nothing about the code
+BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("same", derandomize=True, max_examples=40, **BUSY)
+hypothesis.settings.register_profile("fresh", derandomize=False, **BUSY)
 hypothesis.settings.load_profile("same")
 
 # two busy threads on a small machine can be many times slower than one

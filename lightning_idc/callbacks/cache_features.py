@@ -27,10 +27,12 @@ class HasImageEncoder(Protocol):
 
     feature_cache: FeatureCache | None
     rewriters: list[Any]
-    processor: Any
 
     @property
     def image_encoder(self) -> nn.Module: ...
+
+    @property
+    def image_settings(self) -> str: ...
 
 
 class CacheFeatures(Callback):
@@ -165,7 +167,7 @@ class CacheFeatures(Callback):
             raise ConfigError(
                 "the vision tower has dropout, so its features vary; set it to 0 or leave CacheFeatures out"
             )
-        settings = hashlib.sha256(net.processor.image_processor.to_json_string().encode()).hexdigest()[:8]
+        settings = hashlib.sha256(net.image_settings.encode()).hexdigest()[:8]
         self.cache = net.feature_cache = self._new_cache(trainer, captioner, encoder, "image_encoder", settings)
         self._vision_language, self._is_reported, self._called = net, False, True
 

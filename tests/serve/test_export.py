@@ -106,7 +106,6 @@ def test_a_captioner_that_registers_and_counts_equals_its_graph(
     with torch.no_grad():
         wanted = Encoder(captioner.built_net)(images)
     np.testing.assert_allclose(memory, wanted, atol=1e-4)
-    assert not np.allclose(memory[0], memory[1], atol=1e-2), "one step does not register the moved board"
 
 
 @pytest.mark.slow

@@ -12,15 +12,14 @@ Shapes: B pairs, P prompt tokens, N rows of S tokens, D channels, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.data.store.feature_store import FeatureCache
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.vlm.families.base import (
     INDICATORS,
@@ -45,6 +44,15 @@ LOGIT_SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "out
 """Settings of models that transform their logits after the head; such a model must compute its logits itself."""
 
 
+class StoresFeatures(Protocol):
+    """A store of the features of images, such as ``FeatureCache`` of :mod:`lightning_idc.data.store.feature_store`."""
+
+    def rows(
+        self, images: Tensor | Sequence[Tensor], encode: Callable[[list[int]], Tensor | Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """Features of each image; ``encode`` computes those of some rows."""
+
+
 class VisionLanguageModel(nn.Module):
     """A stock transformers model whose prompts contain the encoded images of a pair.
 
@@ -63,7 +71,7 @@ class VisionLanguageModel(nn.Module):
         """Precision of the frozen weights where the trainable ones are float32."""
         self.media_tokens = frozenset(media_tokens(model.config))
         """Ids of the placeholders of images, videos and sound."""
-        self.feature_cache: FeatureCache | None = None
+        self.feature_cache: StoresFeatures | None = None
         """Cache of the image features of a frozen tower, or None to compute them."""
         self.rewriters: list[TowerHooks] = []
         """Adapters in the vision tower."""
@@ -155,7 +163,7 @@ class VisionLanguageModel(nn.Module):
 
     def _cached_features(
         self,
-        cache: FeatureCache,
+        cache: StoresFeatures,
         images: Sequence[Tensor] | Tensor,
         arguments: dict[str, Any],
         num_features: Sequence[int],
@@ -199,6 +207,12 @@ class VisionLanguageModel(nn.Module):
         for name, parameter in self.model.model.named_parameters(recurse=False):
             encoder.register_parameter(name, parameter)
         return encoder
+
+    @property
+    def image_settings(self) -> str:
+        """Settings of the image processor, on which image features depend as well, as JSON."""
+        settings: str = self.processor.image_processor.to_json_string()
+        return settings
 
     @property
     def _tower_dtype(self) -> torch.dtype:
