@@ -69,6 +69,7 @@ class CacheFeatures(Callback):
         """Cache in use; None outside of a stage."""
         self._wrapped: nn.Module | None = None
         self._vision_language: HasImageEncoder | None = None
+        self._frozen: nn.Module | None = None
         self._is_reported = self._fitting = self._called = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -114,7 +115,7 @@ class CacheFeatures(Callback):
             rank_zero_info(f"CacheFeatures: {read:,.0f} {items}/s from the disk, {encode:,.0f} computed; {choice} them")
             self._is_reported = True
         if self._vision_language is not None:
-            self._check_frozen(self._vision_language.image_encoder, "the vision tower with its projector")
+            self._check_frozen("the vision tower with its projector")
         if not self._called:
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
@@ -141,7 +142,8 @@ class CacheFeatures(Callback):
                 f"{type(captioner).__name__} has no module {self.module!r} for CacheFeatures; it has "
                 f"{', '.join(names)}; set `module` to its image encoder"
             ) from None
-        self._check_frozen(module, repr(self.module))
+        self._frozen = module
+        self._check_frozen(repr(self.module))
         inner = [part for part in module.modules() if part is not module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in inner):
             raise ConfigError(
@@ -155,13 +157,13 @@ class CacheFeatures(Callback):
         self._wrapped, self._is_reported, self._called = module, False, False
 
     def _install_on_pairs(self, trainer: Trainer, captioner: LightningModule, net: HasImageEncoder) -> None:
-        encoder = net.image_encoder
+        self._frozen = encoder = net.image_encoder
         if net.rewriters:
             raise ConfigError(
                 "an adapter changes features within the vision tower, which do not exist if its output is cached; "
                 "leave the adapter or CacheFeatures out"
             )
-        self._check_frozen(encoder, "the vision tower with its projector")
+        self._check_frozen("the vision tower with its projector")
         rates = (getattr(part, name, 0.0) for part in encoder.modules() for name in DROPOUT)
         if self._fitting and any(isinstance(rate, float) and rate > 0 for rate in rates):
             raise ConfigError(
@@ -185,10 +187,11 @@ class CacheFeatures(Callback):
             del self._wrapped.forward
         if self._vision_language is not None:
             self._vision_language.feature_cache = None
-        self._wrapped = self._vision_language = self.cache = None
+        self._wrapped = self._vision_language = self._frozen = self.cache = None
 
-    def _check_frozen(self, module: nn.Module, name: str) -> None:
-        if self._fitting and any(parameter.requires_grad for parameter in module.parameters()):
+    def _check_frozen(self, name: str) -> None:
+        assert self._frozen is not None
+        if self._fitting and any(parameter.requires_grad for parameter in self._frozen.parameters()):
             raise ConfigError(
                 f"CacheFeatures needs frozen weights, but {name} is trained; freeze it "
                 "(freeze_backbone: true, or `freeze` and `targets` of LoRA), or leave CacheFeatures out"
@@ -196,7 +199,7 @@ class CacheFeatures(Callback):
 
     def _forward(self, images: Tensor, *others: Any, **options: Any) -> Tensor:
         assert self.cache is not None and self._wrapped is not None
-        self._check_frozen(self._wrapped, repr(self.module))
+        self._check_frozen(repr(self.module))
         self._called = True
         if self._wrapped.training:
             raise ConfigError(f"{self.module!r} is in training mode, so its features vary; set it to eval mode")

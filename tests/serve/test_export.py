@@ -104,8 +104,8 @@ def test_a_captioner_that_registers_and_counts_equals_its_graph(
     images = stack_images([captioner.input_spec.read(first, after) for first in (before, moved)])
     memory = encoder.run(None, {"images": images.numpy()})[0]
     with torch.no_grad():
-        wanted = Encoder(captioner.built_net)(images)
-    np.testing.assert_allclose(memory, wanted, atol=1e-4)
+        expected = Encoder(captioner.built_net)(images)
+    np.testing.assert_allclose(memory, expected, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -304,10 +304,10 @@ class LoraAdapter(Adapter):
         try:
             result: Any = set_peft_model_state_dict(model, dict(weights), adapter_name=ADAPTER_NAME)
         except RuntimeError as error:
-            found = _SIZE_MISMATCH.search(str(error))
-            if found is None:
+            mismatch = _SIZE_MISMATCH.search(str(error))
+            if mismatch is None:
                 raise
-            name, *shapes = found.groups()
+            name, *shapes = mismatch.groups()
             stored, expected = ([int(size) for size in shape.split(",")] for shape in shapes)
             raise CheckpointError(misfit(folder, name.replace(f".{ADAPTER_NAME}", ""), stored, expected)) from error
         if result.unexpected_keys:

@@ -160,14 +160,14 @@ class PeftFolder:
             stored = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True)
         except Exception as error:  # tokenizers raises plain exceptions
             raise CheckpointError(f"{str(file)!r} is damaged ({error}); fetch it again") from error
-        known = tokenizer.get_vocab()
-        changed = [token for token, index in known.items() if stored.get(token) != index]
+        vocabulary = tokenizer.get_vocab()
+        changed = [token for token, index in vocabulary.items() if stored.get(token) != index]
         added = [token for token, index in stored.items() if index >= rows]
         if changed or added:
             raise CheckpointError(
-                f"{str(file)!r} has {len(stored)} tokens, and the tokenizer of the base model has {len(known)} and "
-                f"{rows} embeddings; {(changed or added)[0]!r} differs. Merge the LoRA with PEFT into the model that "
-                "it was trained on, and open that"
+                f"{str(file)!r} has {len(stored)} tokens, and the tokenizer of the base model has {len(vocabulary)} "
+                f"and {rows} embeddings; {(changed or added)[0]!r} differs. Merge the LoRA with PEFT into the model "
+                "that it was trained on, and open that"
             )
 
 
