@@ -24,7 +24,7 @@ from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import inside
 
 MIN_LEVELS = 12
-"""Smallest difference of a visible change in grey levels; redrawing a part of a page changes pixels by up to 2."""
+"""Smallest difference of a visible change in grey levels."""
 MARGIN = 6
 """Pixels around an element in which a change of it may show, such as its outline."""
 MIN_MOVED = 0.6
