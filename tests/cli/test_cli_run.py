@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.processes import forking_python
+from helpers.stages_here import stages_here
 from PIL import Image
 from toy_idc import RECIPE
 
-from lightning_idc.cli import main
+from lightning_idc.cli import guarded, main
 from lightning_idc.cli.recipes.launch import run_in_process
+from lightning_idc.cli.recipes.plan import Plan
 from lightning_idc.cli.recipes.run import DONE, Run
+from lightning_idc.cli.stage import run_stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,8 +60,14 @@ def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
 
 
 def test_nothing_runs_when_a_later_stage_is_wrong(
-    runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def launch(plan: Plan, followed: bool) -> int:
+        """What the process of a stage does."""
+        runs.append((Path(plan.record).parent.name, {}))
+        return guarded(lambda: run_stage(plan))
+
+    stages_here(monkeypatch, launch=launch)
     assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 1
     message = capsys.readouterr().err
     assert message.startswith("error: stage test: ") and "width" in message and "wide" in message

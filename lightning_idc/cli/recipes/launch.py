@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import FrameType
 
 from lightning_idc.cli.recipes.plan import INTERRUPTED, STAGE, Plan
@@ -35,7 +35,8 @@ def run_in_process(plan: Plan, followed: bool) -> int:
         import_named_modules()
         from lightning_idc.cli.stage import run_stage
 
-        return run_stage(plan)
+        # a later stage begins within seconds, and is checked then
+        return run_stage(replace(plan, later=[]))
 
     arguments, environment = sys.argv, dict(os.environ)
     os.environ.update({**plan.environment, STAGE: plan.record})

@@ -22,7 +22,8 @@ _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(
   const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]; }))"""
 # flags that make two renderings of a page equal; a busy machine decides how much of a tile a partial redraw covers
 _FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
-          "--disable-partial-raster", "--font-render-hinting=none", "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
+          "--disable-partial-raster", "--font-render-hinting=none",
+          "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
 _HINTING = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
 <include>/etc/fonts/fonts.conf</include><match target="font">
 <edit name="hinting" mode="assign"><bool>true</bool></edit>
