@@ -1,14 +1,18 @@
-"""Stages of a recipe in the process of the test: one of its own costs seconds."""
+"""Stages of a recipe in the process of the test, or in two: a process of its own costs seconds."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from helpers.processes import forking_python
 from lightning_idc.cli.recipes import entries
-from lightning_idc.cli.recipes.launch import Launch, run_in_process
+from lightning_idc.cli.recipes.launch import Launch, Processes, run_in_process
 from lightning_idc.cli.recipes.plan import Plan
 
 
@@ -32,3 +36,24 @@ def stages_here(
         return launch_noted
 
     monkeypatch.setattr(entries, "launch_for", launch_for)
+
+
+def run_stages_of_two_devices(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let stages of two devices run in two processes, forked from one that has torch, and all others in this process.
+
+    Returns:
+        names of the stages that two processes have run.
+    """
+    monkeypatch.setattr(sys, "executable", forking_python())
+    names: list[str] = []
+
+    def launch(plan: Plan, followed: bool) -> int:
+        config = yaml.safe_load(Path(plan.file).read_text(encoding="utf-8"))
+        if config["trainer"].get("devices", 1) == 1:
+            return run_in_process(plan, followed)
+        assert config["trainer"]["devices"] == 2
+        names.append(Path(plan.record).parent.name)
+        return Processes(early=False)(plan, followed=False)
+
+    stages_here(monkeypatch, launch=launch)
+    return names

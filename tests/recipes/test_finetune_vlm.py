@@ -51,7 +51,7 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
         "data.root": str(here / "mine"),
         "data.num_workers": "0",
         "trainer.accelerator": "cpu",
-        "trainer.devices": "1",
+        "trainer.devices": "2" if hardware == "gpus_8" else "1",
         "trainer.max_epochs": "1",
         "trainer.accumulate_grad_batches": "1",
         "out": str(out),

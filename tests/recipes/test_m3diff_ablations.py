@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
+from helpers.paper import best
+from helpers.paper import run as run_recipe
+from helpers.stages_here import run_stages_of_two_devices
 from helpers.vlm_tiny import captioner
 from test_benchmarks import (
     birds_to_words,
@@ -57,6 +61,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def folder_of(world: Path, class_path: str) -> str:
+    """The files of a data module."""
+    return str(world / FOLDERS[class_path.rpartition(".")[2]])
+
+
 def small(config: dict[str, Any], world: Path, out: Path) -> dict[str, Any]:
     """Configuration of a stage for one process, the tiny model and the tiny sets."""
     trainer, model, data = config["trainer"], config["model"], config["data"]
@@ -71,14 +80,7 @@ def small(config: dict[str, Any], world: Path, out: Path) -> dict[str, Any]:
     if parts is not None:
         data["init_args"]["epoch_pairs"] = 16
     for part in parts.values() if parts else [data]:
-        folder = {
-            "OmniDiff": "omnidiff",
-            "SpotTheDiff": "spot_the_diff",
-            "ImageEditingRequest": "image_editing_request",
-        }
-        folder |= {"BirdsToWords": "birds_to_words", "CLEVRChange": "clevr_change", "CLEVRDC": "clevr_dc"}
-        own = part.setdefault("init_args", {})
-        own |= {"root": str(world / folder[part["class_path"].rpartition(".")[2]]), "official": False}
+        part.setdefault("init_args", {}).update(root=folder_of(world, part["class_path"]), official=False)
     data["init_args"] |= {"image_size": 32, "num_workers": 0}
     return config
 
@@ -106,7 +108,7 @@ def test_the_matrix_has_every_row_of_the_tables() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ABLATIONS)
+@pytest.mark.parametrize("name", [name for name in ABLATIONS if name != "full"])
 def test_each_ablation_trains_and_tests(name: str, world: Path, tmp_path: Path) -> None:
     fit, test, *_ = load(RECIPE, {"model": "llava_onevision", "ablation": name}).stages
     cli = run("fit", small(fit.config, world, tmp_path))
@@ -122,6 +124,42 @@ def test_each_ablation_trains_and_tests(name: str, world: Path, tmp_path: Path) 
     cli = run("test", small(resolve(test.config, tmp_path, {"tune": best}), world, tmp_path / "test"))
     assert [record["id"] for record in cli.model.predictions] == ["test-1"]
     assert list(cli.model.adapters) == list(model.adapters)
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(400)
+def test_the_recipe_trains_on_two_devices(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its eight devices become two, and those of its tests one."""
+    monkeypatch.chdir(tmp_path)
+    two_processes = run_stages_of_two_devices(monkeypatch)
+    chosen = {"model": "llava_onevision", "ablation": "full"}
+    keys: dict[str, Any] = {f"matrix.{axis}": entry for axis, entry in chosen.items()}
+    keys |= {"model.model": str(world / "model"), "model.max_length": 4, "data.num_workers": 0, "data.image_size": 32}
+    keys |= {"trainer.accelerator": "cpu", "trainer.devices": 2, "data.official": False}
+    for stage in load(RECIPE, chosen).stages:
+        data = stage.config["data"]["init_args"]
+        prefix = f"stages.{stage.name}.data"
+        if "parts" in data:
+            parts = {f"parts.{name}.root": part["class_path"] for name, part in data["parts"].items()}
+            keys |= {f"{prefix}.{key}": folder_of(world, kind) for key, kind in parts.items()}
+            keys |= {f"{prefix}.parts.{name}.official": False for name in data["parts"]}
+            keys[f"{prefix}.epoch_pairs"] = 16
+        else:
+            keys[f"{prefix}.root"] = folder_of(world, stage.config["data"]["class_path"])
+            keys |= {
+                f"stages.{stage.name}.trainer.{key}": value for key, value in (("devices", 1), ("strategy", "auto"))
+            }
+    keys["stages.tune.trainer.accumulate_grad_batches"] = 1
+    run_recipe("m3diff", tmp_path / "out", **keys)
+    assert two_processes == ["tune"]
+    tuned = best(tmp_path / "out", "tune")
+    assert "step=2" in tuned.name, "what is tested is the end of the epoch: 16 pairs in batches of 4 on two devices"
+    trained = torch.load(tuned, weights_only=True)["state_dict"]
+    assert {part for part in ("lora", "mdp") if any(part in name for name in trained)} == {"lora", "mdp"}
+    for stage in load(RECIPE, chosen).stages[1:]:
+        scores = json.loads((tmp_path / "out" / stage.name / "metrics.json").read_text())["summary"]
+        assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
 
 
 def test_zero_shot_tests_the_model_as_it_is(world: Path, tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers.paper import best, run
-from helpers.processes import forking_python
-from helpers.stages_here import stages_here
+from helpers.stages_here import run_stages_of_two_devices
 from helpers.vlm_tiny import architecture
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,29 +20,13 @@ from test_paper_captioners import check_scores, described, made, namc_keys, proc
 from test_paper_captioners import files as files
 from test_paper_captioners import here as here
 
-from lightning_idc.cli.recipes.launch import Processes, run_in_process
-from lightning_idc.cli.recipes.plan import Plan
-
 pytestmark = [pytest.mark.slow, pytest.mark.dist, pytest.mark.timeout(400)]
 CPU: dict[str, Any] = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "data.num_workers": 0}
 
 
 @pytest.fixture(autouse=True)
 def two_processes(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Start a process for stages of several devices, forked from one that has imported torch; their names."""
-    monkeypatch.setattr(sys, "executable", forking_python())
-    names: list[str] = []
-
-    def launch(plan: Plan, followed: bool) -> int:
-        config = yaml.safe_load(Path(plan.file).read_text(encoding="utf-8"))
-        if config["trainer"].get("devices", 1) == 1:
-            return run_in_process(plan, followed)
-        assert config["trainer"]["devices"] == 2
-        names.append(Path(plan.record).parent.name)
-        return Processes(early=False)(plan, followed=False)
-
-    stages_here(monkeypatch, launch=launch)
-    return names
+    return run_stages_of_two_devices(monkeypatch)
 
 
 def steps(out: Path, stage: str) -> int:
@@ -57,17 +39,44 @@ def without_devices(keys: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in keys.items() if name not in ("trainer.devices", "trainer.strategy")}
 
 
+def by_tokenizer(files: dict[str, Path], keys: dict[str, Any]) -> dict[str, Any]:
+    """Let the image tokenizer compare frames, in place of an adapted CLIP4IDC; devices are those of the recipe."""
+    keys = without_devices(keys)
+    del keys["stages.frames.model.similarity.encoder"]
+    return keys | {"stages.frames.model.similarity": {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}}
+
+
 def test_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
     named = made(here, "spot_the_diff")
-    keys = without_devices(procap_keys(files, here / "none.ckpt", named["data.root"]))
-    del keys["stages.frames.model.similarity.encoder"]
-    keys["stages.frames.model.similarity"] = {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}
+    keys = by_tokenizer(files, procap_keys(files, here / "none.ckpt", named["data.root"]))
     keys["stages.procedure.model.encoder_init"] = str(files["clip"])
     keys["stages.caption.model.min_word_count"] = 1
     chosen = {"matrix.dataset": "spot_the_diff_official", "data.batch_size": 1}
     run("procap", here / "out", **{**named, **keys, **chosen})
     check_scores(here / "out")
     assert two_processes == ["procedure", "caption"] and steps(here / "out", "caption") == 3, "6 pairs"
+
+
+def test_explicit_captioning_of_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
+    """Table 14: the captioner reads the frames of the test split, too."""
+    named = made(here, "clevr_change")
+    keys = by_tokenizer(files, procap_keys(files, here / "none.ckpt", named["data.root"]))
+    chosen = {"matrix.dataset": "clevr_change", "matrix.ablation": "table14_explicit"}
+    run("procap_ablations", here / "out", **chosen, **named, **keys)
+    check_scores(here / "out")
+    assert two_processes == ["procedure"] and steps(here / "out", "procedure") == 2, "max_steps"
+
+
+def test_keyframes_chosen_by_two_similarities(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
+    """`mixed` of Figure 4, with the cells of the tokenizer and thumbnails as the two encoders."""
+    named = made(here, "clevr_change")
+    keys = by_tokenizer(files, procap_keys(files, here / "none.ckpt", named["data.root"]))
+    keys |= {key.replace("frames.data", "likeness.data"): value for key, value in keys.items() if "frames.data" in key}
+    keys["stages.likeness.model.similarity.encoder"] = {"class": "PixelEncoder"}
+    chosen = {"matrix.dataset": "clevr_change", "matrix.strategy": "mixed", "matrix.frames": "l15"}
+    run("procap_keyframes", here / "out", **chosen, **named, **keys)
+    check_scores(here / "out")
+    assert two_processes == ["procedure"] and steps(here / "out", "procedure") == 2, "max_steps"
 
 
 def test_adpo(here: Path, two_processes: list[str]) -> None:
