@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.distributed import gathered
 from lightning_idc.nn.decoding.beam_search import beam_search
-from lightning_idc.nn.decoding.decoding import Decoded, greedy
+from lightning_idc.nn.decoding.decoding import CaptionNet, Decoded, greedy
 from lightning_idc.nn.decoding.sampling import sample
 from lightning_idc.nn.vocabulary import SpecialIds
 from lightning_idc.utils.errors import ConfigError
@@ -39,9 +39,10 @@ class CaptionDecoder:
         """
         length, beams = self._max_length(max_length), num_beams or self._hparams["num_beams"]
         with gathered(self.net):  # processes stop after different numbers of steps, so none may wait for weights
+            net = self.decoding_net(beams, length)
             if beams == 1:
-                return greedy(self.net, features, length, self.special)
-            return beam_search(self.net, features, length, beams, special=self.special)
+                return greedy(net, features, length, self.special)
+            return beam_search(net, features, length, beams, special=self.special)
 
     def sample(
         self,
@@ -67,7 +68,7 @@ class CaptionDecoder:
         length = self._max_length(max_length)
         with gathered(self.net):  # as above
             return sample(
-                self.net,
+                self.decoding_net(samples, length),
                 features,
                 length=length,
                 samples=samples,
@@ -77,6 +78,16 @@ class CaptionDecoder:
                 special=self.special,
                 uniforms=uniforms,
             )
+
+    def decoding_net(self, rows_per_pair: int, max_length: int) -> CaptionNet:
+        """Network to decode with, which a subclass may wrap.
+
+        Args:
+            rows_per_pair: maximum number of hypotheses per pair.
+            max_length: maximum number of generated tokens.
+        """
+        net: CaptionNet = self.net
+        return net
 
     def _max_length(self, max_length: int | None) -> int:
         """Maximum number of tokens: the argument, or that of the hyper-parameters."""

@@ -10,21 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.models.decoder import CaptionDecoder
-from lightning_idc.nn.decoding.decoding import Decoded
-
-
-class VLMDecoder(CaptionDecoder):
-    """Decodes with a vision-language model whose active LoRA is temporarily merged into its weights."""
-
-    def search(self, *arguments: Any, **options: Any) -> Decoded:
-        with folded(self.net):
-            return super().search(*arguments, **options)
-
-    def sample(self, *arguments: Any, **options: Any) -> Decoded:
-        with folded(self.net):
-            return super().sample(*arguments, **options)
-
 
 @torch.no_grad()
 def _folded_weight(layer: Any, name: str) -> Tensor:
@@ -37,8 +22,8 @@ def _folded_weight(layer: Any, name: str) -> Tensor:
 def folded(net: nn.Module) -> Iterator[None]:
     """Context in which layers with one active LoRA run as plain layers; the original weights are restored exactly.
 
-    The folded weights double the memory of these layers. Not folded: layers with quantized, sharded or tied weights,
-    DoRA, and layers with active dropout.
+    Copies of the original weights double the memory of these layers. Not folded: layers with quantized, sharded or tied
+    weights, DoRA, and layers with active dropout.
 
     Args:
         net: network with or without a LoRA.
@@ -50,15 +35,18 @@ def folded(net: nn.Module) -> Iterator[None]:
         for layer in modules
         if (name := _foldable(layer)) is not None and uses[id(layer.get_base_layer().weight)] == 1
     ]
-    weights = [layer.get_base_layer().weight.data for layer, _ in layers]
+    originals: list[Tensor] = []
     try:
         for layer, name in layers:
-            layer.get_base_layer().weight.data = _folded_weight(layer, name)
+            # in place: a CUDA graph of a decoding step reads the weights at their addresses
+            weight = layer.get_base_layer().weight.data
+            originals.append(weight.clone())
+            weight.copy_(_folded_weight(layer, name))
             layer._disable_adapters = True
         yield
     finally:
-        for (layer, _), weight in zip(layers, weights, strict=True):
-            layer.get_base_layer().weight.data = weight
+        for (layer, _), original in zip(layers, originals, strict=False):
+            layer.get_base_layer().weight.data.copy_(original)
             layer._disable_adapters = False
 
 

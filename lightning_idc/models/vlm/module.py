@@ -16,9 +16,9 @@ from lightning_idc.models.distributed import all_gather_object, full_state_dict,
 from lightning_idc.models.loss_check import check_weights
 from lightning_idc.models.vlm.base_weights import FinetunedCaptioner
 from lightning_idc.models.vlm.compiling import compile_layers
+from lightning_idc.models.vlm.decoding import VLMDecoder
 from lightning_idc.models.vlm.families import family_of
 from lightning_idc.models.vlm.families.base import TOKEN_TYPES, Family, image_token, media_tokens
-from lightning_idc.models.vlm.folding import VLMDecoder
 from lightning_idc.models.vlm.loading import (
     load_language_model,
     load_language_weights,
@@ -42,6 +42,7 @@ from lightning_idc.models.vlm.published import (
 from lightning_idc.models.vlm.scoring import up_to_last
 from lightning_idc.models.vlm.sharding import broadcast_dtypes, broadcast_weights, shard_net
 from lightning_idc.models.vlm.sizes import SIZES, pad_to_largest, scale_to_pixels
+from lightning_idc.models.vlm.static_cache import check_static_cache, compile_arguments
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
 from lightning_idc.models.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
@@ -67,6 +68,11 @@ class VLMCaptioner(FinetunedCaptioner):
         activation_checkpointing: recompute activations in the backward pass instead of storing them.
         compile: ``layers`` to compile the layers of the language model and of the tower with torch.compile when
             training begins, which pays off in long trainings on a GPU.
+        cache_implementation: ``static`` to decode with keys and values of fixed shape, so that a GPU compiles one graph
+            for all steps and replays it; ``dynamic`` to extend them with each token.
+        compile_config: arguments of transformers' ``CompileConfig`` for the decoding step with a static cache, for
+            example ``{mode: default}`` without CUDA graphs; transformers' defaults on a GPU, and no compilation
+            elsewhere, when None.
         dtype: dtype of the frozen weights of ``model``, for example ``bfloat16``; trainable weights are float32.
             ``auto`` selects the dtype of the Trainer's mixed precision, that of the files on a GPU, or float32.
         revision: branch, tag or commit of ``model`` on the hub.
@@ -104,6 +110,8 @@ class VLMCaptioner(FinetunedCaptioner):
         scoring: Literal["auto", "packed", "cached", "plain"] = "auto",
         activation_checkpointing: bool = False,
         compile: Literal["layers"] | None = None,
+        cache_implementation: Literal["dynamic", "static"] = "dynamic",
+        compile_config: dict[str, Any] | None = None,
         dtype: str = "auto",
         revision: str | None = None,
         device: str | None = None,
@@ -130,6 +138,8 @@ class VLMCaptioner(FinetunedCaptioner):
             raise ConfigError(
                 "activation checkpointing discards the keys and values that `cached` shares; use `packed`"
             )
+        if compile_config is not None and cache_implementation != "static":
+            raise ConfigError("compile_config compiles decoding with a static cache; set cache_implementation: static")
         dtype_named(dtype)
         self._initial_weights = (language_model, tower_weights)
         self._folder: Path | None = None
@@ -164,6 +174,9 @@ class VLMCaptioner(FinetunedCaptioner):
             model.activation_checkpointing_enable()
         for path in [""] if options["quantize"] else family.unused(model):
             model.get_submodule(path).requires_grad_(False)
+        if options["cache_implementation"] == "static":
+            check_static_cache(model)
+            compile_arguments(model, options["compile_config"])
         net = VLMNet(model, processor, family, options["scoring"])
         net.base_name = options["model"]
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision_parts(model))
@@ -240,6 +253,8 @@ class VLMCaptioner(FinetunedCaptioner):
             set_precision(self.built_net, self._low_precision())
         if self.hparams["compile"] and self.net is not None and self.trainer.training:
             compile_layers(self.built_net)
+        if self.device_mesh is not None and self.hparams["cache_implementation"] == "static":
+            raise ConfigError("cache_implementation is static, but the weights are sharded; use dynamic")
         if self.device_mesh is not None and self.net is not None:
             full_weights = (
                 {name: p.detach() for name, p in self.net.state_dict().items()}

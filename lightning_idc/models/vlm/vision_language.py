@@ -266,7 +266,7 @@ class VisionLanguageModel(nn.Module):
         elif features is not None:
             arguments |= self.family.feature_arguments(features.memory, features.mask, features.extras, repeats)
         # a cache grows with every token and has a slot per layer: compiled layers would be recompiled each time
-        is_eager = self.is_compiled and cache is not None
+        is_eager = self.is_compiled and cache is not None and not torch.compiler.is_compiling()
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if is_eager else nullcontext()
         with self.precision(), stance:
             if self.has_plain_head:
