@@ -30,6 +30,19 @@ class _Attached:
     steps: AddonSteps | None = None
 
 
+def submodule_at(module: LightningModule, at: str) -> nn.Module:
+    """Sub-module of a module by its path.
+
+    Raises:
+        ConfigError: the module has no such sub-module.
+    """
+    try:
+        return module.get_submodule(at)
+    except AttributeError:
+        paths = [path for path, _ in module.named_modules() if path][:30]
+        raise ConfigError(f"{type(module).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
+
+
 def attach(module: LightningModule, name: str, at: str | None) -> None:
     """Call an add-on in the training steps of a module that does not call add-ons itself.
 
@@ -44,11 +57,7 @@ def attach(module: LightningModule, name: str, at: str | None) -> None:
     state = _wrap(module)
     if at is None:
         return
-    try:
-        submodule = module.get_submodule(at)
-    except AttributeError:
-        paths = [path for path, _ in module.named_modules() if path][:30]
-        raise ConfigError(f"{type(module).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
+    submodule = submodule_at(module, at)
 
     def change_features(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if state.steps is None:

@@ -60,18 +60,25 @@ CLIP: dict[str, Any] = {
 }
 
 
+class SiameseConv(nn.Conv2d):
+    """A convolution of both images of each pair."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(images.flatten(0, 1)).unflatten(0, (-1, 2))
+
+
 class Foreign(LightningModule):
-    """A module of somebody else on the same batches: a backbone and a guess of the brightness of the second image."""
+    """A module of somebody else on the same data: a backbone and a guess of the brightness of each image."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.backbone = nn.Conv2d(3, 8, 8, 8)
+        self.backbone = SiameseConv(3, 8, 8, 8)
         self.head = nn.Linear(8, 1)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        images = batch.images.flatten(0, 1).float() / 255
-        guess = self.head(self.backbone(images).mean((2, 3)))[:, 0]
-        return (guess - images.mean((1, 2, 3))).square().mean()
+        images = batch["images"].float() / 255
+        guess = self.head(self.backbone(images).mean((3, 4)))[..., 0]
+        return (guess - images.mean((2, 3, 4))).square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return SGD(self.parameters())
@@ -148,6 +155,8 @@ def rebuild(captioner: str, **target: Any) -> Callback:
     encoder: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2}
     if captioner in ENCODER:
         encoder = {"encoder": ENCODER[captioner]}
+    if captioner == "another LightningModule":
+        encoder["at"] = "backbone"
     return callbacks.MaskedReconstruction(**encoder, **target)
 
 

@@ -18,12 +18,14 @@ from torch import Tensor
 from helpers.captioners import CAPTIONERS, SIDE
 from helpers.training import QUIET
 from helpers.vlm_tiny import ColorPairs, ColorSource
+from lightning_idc.data.datamodule import stack_samples
 from lightning_idc.data.source import PairSource
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.addon import remove_addons
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.foreign import detach
 
 BATCH = 3
 
@@ -64,14 +66,17 @@ def trainer() -> Any:
 
 
 @cache
-def built(captioner: str) -> tuple[PairCaptioner, list[Any]]:
-    """A captioner of short captions, and two batches for it."""
+def built(captioner: str) -> tuple[Any, list[Any]]:
+    """A captioner of short captions, or another module, and two batches for it."""
     torch.manual_seed(0)
     model: Any = CAPTIONERS[captioner]()
     model._trainer, trainer().strategy._lightning_module = trainer(), model
-    model.build()
     source = trainer().datamodule.pairs_of("train")
-    batches = [model.collate([source.load(BATCH * number + i) for i in range(BATCH)]) for number in range(2)]
+    pairs = [[source.load(BATCH * number + i) for i in range(BATCH)] for number in range(2)]
+    if not isinstance(model, PairCaptioner):
+        return model, [stack_samples(samples) for samples in pairs]
+    model.build()
+    batches = [model.collate(samples) for samples in pairs]
     model.store_hparams(max_length=min(6, model.hparams["max_length"]))
     model.log = lambda *unused, **options: None
     # a vision-language model compares methods of scoring once, which copies then need not do
@@ -81,7 +86,7 @@ def built(captioner: str) -> tuple[PairCaptioner, list[Any]]:
 
 
 @contextmanager
-def borrowed(original: PairCaptioner, is_adapted: bool) -> Iterator[Any]:
+def borrowed(original: Any, is_adapted: bool) -> Iterator[Any]:
     """The captioner itself, left as it was without add-ons; a copy for adapters, which cannot be removed."""
     if is_adapted:
         yield copy.deepcopy(original)
@@ -92,6 +97,7 @@ def borrowed(original: PairCaptioner, is_adapted: bool) -> Iterator[Any]:
         yield original
     finally:
         remove_addons(original)
+        detach(original)
         with torch.no_grad():
             for tensor, value in zip(tensors, saved, strict=True):
                 tensor.copy_(value)
@@ -154,7 +160,8 @@ def _outcome(
         seen[f"gradient {name}"], parameter.grad = parameter.grad, None
     seen |= {f"trained {name}": parameter.requires_grad for name, parameter in model.named_parameters()}
     seen |= {f"mode {name}": module.training for name, module in model.named_modules()}
-    seen |= {f"adapter {name}": True for name in model.adapters.installed()}
+    if isinstance(model, PairCaptioner):
+        seen |= {f"adapter {name}": True for name in model.adapters.installed()}
     return seen | {f"warning {warning.message}": True for warning in caught if "likely" in str(warning.message)}
 
 

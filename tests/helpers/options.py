@@ -35,7 +35,8 @@ from lightning_idc.models.addon import TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.synthesis.models.base import TextEncoder
 
-EVERYWHERE = frozenset(CAPTIONERS) - {"another LightningModule"}
+FOREIGN = frozenset({"another LightningModule"})
+EVERYWHERE = frozenset(CAPTIONERS) - FOREIGN
 VLMS = frozenset({"Qwen2.5-VL", "LLaVA-OneVision", "LLaVA-1.5"})
 
 
@@ -127,7 +128,7 @@ def new(make: Callable[[], Any], **options: Any) -> list[Try]:
 
 
 def refused(value: Any, where: Where = nothing) -> list[Try]:
-    return other(value, where=where, refused=EVERYWHERE)
+    return other(value, where=where, refused=frozenset(CAPTIONERS))
 
 
 class LettersOf(Reward):
@@ -293,6 +294,7 @@ OPTIONS: dict[str, Options] = {
                 **{
                     **({} if "distance" in options else {"tokenizer": image_tokenizer()}),
                     **({"encoder": ENCODER[captioner]} if captioner in ENCODER else {"width": 8, "heads": 2}),
+                    **({"at": "backbone"} if captioner in FOREIGN else {}),
                     **options,
                 }
             )
@@ -309,9 +311,10 @@ OPTIONS: dict[str, Options] = {
             "width": other(16, refused=frozenset(ENCODER)),
             "layers": other(1, refused=frozenset(ENCODER)),
             "heads": other(4, refused=frozenset(ENCODER)),
-            "extras": [*other(("after", "before")), *refused(("before", "missing"))],
+            "extras": [*other(("after", "before"), refused=FOREIGN), *refused(("before", "missing"))],
+            "at": [*refused("missing"), *refused("head")],
         },
-        captioners=EVERYWHERE - VLMS,
+        captioners=(EVERYWHERE | FOREIGN) - VLMS,
     ),
     "MDPAdapter": Options(
         callbacks.MDPAdapter,

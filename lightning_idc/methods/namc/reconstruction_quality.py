@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_idc.images.types import PairBatch
-from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
+from lightning_idc.methods.namc.reconstruction import ImageTokens, MaskedReconstructionAddon
 from lightning_idc.models.addon import AUX, AddonSteps, TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_dict

@@ -7,12 +7,15 @@ import math
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+from helpers.captioners import SIDE, Foreign, RejectedPairs
 from helpers.processes import launch
 from helpers.training import QUIET
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.demos.boring_classes import BoringDataModule
 from torch import Tensor, nn
 
 from lightning_idc.cli import main
@@ -23,15 +26,12 @@ from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, sdm
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.masked_reconstruction import (
-    ImageTokens,
-    MaskedReconstruction,
-    MaskedReconstructionAddon,
-)
+from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.methods.namc.noise import fill_masked_patches, random_probabilities
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
+from lightning_idc.methods.namc.reconstruction import ImageTokens, MaskedReconstructionAddon
 from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality, masked_quality
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.models.addon import AddonSteps, TrainingStep, addons_of
@@ -50,7 +50,7 @@ from lightning_idc.nn.vocabulary import (
     Vocabulary,
     words_of,
 )
-from lightning_idc.utils.errors import CheckpointError, ConfigError, IDCError
+from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError, IDCError
 
 CAPTIONERS: dict[str, Any] = {
     "namc": lambda **options: NAMC(width=32, heads=2, freeze_backbone=False, **options),
@@ -499,6 +499,60 @@ def test_rejects_incompatible_options(folder: Path, tmp_path: Path) -> None:
     odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, patch_size=4)
     with pytest.raises(ConfigError, match="do not line up"):
         fit(CAPTIONERS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
+
+
+def test_mir_loss_of_another_lightning_module_equals_its_formula(tmp_path: Path) -> None:
+    """Cell by cell, in a grid that is not square."""
+    data, model = RejectedPairs(image_size=(SIDE, 2 * SIDE)), Foreign()
+    callback = MaskedReconstruction(distance=nn.functional.l1_loss, at="backbone", mask_ratio=0.5, width=8, heads=2)
+    fit(model, [callback], data, tmp_path, max_steps=0)
+    addon = addons_of(model)["masked_reconstruction"]
+    assert isinstance(addon, MaskedReconstructionAddon) and addon.separate_encoder is not None
+    encoder, batch = addon.separate_encoder, next(iter(data.train_dataloader()))
+    features = model.backbone(batch["images"].float() / 255)  # (B, 2, C, 4, 8)
+    with patch.object(encoder, "embed", side_effect=encoder.embed) as embed:
+        loss = addon.losses(TrainingStep(model, batch, 0, features=features))["rebuild"]
+    masks = embed.call_args.args[1].view(-1, 2, 4, 8)
+    means = []
+    for pair, mask in zip(features, masks, strict=True):
+        cells = [torch.stack([side[:, y, x] for y in range(4) for x in range(8)])[None] for side in pair]
+        tokens = [encoder.embed(cells[side], mask[side].flatten()[None]) for side in range(2)]
+        rebuilt = [addon.target.head(encoder(tokens[side], tokens[1 - side]))[0] for side in range(2)]
+        distances = [
+            (rebuilt[side][8 * y + x] - pair[side, :, y, x]).abs().mean() for side, y, x in mask.nonzero().tolist()
+        ]
+        means.append(torch.stack(distances).mean())
+    torch.testing.assert_close(loss, torch.stack(means).mean(), rtol=1e-4, atol=1e-6)
+
+
+def test_mir_on_another_lightning_module_needs_a_sub_module_that_reads_pairs(tmp_path: Path) -> None:
+    def train(at: str | None, data: Any = None, **options: Any) -> None:
+        callback = MaskedReconstruction(tokenizer(), at=at, **options)
+        fit(Foreign(), [callback], data or RejectedPairs(), tmp_path, max_steps=1)
+
+    with pytest.raises(ConfigError, match="needs the features of a PairCaptioner, or `at`"):
+        train(None)
+    with pytest.raises(ConfigError, match="Foreign has no sub-module 'encoder'; it has backbone, head"):
+        train("encoder")
+    with pytest.raises(ConfigError, match=r"'head' of Foreign maps images \(1, 2, 3, 32, 32\) to RuntimeError"):
+        train("head")
+    with pytest.raises(ConfigError, match="Foreign has no PairFeatures; leave extras out"):
+        train("backbone", extras=("a", "b"))
+    with pytest.raises(ConfigError, match="reads the images of a PairDataModule; the data are BoringDataModule"):
+        train("backbone", BoringDataModule())
+
+
+class Overlooks(Foreign):
+    """Encodes some of the pairs only."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step({**batch, "images": batch["images"][:3]}, batch_idx)
+
+
+def test_mir_needs_the_features_of_all_pairs(tmp_path: Path) -> None:
+    callback = MaskedReconstruction(tokenizer(), at="backbone")
+    with pytest.raises(DataError, match=r"returned \(3, 2, 8, 4, 4\) in a training step of 4 pairs"):
+        fit(Overlooks(), [callback], RejectedPairs(), tmp_path)
 
 
 # ---- the network --------------------------------------------------------------------------------------------
