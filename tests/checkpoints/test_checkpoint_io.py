@@ -55,6 +55,7 @@ def test_a_full_disk_preserves_the_earlier_checkpoint_and_is_named(small_disk: P
     assert sorted(os.listdir(small_disk)) == ["last.ckpt"], "nothing half-written is left, which would fill the disk"
 
 
+@pytest.mark.slow
 def test_a_full_disk_during_training_leaves_a_run_that_goes_on(small_disk: Path) -> None:
     def trainer(epochs: int) -> Trainer:
         saver = ModelCheckpoint(dirpath=small_disk, filename="last", enable_version_counter=False)

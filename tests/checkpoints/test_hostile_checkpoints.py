@@ -75,6 +75,7 @@ def test_describe_runs_nothing_of_a_checkpoint(gadget: str, good: dict[str, Any]
     assert not (folder / "PWNED").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["test", "predict", "fit"])
 @pytest.mark.parametrize(
     "gadget", ["sympy in adapters", "module in adapters", "schedule beside the file", "vocabulary"]

@@ -31,6 +31,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "someone/boards"
 
 
+@pytest.mark.slow
 def test_what_push_wrote_is_opened_by_its_id(hub: str) -> None:
     by_path = load_captioner(SHIPPED / "pcb").state_dict()
     for captioner in (
@@ -41,6 +42,7 @@ def test_what_push_wrote_is_opened_by_its_id(hub: str) -> None:
         assert all(torch.equal(value, by_path[name]) for name, value in captioner.state_dict().items())
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_name_a_folder_and_a_hub_id(hub: str) -> None:
     weights = read_named(SHIPPED / "pcb")["state_dict"]
     for name in ("pcb", str(SHIPPED / "pcb"), hub):

@@ -186,6 +186,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_captioner_answers_questions(
     tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +217,7 @@ def test_a_captioner_answers_questions(
     assert "% of 1" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_questions_about_a_single_image(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
     from lightning_idc.models.vlm.question_answering import QuestionAnswerer

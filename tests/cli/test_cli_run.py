@@ -33,6 +33,7 @@ def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [name for name, _ in runs]
 
 
+@pytest.mark.slow
 def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_names(runs: Any, tmp_path: Path) -> None:
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
     assert names(runs) == ["first", "second", "test"]
@@ -41,6 +42,7 @@ def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_n
     assert record["metrics"]["test/loss"] >= 0
 
 
+@pytest.mark.slow
 def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A zero-shot row behind a training of the same class is not that training."""
     Path("toy.yaml").write_text(RECIPE.replace("test: {of: second}", "test: {run: test}"))
@@ -48,11 +50,13 @@ def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.Captu
     assert "ckpt_path" not in runs[-1][1] and "weights: initial" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "toy.yaml", "--out", "out", "--stages.second.trainer.enable_checkpointing", "false"]) == 1
     assert "stage that saves no checkpoint has no best one" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
     assert main(["run", "toy.yaml", "--out", "out", "--smoke", "--trainer.max_epochs", "1"]) == 0
     assert {run["data"]["init_args"]["items"] for _, run in runs} == {4}
@@ -166,6 +170,7 @@ def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew
     assert resumed(runs) == []
 
 
+@pytest.mark.slow
 def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -194,6 +199,7 @@ stages:
 """
 
 
+@pytest.mark.slow
 def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -297,6 +303,7 @@ def test_only_smoke_sizes_run_in_the_process_of_the_runner(
     assert [launch is run_in_process for launch in launches] == [here]
 
 
+@pytest.mark.slow
 def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: Any, tmp_path: Path) -> None:
     text = "matrix:\n  width: {small: {}, wide: {base: {model: {width: 9}}}}\n"
     Path("toy.yaml").write_text(RECIPE + text)
@@ -346,6 +353,7 @@ def test_sigterm_saves_after_the_step_in_the_process_of_a_smoke_size(tmp_path: P
     assert "--resume stopped" in said and len(list((tmp_path / "stopped").rglob("interrupted.ckpt"))) == 1
 
 
+@pytest.mark.slow
 def test_a_misspelt_key_is_detected_without_importing_torch(tmp_path: Path) -> None:
     code = "import sys; from lightning_idc.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
     ended = subprocess.run(

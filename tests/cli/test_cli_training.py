@@ -49,6 +49,7 @@ def built(verb: str, arguments: list[str]) -> PairCLI:
     return cli
 
 
+@pytest.mark.slow
 def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write()]) == 0
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 2
@@ -68,12 +69,14 @@ def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 5
 
 
+@pytest.mark.slow
 def test_unset_options_come_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     # width 2 is the default of the class, and the weights would not fit it
     assert main(["test", "--config", write(name="bare.yaml"), "--ckpt_path", str(trained(tmp_path))]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["file", "command line"])
 def test_options_take_precedence_over_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
     assert main(["fit", "--config", write(pause=0.001)]) == 0
@@ -84,6 +87,7 @@ def test_options_take_precedence_over_the_checkpoint(write: Any, tmp_path: Path,
     assert built("test", inputs).model.pause == 0.002
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_class_lends_no_arguments(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     text = Path(write(name="other.yaml", width=5)).read_text().replace("toy_idc.Toy", "toy_idc.Other")
@@ -98,6 +102,7 @@ def test_a_missing_checkpoint_is_an_error(write: Any, tmp_path: Path, capsys: py
     assert not list(tmp_path.rglob("*.ckpt")), "it must not start afresh"
 
 
+@pytest.mark.slow
 def test_files_are_merged_and_callbacks_plus_appends(write: Any, tmp_path: Path) -> None:
     base = write(trainer={"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]})
     more = {"trainer": {"callbacks+": [{"class_path": "lightning.pytorch.callbacks.LambdaCallback"}]}}
@@ -127,6 +132,7 @@ def test_bad_arguments_end_in_one_message(
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
+@pytest.mark.slow
 def test_bad_input_while_training_ends_in_one_message_and_a_traceback_on_request(
     write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +224,7 @@ def test_missing_hardware_and_invalid_values_raise_a_one_line_error(
     assert printed.startswith("error: ") and says in printed
 
 
+@pytest.mark.slow
 def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(), "--trainer.logger", "CSVLogger"]) == 0
     (written,) = tmp_path.rglob("hparams.yaml")
@@ -227,6 +234,7 @@ def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None
     assert list((tmp_path / "mine").rglob("hparams.yaml"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_arguments_raises_a_one_line_error(write: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     inputs = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]

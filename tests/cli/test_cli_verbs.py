@@ -49,11 +49,13 @@ def seconds_of(*commands: list[str]) -> tuple[float, list[str]]:
     return float(seconds), lines
 
 
+@pytest.mark.slow
 def test_help_and_lists_need_neither_torch_nor_lightning() -> None:
     _, lines = seconds_of(*HELPS, *LISTS)
     assert sum(line.startswith("usage: lightning-idc") for line in lines) == len(HELPS)
 
 
+@pytest.mark.slow
 def test_a_misspelt_key_is_reported_without_torch() -> None:
     code = (
         "import sys; from lightning_idc.cli import main; "
@@ -63,6 +65,7 @@ def test_a_misspelt_key_is_reported_without_torch() -> None:
     assert done.stdout == "1 False\n" and "did you mean 'logger'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_doctor_needs_neither_lightning_nor_torchvision() -> None:
     code = (
         "import sys; from lightning_idc.cli import main; main(['doctor']); "
@@ -72,6 +75,7 @@ def test_doctor_needs_neither_lightning_nor_torchvision() -> None:
     assert done.stdout.endswith("[]\n")
 
 
+@pytest.mark.slow
 def test_the_first_command_of_the_readme_imports_neither_torch_nor_lightning_until_it_must(tmp_path: Path) -> None:
     before, after = sample_pair("clevr")
     code = (
@@ -83,6 +87,7 @@ def test_the_first_command_of_the_readme_imports_neither_torch_nor_lightning_unt
     assert [line for line in done.stdout.splitlines() if line in ("True", "False")] == ["False", "False"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["describe", "--help"], ["run", "--help"]], ids=" ".join)
 def test_help_answers_at_once(arguments: list[str]) -> None:
     assert seconds_of(arguments)[0] < 0.5

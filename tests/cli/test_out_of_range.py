@@ -130,6 +130,7 @@ def test_the_list_has_its_size() -> None:
     assert len(VALUES) >= 100
 
 
+@pytest.mark.slow
 def test_the_configuration_itself_trains(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Else what is refused above could be refused for another reason."""
     monkeypatch.chdir(place)

@@ -61,6 +61,7 @@ def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
 FIT = ["fit", "--config", "in/fit.yaml"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -81,6 +82,7 @@ def test_training_replaces_no_file(more: list[str], home: Path) -> None:
     assert written, "the configuration is saved under another name"
 
 
+@pytest.mark.slow
 def test_testing_and_predicting_replace_no_file(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FIT, "--trainer.default_root_dir", "in/run"]) == 0
     (checkpoint,) = (home / "in/run").rglob("*.ckpt")
@@ -91,6 +93,7 @@ def test_testing_and_predicting_replace_no_file(home: Path, capsys: pytest.Captu
         assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stopped_training_leaves_the_state_of_another_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, step = tree(home), toy_idc.Toy.training_step
 
@@ -120,6 +123,7 @@ def test_a_run_is_not_written_into_folders_of_the_user(
     assert "which is not of a run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_beside_other_files_replaces_none(home: Path) -> None:
     (home / "notes").mkdir()
     (home / "notes/log.txt").write_text("mine")
@@ -128,6 +132,7 @@ def test_a_run_beside_other_files_replaces_none(home: Path) -> None:
     assert changed(before, tree(home)) == set() and (home / "notes/second/checkpoints").is_dir()
 
 
+@pytest.mark.slow
 def test_last_states_of_a_run_are_in_its_folder(home: Path) -> None:
     """Also where the checkpoints go to a folder of the user, which may have a last.ckpt."""
     (home / "in/toy.yaml").write_text(ELSEWHERE)

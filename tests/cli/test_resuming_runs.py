@@ -61,6 +61,7 @@ def test_the_last_state_is_saved_after_a_plateau(runs: Any, tmp_path: Path) -> N
     assert again["global_step"] == 4, "the best of before is still known after resuming"
 
 
+@pytest.mark.slow
 def test_training_that_ends_before_the_first_validation_is_saved(runs: Any, tmp_path: Path) -> None:
     Path("toy.yaml").write_text(MONITORED.replace("max_epochs: 3", "max_epochs: 1\n    check_val_every_n_epoch: 4"))
     assert main(["run", "toy.yaml", "--out", "out"]) == 0
@@ -97,6 +98,7 @@ def test_another_saver_of_last_states_is_enough() -> None:
     assert not watched.save_last, "two savers of one file would get in each other's way"
 
 
+@pytest.mark.slow
 def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -125,6 +125,7 @@ def test_4_lightning_run_knows_the_names_of_recipes(inside: Path, capsys: pytest
     assert "did you mean 'width'" in sentence(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_7_a_gpu_that_is_not_there(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FIT, "--trainer.accelerator", "gpu"]) == 1
@@ -172,6 +173,7 @@ def test_23_another_python_is_named_with_the_target(tmp_path: Path) -> None:
     assert done.returncode and "Try: make demo PYTHON=python3.12" in done.stdout
 
 
+@pytest.mark.slow
 def test_25_very_small_images_are_trained_on_as_they_are(inside: Path, tmp_path: Path) -> None:
     folder = ["--trainer.default_root_dir", str(tmp_path)]
     assert main([*FIT, "--data.image_size", "7", "--model.grid", "1", *folder]) == 0

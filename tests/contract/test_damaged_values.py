@@ -56,6 +56,7 @@ def test_captioners_with_one_value_replaced(sandbox: Sandbox) -> None:
     assert sum(map(bool, messages.values())) > len(messages) / 3
 
 
+@pytest.mark.slow
 def test_folders_of_captioners_with_one_value_replaced(sandbox: Sandbox) -> None:
     files = models.folder_files(good_checkpoint(), sandbox.folder / "PWNED")
     messages = read_each(files, load_captioner, sandbox)
@@ -67,6 +68,7 @@ def test_folders_of_captioners_with_one_value_replaced(sandbox: Sandbox) -> None
 OTHERS = ("image tokenizer", "dual encoder", "backbone", "CLIP4IDC", "weights")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reader", OTHERS)
 def test_other_weights_with_one_value_replaced(reader: str, sandbox: Sandbox) -> None:
     content = {
@@ -80,6 +82,7 @@ def test_other_weights_with_one_value_replaced(reader: str, sandbox: Sandbox) ->
     read_each(saved(weights.mutated(content)), WEIGHT_READERS[reader], sandbox)
 
 
+@pytest.mark.slow
 def test_folders_of_adapters_with_one_value_replaced(sandbox: Sandbox) -> None:
     def build() -> TinyCaptioner:
         model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "a"], max_length=4)

@@ -202,6 +202,7 @@ def each_reader(path: Path) -> None:
             assert str(error)
 
 
+@pytest.mark.slow
 @given(text=YAMLS)
 @example(text="a: &x [*x]\n")
 @example(text="a: &x {b: *x}\n")

@@ -52,6 +52,7 @@ def made(kind: str, folder: Path) -> PairCaptioner:
     return CAPTIONERS[kind](folder, optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CAPTIONERS)
 @pytest.mark.parametrize(
     ("device", "precision"),

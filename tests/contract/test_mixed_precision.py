@@ -24,6 +24,7 @@ def train(fused: bool, precision: str = "bf16-mixed", checkpoint: Path | None = 
     return trainer, model
 
 
+@pytest.mark.slow
 def test_a_fused_optimizer_clips_as_a_plain_one_does() -> None:
     trainer, fused = train(True)
     assert all(group["fused"] for group in trainer.optimizers[0].param_groups), "the fused kernel is still used"
@@ -50,6 +51,7 @@ def test_the_clip_binds() -> None:
     assert norms and max(norms) > 0.05
 
 
+@pytest.mark.slow
 def test_it_resumes(tmp_path: Path) -> None:
     """The state of a fused optimizer brings its marks back."""
     trainer, _ = train(True)

@@ -28,6 +28,7 @@ def running_means_are_read_in_each_step() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "captioner"), CELLS)
 def test_an_option_has_an_effect_or_is_refused(part: str, captioner: str) -> None:
     options, without, silent = OPTIONS[part], {}, []
@@ -63,6 +64,7 @@ def test_every_part_of_the_table_is_here() -> None:
     assert {name for name in CAPTIONERS if name in EVERYWHERE} | {"another LightningModule"} == set(CAPTIONERS)
 
 
+@pytest.mark.slow
 def test_a_step_without_a_change_is_seen_as_equal() -> None:
     """Otherwise every option would seem to have an effect."""
     for part, options in OPTIONS.items():

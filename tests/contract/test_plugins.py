@@ -88,6 +88,7 @@ def test_every_public_plugin_is_in_the_table() -> None:
     assert all(reason for plugin in PLUGINS.values() for reason in plugin.exempt.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ADDONS)
 def test_weight_zero_equals_absent(name: str, tmp_path: Path) -> None:
     plugin = PLUGINS[name]
@@ -150,6 +151,7 @@ def test_resume_equals_uninterrupted(name: str, averaged: bool, tmp_path: Path) 
     assert_same(dict(resumed.state_dict()), dict(trained(name, averaged)[0].state_dict()))
 
 
+@pytest.mark.slow
 @every
 def test_an_average_of_weights_holds_all_of_them(name: str) -> None:
     model, watch = trained(name, averaged=True)

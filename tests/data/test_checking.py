@@ -141,6 +141,7 @@ def test_images_can_be_resized_bicubically(root: Path) -> None:
         FolderPairs(root, interpolation="nearest")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_row_numbers_are_not_shared_ids_and_splits_are_optional(root: Path) -> None:
     datasets = pytest.importorskip("datasets")
     splits = {"train": "train", "test": "test"}

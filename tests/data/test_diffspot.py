@@ -115,6 +115,7 @@ def result_of(folder: Path, root: Path, difficulty: Difficulty = "all") -> dict[
     return result
 
 
+@pytest.mark.slow
 def test_difference_list_counts_unchanged_pairs_like_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     diffspot(tmp_path / "d")
     result = result_of(tmp_path, tmp_path / "d")

@@ -57,6 +57,7 @@ def readers(format: str, folder: Path) -> dict[str, PairDataModule]:
     }[format]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["trl", "parquet", "ms-swift", "llamafactory"])
 def test_this_library_reads_its_exports_back_equal(format: str, tmp_path: Path, rendered: SyntheticPairs) -> None:
     assert export_pairs(rendered, tmp_path / "out", format) == {"train": 6, "val": 2, "test": 2}

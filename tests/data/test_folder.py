@@ -290,6 +290,7 @@ def test_splits_by_column_and_by_file(root: Path) -> None:
         captions(root, annotations="pairs.csv")
 
 
+@pytest.mark.slow
 def test_hashed_splits_have_their_shares_and_hardly_move(tmp_path: Path) -> None:
     rows = [{"id": f"p{i}", "before": "b.png", "after": f"a{i}.png", "caption": "c"} for i in range(2000)]
     for row in rows:
@@ -603,6 +604,7 @@ contents = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=contents)

@@ -79,6 +79,7 @@ def read(kind: type[Benchmark], root: Path) -> None:
         assert record.after.resolve().is_relative_to(root.resolve())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FILES)
 @given(sample_captions=st.data())
 @QUICK

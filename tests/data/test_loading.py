@@ -141,6 +141,7 @@ def epochs(loader: PairLoader, count: int) -> Iterator[list[list[str]]]:
         yield seen(loader)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_workers_but_on_the_epoch() -> None:
     alone = list(epochs(Counting(num_workers=0).train_dataloader(), 3))
     helped = list(epochs(Counting(num_workers=2).train_dataloader(), 3))  # persistent: alive over all epochs
@@ -162,6 +163,7 @@ def test_global_random_state_is_unchanged() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 3, 5])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resuming_in_the_middle_of_an_epoch(stop: int, workers: int) -> None:

@@ -244,6 +244,7 @@ def test_file_that_is_not_a_table_is_an_error(tmp_path: Path) -> None:
         HuggingFaceTable(tmp_path / "broken.parquet", "a", "b", "c").pairs_of("train")
 
 
+@pytest.mark.slow
 def test_magicbrush_parquet_tables(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     table(2).to_parquet(str(tmp_path / "data/train-00000-of-00001.parquet"))

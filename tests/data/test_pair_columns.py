@@ -31,6 +31,7 @@ def test_files_with_undecodable_names_are_ignored(tmp_path: Path) -> None:
         FolderPairs(tmp_path, shares=(1.0, 0.0, 0.0)).pairs_of("train")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["named", "no ids", "in quotes", "a caption a row", "a caption a column"])
 def test_table_reading_is_vectorised(tmp_path: Path, form: str) -> None:
     """A million pairs then take a million times what one takes: nothing grows that is made once per pair."""

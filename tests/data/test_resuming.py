@@ -195,6 +195,7 @@ def epoch_of(given: PairLoader, epoch: int) -> list[dict[str, Any]]:
     return list(given)
 
 
+@pytest.mark.slow
 def test_persistent_workers_give_equal_images() -> None:
     alone, helped = loader(), loader(2)
     processes = set()

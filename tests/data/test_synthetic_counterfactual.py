@@ -34,6 +34,7 @@ def draw(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.slow
 def test_references_are_true_and_counterfactuals_false(source: SyntheticSource) -> None:
     kinds = set()
     for index in range(len(source)):

@@ -63,6 +63,7 @@ def test_kinds_are_equally_frequent(pairs: list[ScenePair]) -> None:
     assert chi_square(kinds, clevr_change.KINDS) < 4.2  # 99.9th percentile for five degrees of freedom
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
 def test_captions_parse_to_their_claim(mode: str) -> None:
     for pair in draw_many(mode, 400, seed=11):
@@ -76,6 +77,7 @@ def test_captions_parse_to_their_claim(mode: str) -> None:
                 assert parse(caption).kind == "no_change"
 
 
+@pytest.mark.slow
 def test_reports_parse_to_their_claims(reports: list[ScenePair]) -> None:
     for pair in reports:
         (caption,) = pair.captions
@@ -90,6 +92,7 @@ def test_all_twelve_types_of_omnidiff_occur(reports: list[ScenePair]) -> None:
     assert 50 < np.mean([len(pair.captions[0].split()) for pair in reports]) < 90  # the benchmark: 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
 def test_captions_refer_to_a_unique_object(mode: str) -> None:
     twins = 0
@@ -109,6 +112,7 @@ def test_captions_refer_to_a_unique_object(mode: str) -> None:
     assert twins > 10  # pairs in which only the relation tells which one
 
 
+@pytest.mark.slow
 def test_needed_relations_do_not_change_the_scenes() -> None:
     world = load_mode("clevr_change").WORLD
     keys = [Key("clevr_change", "train", 200, 64, 64, 5, replace(world, relations=way)) for way in ("always", "needed")]

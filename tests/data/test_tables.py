@@ -60,6 +60,7 @@ def test_json_is_read_as_text(tmp_path: Path, name: str) -> None:
 cells = st.text(alphabet='ab,;"\r\n é\u2028\ufeff', max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.lists(st.tuples(cells, cells, cells), max_size=5),

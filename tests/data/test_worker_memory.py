@@ -55,6 +55,7 @@ class Reads(Dataset[float]):
         return status("VmHWM") - before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are read from /proc")
 def test_worker_memory_is_bounded(tmp_path: Path) -> None:
     assert SIDE * SIDE == MAX_PIXELS

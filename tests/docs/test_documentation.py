@@ -38,6 +38,7 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_reference_lists_all_public_names_with_what_they_are() -> None:
     pages = site().api_pages()
     for package in site().packages():
@@ -56,6 +57,7 @@ SHORTER = {
 """What is made smaller of the code in README."""
 
 
+@pytest.mark.slow
 def test_code_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     own_pairs(tmp_path / "my_pairs", 30)

@@ -40,6 +40,7 @@ def test_code_of_the_page_about_scores_runs(capsys: pytest.CaptureFixture[str]) 
     assert rouge == pytest.approx(expected.values["ROUGE-L"], abs=1e-3) and 0.5 < meteor < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["docs/tasks/lmms_eval.md", "docs/tasks/hub.md", "docs/tasks/plugins.md"])
 def test_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = code_of(page)

@@ -39,6 +39,7 @@ def test_the_function_cites_its_equation(row: re.Match[str]) -> None:
     assert (ROOT / row["test"]).is_file()
 
 
+@pytest.mark.slow
 def test_the_first_grep_finds_each_equation() -> None:
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "lightning_idc").rglob("*.py")}
     for row in ROWS:

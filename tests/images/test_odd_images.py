@@ -375,6 +375,7 @@ def test_icons_are_rejected_before_decoding(tmp_path: Path, monkeypatch: pytest.
         read_image(tmp_path / "a.ico")
 
 
+@pytest.mark.slow
 def test_global_pixel_limit_is_unchanged_in_threads(tmp_path: Path) -> None:
     Image.fromarray(RNG.integers(0, 255, (600, 600, 3)).astype(np.uint8)).save(tmp_path / "a.png")
     limit, seen, done = Image.MAX_IMAGE_PIXELS, set(), threading.Event()

@@ -172,6 +172,7 @@ def test_a_local_judge_returns_neither_thoughts_nor_half_a_number(tmp_path: Path
     assert seen == [expected.removesuffix("8")], "the last word of a truncated answer may be half of one"
 
 
+@pytest.mark.slow
 def test_score_with_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from lightning_idc.cli import main
 

@@ -105,6 +105,7 @@ def coco_captions() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_fast_paths_give_the_same_words_and_stems() -> None:
     """Lines without odd signs take no rule, and words without a suffix no step of the stemmer."""
     generator = random.Random(0)
@@ -187,6 +188,7 @@ def test_numba_is_used_where_it_pays(
     assert scorer._is_worth_compiling(pairs) == expected
 
 
+@pytest.mark.slow
 def test_few_captions_are_scored_without_numba() -> None:
     code = "import sys; from lightning_idc.metrics.coco import Meteor; texts = {1: ['the red cubes moved']}; "
     code += "print(Meteor().compute_score(texts, {1: ['the red cube moved']})[0], 'numba' in sys.modules)"

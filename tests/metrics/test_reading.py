@@ -250,6 +250,7 @@ json_values = st.recursive(
 READERS: list[Callable[[Path], object]] = [read_predictions, read_references, read_types, read_ious, read_vocabulary]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=json_values, cut=st.integers(0, 40), lines=st.booleans())
 def test_any_json_is_read_or_an_error(tmp_path: Path, value: Any, cut: int, lines: bool) -> None:
@@ -263,6 +264,7 @@ def test_any_json_is_read_or_an_error(tmp_path: Path, value: Any, cut: int, line
             continue
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=60), packed=st.booleans())
 def test_any_bytes_are_read_or_an_error(tmp_path: Path, data: bytes, packed: bool) -> None:

@@ -74,6 +74,7 @@ def test_empty_captions_score_as_in_pycocoevalcap() -> None:
 sentences = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(sentences, st.lists(sentences, min_size=1, max_size=3)), min_size=1, max_size=4))
 def test_any_small_corpus_equals_pycocoevalcap(pairs: list[tuple[list[str], list[list[str]]]]) -> None:

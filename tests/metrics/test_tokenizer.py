@@ -82,6 +82,7 @@ def oracle(texts: list[str], folder: Path) -> list[list[str]]:
     return [" ".join(word for word in line.rstrip().split(" ") if word not in removed).split() for line in lines]
 
 
+@pytest.mark.slow
 @needs_java
 def test_known_cases_equal_java(tmp_path: Path) -> None:
     assert dict(zip(CASES, oracle(list(CASES), tmp_path), strict=True)) == {c: t.split() for c, t in CASES.items()}
@@ -107,6 +108,7 @@ def test_forty_thousand_real_captions(captions: list[str], tmp_path: Path) -> No
     assert len(different) <= 4, different  # 99.99 %
 
 
+@pytest.mark.slow
 @needs_java
 def test_mutilated_captions(captions: list[str], tmp_path: Path) -> None:
     """Signs thrown into words, to leave the paths that real captions take; 99.9 % must be equal."""

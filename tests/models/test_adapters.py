@@ -57,6 +57,7 @@ def test_an_adapter_does_not_move_the_host_s_random_numbers(tmp_path: Path) -> N
     assert_same(own, dict(plain.state_dict()))
 
 
+@pytest.mark.slow
 def test_it_is_rebuilt_on_load_without_a_trainer(trained: Path, tmp_path: Path) -> None:
     saved = torch.load(trained, weights_only=True)
     again = load_captioner(trained)
@@ -99,6 +100,7 @@ def test_a_warm_start_keeps_adapters_and_adds_others(trained: Path, tmp_path: Pa
     assert torch.equal(_without(warm), _without(start))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merges", [False, True])
 def test_settled_adapters_are_what_switching_off_leads_back_to(merges: bool, tmp_path: Path) -> None:
     first = tiny()
@@ -123,6 +125,7 @@ def test_what_the_switch_does_not_undo_is_named(trained: Path) -> None:
     assert again.trainable_non_adapter_parameters() == [name for name, _ in again.net.named_parameters()]
 
 
+@pytest.mark.slow
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     whole = fit([shift()], tmp_path, tiny(), max_epochs=3)
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)

@@ -26,6 +26,7 @@ from lightning_idc.models.addon_callback import AddonCallback
 from lightning_idc.utils.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_weight_zero_equals_absent_bit_for_bit(tmp_path: Path) -> None:
     absent = fit([], tmp_path)
     off = fit([GuessColorCallback("color", weight=0.0)], tmp_path)
@@ -59,6 +60,7 @@ def test_every_host_parameter_gets_a_gradient(tmp_path: Path) -> None:
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("callbacks", [[], [GuessColorCallback]])
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, callbacks: list[type[AddonCallback]]) -> None:
     def make() -> list[Callback]:
@@ -92,6 +94,7 @@ class _Renamed(GuessColorCallback):
     """Another class, so that Lightning's own check of equal state keys does not come first."""
 
 
+@pytest.mark.slow
 def test_save_with_and_load_without(tmp_path: Path) -> None:
     model = fit([GuessColorCallback("color")], tmp_path, enable_checkpointing=True)
     model.trainer.save_checkpoint(tmp_path / "with.ckpt")
@@ -228,6 +231,7 @@ def test_an_incomplete_addon_raises_an_error(addon: Any, says: str, tmp_path: Pa
         fit([Built(addon)], tmp_path, max_steps=1)
 
 
+@pytest.mark.slow
 def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Path) -> None:
     def run(batch_size: int, accumulate: int) -> LightningModule:
         return fit(

@@ -49,6 +49,7 @@ def test_a_tiny_subclass_learns_to_describe(tmp_path: Path) -> None:
     assert caption.log_prob <= 0
 
 
+@pytest.mark.slow
 def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
     start = str(trained.folder / "tiny.ckpt")  # type: ignore[operator]
     for asked, expected in ((23, 23), (None, trained.hparams["max_length"])):

@@ -106,6 +106,7 @@ def conditional_collectives(tree: ast.Module) -> list[str]:
     return messages
 
 
+@pytest.mark.slow
 def test_no_collective_call_is_conditional() -> None:
     result = {
         path.relative_to(PACKAGE).as_posix(): calls

@@ -45,6 +45,7 @@ def writers(path: Path, tree: ast.Module) -> Iterator[str]:
                 yield f"{path.relative_to(PACKAGE)}:{node.lineno} {function.name}"
 
 
+@pytest.mark.slow
 def test_hparams_are_written_by_two_methods() -> None:
     assert [place for path, tree in trees().items() for place in writers(path, tree)] == []
 

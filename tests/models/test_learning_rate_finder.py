@@ -38,6 +38,7 @@ def rates_from(lr: float, steps: int) -> dict[str, float]:
     return {"vision": pytest.approx(0.5 * lr * first), "language": pytest.approx(lr * first)}
 
 
+@pytest.mark.slow
 def test_the_tuner_sets_the_rate_of_the_next_training(tmp_path: Path) -> None:
     seen, model = FirstRates(), captioner()
     trainer = Trainer(max_epochs=4, limit_val_batches=0, default_root_dir=tmp_path, callbacks=[seen], **SILENT)
@@ -48,6 +49,7 @@ def test_the_tuner_sets_the_rate_of_the_next_training(tmp_path: Path) -> None:
     assert seen.rates == rates_from(model.lr, trainer.global_step)
 
 
+@pytest.mark.slow
 def test_the_callback_sets_the_rate_with_factors_and_schedule(tmp_path: Path) -> None:
     seen, model, finder = FirstRates(), captioner(), LearningRateFinder(num_training_steps=14)
     callbacks: list[Callback] = [finder, seen]

@@ -178,6 +178,7 @@ def assert_finite(path: Path) -> None:
                 assert torch.isfinite(value).all(), (path.name, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, STEPS], ids=["in the middle", "at the last step"])
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_on_the_disk_is_finite_after_each_fault(name: str, step: int, tmp_path: Path) -> None:
@@ -201,6 +202,7 @@ def test_what_is_on_the_disk_is_finite_after_each_fault(name: str, step: int, tm
     assert_finite(newest)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gradient nan", "gradient inf", "all gradients nan", "loss nan", "loss inf"])
 def test_a_step_is_skipped_by_choice(name: str, tmp_path: Path) -> None:
     """As if the weights and moments of that step had been restored: those of before it are the oracle."""
@@ -245,6 +247,7 @@ def test_a_captioner_that_is_not_finite_is_not_saved_to_a_folder(tmp_path: Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, STEPS - 1], ids=["in the middle", "at the last step"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e38])
 def test_checkpoints_stay_finite_and_the_run_goes_on_with_clipping(step: int, value: float, tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_rejects_backbone_of_pairs_for_single_images() -> None:
         DifferenceCNN()(torch.zeros(1, 2, 1, 32, 32, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 def test_trained_classifier_counts_changes(namer: ChangeNaming, weights: Path) -> None:
     images, cells = spots(64, seed=1000)
     net = captioner(weights, counts=3).built_net.eval()

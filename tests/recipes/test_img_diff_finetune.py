@@ -128,6 +128,7 @@ def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_
     assert counts == {"img_diff": expected, "spot_the_diff": 1, "image_editing_request": 1} and expected > 0
 
 
+@pytest.mark.slow
 def test_img_diff_is_tuned_on_first_and_each_benchmark_last() -> None:
     """Tables 5 and 6: rows differ in what the model is tuned on, and the benchmark's own style comes after it."""
     parts = {

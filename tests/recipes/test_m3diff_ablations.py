@@ -91,6 +91,7 @@ def run(verb: str, config: dict[str, Any]) -> PairCLI:
     return cli
 
 
+@pytest.mark.slow
 def test_the_matrix_has_every_row_of_the_tables() -> None:
     found = {(choice["model"], choice["ablation"]) for choice in choices(RECIPE, {})}
     models = ("llava_onevision", "qwen2_5_vl", "internvl3")
@@ -162,6 +163,7 @@ def test_the_recipe_trains_on_two_devices(world: Path, tmp_path: Path, monkeypat
         assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
 
 
+@pytest.mark.slow
 def test_zero_shot_tests_the_model_as_it_is(world: Path, tmp_path: Path) -> None:
     stages = load(RECIPE, {"model": "qwen2_5_vl", "ablation": "zero_shot"}).stages
     assert [stage.name for stage in stages] == ["test_real", "test_render", "test_image_editing_request"]

@@ -31,6 +31,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 def test_the_zero_shot_row_has_no_weights_of_the_run() -> None:
     """It stands behind the stages that train, and "zero-shot" was ADPO's own checkpoint."""
     for choice in choices(PAPER / "adpo.yaml", {"method": "table"}):
@@ -54,6 +55,7 @@ def test_the_first_loss_is_that_of_the_paper() -> None:
     assert preference_options(stages["adpo"])["AdversarialRetriever"]["weighting"] == "frequency"
 
 
+@pytest.mark.slow
 def test_figure_4_varies_candidates_and_temperature_under_the_loss_of_the_paper() -> None:
     table = {stage.name: stage for stage in load(PAPER / "adpo.yaml", {"method": "adpo"}).stages}
     recipes = {

@@ -21,6 +21,7 @@ def captioner(recipe: str, **chosen: str) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["procap_ablations", "procap_keyframes"])
 @pytest.mark.parametrize("dataset", ["clevr_change", "spot_the_diff"])
 def test_what_is_not_ablated_is_as_in_the_main_recipe(recipe: str, dataset: str) -> None:

@@ -67,6 +67,7 @@ def write_run(
     return parts["all"]
 
 
+@pytest.mark.slow
 def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of, runs = truths(), tmp_path / "runs"
     good = [write_run(runs / "a" / f"seed_{n}", n, said(of, 0.2, n), of) for n in (1, 2, 3)]

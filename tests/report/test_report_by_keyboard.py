@@ -121,6 +121,7 @@ def test_the_wipe_goes_with_the_thumb_and_shows_full_size(page: Any) -> None:
     assert page.locator("#stage .box").count() == 2 and page.inner_text("#stage .box >> nth=0") == "ground truth"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [320, 360, 900])
 def test_nothing_is_cut_off_in_a_narrow_window(browser: Any, report: Path, tmp_path: Path, width: int) -> None:
     title = "total_change_captions_reformatted_of_the_test_split: coco"
@@ -134,6 +135,7 @@ def test_nothing_is_cut_off_in_a_narrow_window(browser: Any, report: Path, tmp_p
     tab.close()
 
 
+@pytest.mark.slow
 def test_without_the_folder_of_pictures_the_page_still_shows_them(browser: Any, report: Path, tmp_path: Path) -> None:
     shutil.copy(report, tmp_path / "moved.html")
     tab = browser.new_page()
@@ -163,6 +165,7 @@ def test_links_lead_to_pairs_and_filters(page: Any, browser: Any) -> None:
     other.close()
 
 
+@pytest.mark.slow
 def test_the_pairs_that_are_shown_as_csv(page: Any) -> None:
     page.select_option("#type", "=move")
     with page.expect_download() as download:
@@ -198,6 +201,7 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
         tab.close()
 
 
+@pytest.mark.slow
 def test_more_pairs_than_a_page_holds(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_idc.report.html.MAX_PAIRS", 3)
     few = [Entry(f"p{n}", "a", ["a"]) for n in range(7)]
@@ -212,6 +216,7 @@ def test_more_pairs_than_a_page_holds(browser: Any, tmp_path: Path, monkeypatch:
     tab.close()
 
 
+@pytest.mark.slow
 def test_the_contact_sheet_is_a_grid(page: Any) -> None:
     page.select_option("#view", "sheet")
     first, second = (page.locator("article").nth(n).bounding_box() for n in (0, 1))

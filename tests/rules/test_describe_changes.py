@@ -250,6 +250,7 @@ def test_unrelated_image() -> None:
     assert answer.changed
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_lightning_is_imported() -> None:
     code = (
         "import sys, numpy as np\nfrom lightning_idc.rules import describe_changes\n"

@@ -46,6 +46,7 @@ def folders(draw: Draw, tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "old"), str(tmp_path / "now")
 
 
+@pytest.mark.slow
 def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,6 +198,7 @@ def test_what_is_transparent_in_a_mask_is_not_bright(
     assert main([*arguments, "--ignore", str(tmp_path / "RGBA.png")]) == 1
 
 
+@pytest.mark.slow
 def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
     model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import lightning_idc
 from lightning_idc.models.location import locate
 
 
+@pytest.mark.slow
 def test_where_is_the_same_though_each_image_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     captioner = lightning_idc.load("clevr", device="cpu")
     sample = captioner.input_spec.read(*lightning_idc.sample_pair())

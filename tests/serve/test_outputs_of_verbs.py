@@ -229,6 +229,7 @@ WRITES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", WRITES)
 def test_a_verb_run_twice_writes_only_its_outputs(case: str, home: Path, model: Path, hub: list[str]) -> None:
     arguments, outputs = WRITES[case]

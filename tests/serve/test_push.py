@@ -122,6 +122,7 @@ def scored(folder: Path) -> Path:
     return Path(out)
 
 
+@pytest.mark.slow
 def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     assert capsys.readouterr().out.strip() == lightning_idc.load(model, device="cpu").describe(*pair).text
 
 
+@pytest.mark.slow
 def test_a_push_replaces_what_it_uploaded_and_no_card_of_the_user(
     hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

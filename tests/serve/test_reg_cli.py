@@ -84,6 +84,7 @@ def test_inputs_and_files_of_others_are_refused_before_the_comparison(
     assert not Path("c.jsonl.part").exists() and Path("reg_diff/notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("LIGHTNING_IDC_REG_CLI" not in os.environ, reason="needs reg-cli: npm ci in .ci/reg_cli")
 def test_the_reporter_of_reg_cli_shows_every_image(screenshots: Path) -> None:
     assert compare("--reg", "../site/reg.json", "--fail_on", "pixels") == 1

@@ -68,6 +68,7 @@ def test_without_a_model_rules_answer(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "changed   page: A red object was added in the upper right." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_board_captioner_counts_and_locates_the_defects_of_its_sample() -> None:
     captioner = lightning_idc.load("pcb", device="cpu")
     before, after = lightning_idc.sample_pair("pcb")
@@ -102,6 +103,7 @@ def test_the_page_captioner_names_and_locates_the_change_of_its_sample() -> None
     assert nothing.changed is False and nothing.boxes == [] and nothing.caption == "nothing changed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("degrees", "right", "down"), [(0.0, -6, 4), (0.8, 0, 0), (-0.5, 7, -3)])
 def test_a_template_that_lies_a_little_apart_changes_nothing(degrees: float, right: int, down: int) -> None:
     captioner = lightning_idc.load("pcb", device="cpu")
@@ -124,6 +126,7 @@ def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None
         lightning_idc.sample_pair("x")
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_captioner_comes_before_a_shipped_captioner_of_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +141,7 @@ def test_a_folder_of_a_captioner_comes_before_a_shipped_captioner_of_its_name(
     assert lightning_idc.load(shipped_models()[name], device="cpu").input_spec != expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped_models())
 def test_a_shipped_captioner_comes_before_other_files_of_its_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -142,6 +142,7 @@ def test_boxes_of_rules_lie_in_the_view_of_the_first_image(seed: int) -> None:
         assert 0 <= left < right <= 96 and 0 <= top < bottom <= 96
 
 
+@pytest.mark.slow
 def test_boxes_of_the_sample_by_tiles(capsys: pytest.CaptureFixture[str]) -> None:
     samples = Path(lightning_idc.__file__).parent / "serve/samples/clevr"
     assert main(["describe", str(samples / "before.png"), str(samples / "after.png"), "--tile", "64", "--json"]) == 0

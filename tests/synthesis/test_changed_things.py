@@ -58,6 +58,7 @@ def test_recoloured_object_is_a_region_of_both_images() -> None:
         assert near(region.box, box("green", (6, -4) if region.image_index else (0, 0)))
 
 
+@pytest.mark.slow
 def test_light_and_camera_alone_give_no_region() -> None:
     for shift, light in (((0, 0), 0.8), ((6, -4), 1.15), ((-5, 5), 0.7)):
         (found,) = ChangedThings().regions([scene()], [scene(shift, light)])

@@ -299,6 +299,7 @@ def test_embedded_describer_names_only_known_objects() -> None:
     assert [reason(answer) for answer in answers] == ["not in the template"] * 2
 
 
+@pytest.mark.slow
 def test_objects_are_recognised_in_loose_boxes_but_parts_are_not() -> None:
     captioner = NearestPrototype()
     captioner.load()

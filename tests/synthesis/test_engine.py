@@ -84,6 +84,7 @@ def _running_stage(target: Path, first: int) -> None:
             (target.parent / f"made-{number}-{os.getpid()}").touch()
 
 
+@pytest.mark.slow
 def test_two_launchers_process_every_shard_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     others = [context.Process(target=_running_stage, args=(tmp_path / "a", first)) for first in (0, 0, 5)]
@@ -98,6 +99,7 @@ def test_two_launchers_process_every_shard_once(tmp_path: Path) -> None:
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_killed_worker_loses_no_shard(tmp_path: Path) -> None:
     other = multiprocessing.get_context("fork").Process(target=_running_stage, args=(tmp_path / "a", 0))
     other.start()
@@ -111,6 +113,7 @@ def test_killed_worker_loses_no_shard(tmp_path: Path) -> None:
     assert everything(store) == everything(RecordStore(tmp_path / "b"))
 
 
+@pytest.mark.slow
 def test_ten_killed_workers_lose_or_duplicate_nothing(tmp_path: Path) -> None:
     draw, context = random.Random(5), multiprocessing.get_context("fork")
 
@@ -250,6 +253,7 @@ class Pictured(Numbers):
         return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["all", "thumbnails", "none"])
 def test_keep_dropped(tmp_path: Path, keep: str) -> None:
     store = run(Shade(), Pictured(8), tmp_path / keep, keep_dropped=keep)  # type: ignore[arg-type]
@@ -264,6 +268,7 @@ def test_keep_dropped(tmp_path: Path, keep: str) -> None:
         assert keep == "all" or len(dropped.images["picture"]) < len(alive.images["picture"]) / 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("image_format", "start"), [("png", b"\x89PNG"), ("jpeg", b"\xff\xd8"), ("webp", b"RIFF")])
 def test_image_format(tmp_path: Path, image_format: str, start: bytes) -> None:
     store = run(Shade(), Pictured(3), tmp_path / "a", image_format=image_format)  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_pages_of_all_sites_take_turns_and_depend_on_the_seed_alone(root: Path) -> None:
     source, again = HtmlFolder(str(root), 60), HtmlFolder(str(root), 60)
     facts = [source.record(index).facts for index in range(60)]

@@ -217,6 +217,7 @@ class TestWholePipeline:
                     num_named, right = num_named + 1, right + (caption == f"a {noun}")
         assert right / num_named > 0.9, (right, num_named)
 
+    @pytest.mark.slow
     def test_release_round_trip(self, folder: Path) -> None:
         """Our reader of the authors' layout finds every box, question, caption and picture that was written."""
         data = ImgDiff(folder / "release", official=False, shares=(1.0, 0.0, 0.0))
@@ -255,6 +256,7 @@ class TestWholePipeline:
             assert re.fullmatch(r"\[[01]\.\d\d, [01]\.\d\d, [01]\.\d\d, [01]\.\d\d\]", entry["bbox"])
             assert [turn["from"] for turn in entry["conversations"]] == ["human", "gpt"]
 
+    @pytest.mark.slow
     def test_images_without_boxes_can_be_released(self, folder: Path, tmp_path: Path) -> None:
         run(Release(str(tmp_path / "plain"), boxes="plain"), str(folder / "made"), tmp_path / "made")
         pairs = ImgDiff(tmp_path / "plain", official=False, shares=(1.0, 0.0, 0.0)).pairs_of("train")

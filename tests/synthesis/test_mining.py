@@ -136,6 +136,7 @@ def test_photographs_are_paired_within_their_class(tmp_path: Path) -> None:
     assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
 
 
+@pytest.mark.slow
 def test_dropped_records_are_not_paired(vectors: Vectors, tmp_path: Path) -> None:
     def unreadable_or_double(record: Record) -> Record:
         number = int(record.id[1:])

@@ -26,6 +26,7 @@ def sheet_of(page: str) -> str:
     return page.partition("<style>")[2].partition("</style>")[0]
 
 
+@pytest.mark.slow
 def test_kinds_share_no_style_sheet_and_pages_of_a_kind_do() -> None:
     sheets = {kind: {sheet_of(template_page(kind, number)) for number in range(2 * STYLE_SHEETS)} for kind in TEMPLATES}
     assert len(TEMPLATES) == 15 and all(len(of_kind) == STYLE_SHEETS for of_kind in sheets.values())

@@ -139,6 +139,7 @@ def test_truncated_shard_is_reported_and_processed_again(tmp_path: Path, capsys:
         RecordStore(tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_corrupt_source_shard_is_an_error(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)

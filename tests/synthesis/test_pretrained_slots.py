@@ -36,6 +36,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_clip(tmp_path_factory.mktemp("clip")))
 
 
+@pytest.mark.slow
 def test_clip_embeddings_do_not_depend_on_the_batch(clip: str, pictures: list[torch.Tensor]) -> None:
     for slot, inputs in ((ClipImages(clip), pictures), (ClipTexts(clip), TEXTS)):
         slot.load()
@@ -79,6 +80,7 @@ def test_dino_encodes(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
     assert vectors.shape == (3, 16) and torch.allclose(vectors.norm(dim=1), torch.ones(3))
 
 
+@pytest.mark.slow
 def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
     make_blip(tmp_path)
     for score in ("cosine", "probability"):
@@ -91,6 +93,7 @@ def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[to
         assert score == "cosine" or (together >= 0).all()
 
 
+@pytest.mark.slow
 def test_sam_segments_both_images(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
     from transformers import MaskGenerationPipeline
 
@@ -120,6 +123,7 @@ def test_sam_segments_both_images(tmp_path: Path, pictures: list[torch.Tensor]) 
     assert all(torch.equal(region.mask, mask) for region, mask in zip(own, masks, strict=True))
 
 
+@pytest.mark.slow
 def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None:
     make_llama(tmp_path, layers=2)
     slot = ChatModel(str(tmp_path), dtype="float32", max_new_tokens=8, template="none")
@@ -163,6 +167,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_llava(tmp_path_factory.mktemp("llava")))
 
 
+@pytest.mark.slow
 def test_vision_language_model_accepts_one_or_two_images(llava: str, pictures: list[torch.Tensor]) -> None:
     slot = ChatVisionModel(llava, dtype="float32", max_new_tokens=6)
     slot.load()

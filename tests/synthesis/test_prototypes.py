@@ -73,6 +73,7 @@ class PairsOf(PasteEdits):
         return records
 
 
+@pytest.mark.slow
 def test_unequal_images_are_compared_at_the_first_size(tmp_path: Path) -> None:
     """MagicBrush has pairs of 512 and 500 pixels; the second is resized, as generate_bbox.py:100 does."""
     run(PasteEdits(size=128), SamplePhotos(copies=2), tmp_path / "pairs", shard_size=16)

@@ -139,6 +139,7 @@ def test_filtered_records_cannot_be_refiltered(edited: Path, scored: RecordStore
         run(Refilter("paper"), str(edited), tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_missing_pairs_cannot_be_restored(edited: Path, tmp_path: Path) -> None:
     """A wider window of similarity, as Table 17 (4) has it, would find none but those that the narrower one kept."""
     parts = [PairSimilarity(filters="embedded"), DifferenceAreas(filters="scores"), RegionCaptions(filters="scores")]

@@ -88,6 +88,7 @@ def sam2(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_sam2_segments_both_images(tmp_path: Path) -> None:
     slot = SamSegmenter(sam2(tmp_path), confidence=-1e9, stability=-1.0, points=5, points_at_once=10)
     slot.load()

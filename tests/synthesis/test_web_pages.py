@@ -47,6 +47,7 @@ def test_a_text_names_one_element_of_a_page() -> None:
         assert len(set(texts)) == len(texts)
 
 
+@pytest.mark.slow
 def test_pages_depend_on_the_seed_alone() -> None:
     first, again, other = WebPages(20, seed=1), WebPages(30, seed=1), WebPages(20, seed=2)
     assert first.record(7).facts == again.record(7).facts != other.record(7).facts

@@ -37,6 +37,7 @@ def _last_name(node: ast.expr) -> str:
     return ast.unparse(node).rpartition(".")[2]
 
 
+@pytest.mark.slow
 def test_the_library_raises_kinds_of_errors_alone() -> None:
     faults = [f"{file}: {fault}" for file in FILES for fault in faults_of((PACKAGE / file).read_text(encoding="utf-8"))]
     assert not faults, "\n".join(faults)

@@ -68,6 +68,7 @@ def test_a_plugin_is_listed_with_its_data_recipes_and_models(package: Path, caps
     assert "lightning_idc.data.benchmarks.folder.FolderPairs" in listed(capsys, "data", "folder")
 
 
+@pytest.mark.slow
 def test_its_classes_and_captioners_have_names(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "birds", "--root", "nowhere"]) == 1
     assert "nowhere" in capsys.readouterr().out and names.full_name("BirdPairs") == "bird_pairs.BirdPairs"

@@ -55,6 +55,7 @@ def sources() -> dict[str, str]:
     return {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in sorted(PACKAGE.rglob("*.py"))}
 
 
+@pytest.mark.slow
 def test_files_are_written_and_removed_through_one_module() -> None:
     result = {name for name, text in sources().items() if REMOVES_OR_WRITES.search(text)}
     assert result - WRITERS.keys() == set(), "write through lightning_idc.utils.outputs"
@@ -70,6 +71,7 @@ def test_few_modules_remove_or_upload_folders(call: str) -> None:
     assert {name for name, text in sources().items() if call in text} <= allowed
 
 
+@pytest.mark.slow
 def test_addresses_are_opened_through_one_module() -> None:
     result = set()
     for name, text in sources().items():

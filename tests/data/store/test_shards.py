@@ -47,6 +47,7 @@ def data(root: Path, **options: object) -> FolderPairs:
     return FolderPairs(root, image_size=(10, 12), cache_images=root.parent / "once", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_cache_equals_files(root: Path) -> None:
     files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
     store = decode_to_store(files, root.parent / "once", (10, 12), "bilinear")
@@ -60,6 +61,7 @@ def test_cache_equals_files(root: Path) -> None:
     assert torch.equal(shard.load(0).before, files.load(0).before)  # nobody writes into the shard
 
 
+@pytest.mark.slow
 def test_cache_is_rewritten_when_an_image_changes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     once = root.parent / "once"
     first = data(root).pairs_of("train")
@@ -179,6 +181,7 @@ def test_concurrent_processes_write_one_shard(root: Path, monkeypatch: pytest.Mo
         assert all(torch.equal(image, files.load(index).after) for index, image in enumerate(seen))
 
 
+@pytest.mark.slow
 def test_files_of_a_killed_writer_are_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, once = FolderPairs(root, image_size=(10, 12)).pairs_of("train"), root.parent / "once"
     with monkeypatch.context() as patch:
@@ -193,6 +196,7 @@ def test_files_of_a_killed_writer_are_removed(root: Path, monkeypatch: pytest.Mo
     assert not [path for path in once.iterdir() if path.name.startswith(".") and path.is_dir()]
 
 
+@pytest.mark.slow
 def test_workers_load_equal_samples(root: Path) -> None:
     batches = {}
     for workers in (0, 2):

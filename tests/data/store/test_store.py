@@ -96,6 +96,7 @@ def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert sorted(names, key=lambda name: name.order) == [names[2], names[0], names[1]]
 
 
+@pytest.mark.slow
 def test_memory_maps_are_closed(tmp_path: Path) -> None:
     table = make(tmp_path / "s", OPEN_SHARDS + 40).table("rows")
     pixels, opened = table.column("pixels"), len(os.listdir("/proc/self/fd"))

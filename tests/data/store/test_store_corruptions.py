@@ -392,6 +392,7 @@ def unchanged(record: Record) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_damaged_image_cache_is_rebuilt(tmp_path: Path) -> None:
     write_images(tmp_path, 0)
     expected = read_images(tmp_path)

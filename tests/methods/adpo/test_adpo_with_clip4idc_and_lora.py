@@ -91,6 +91,7 @@ def vlm(**options: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [[], [MDPAdapter(layers=[1, 2])]], ids=["lora", "lora and mdp"])
 def test_adapters_off_scores_like_a_frozen_copy(tmp_path: Path, others: list[Any]) -> None:
     pytest.importorskip("peft")
@@ -160,6 +161,7 @@ def test_adapter_copy_requires_adapters(tmp_path: Path) -> None:
         fit([MDPAdapter(layers=[1, 2]), PreferenceOptimization(reference=AdapterCopy())], tmp_path, model, max_steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed"])
 def test_bf16_mixed_training_is_finite(tmp_path: Path, precision: str) -> None:
     losses = Losses()

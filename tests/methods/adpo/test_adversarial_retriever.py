@@ -48,6 +48,7 @@ def test_uniform_retriever_equals_dpo_with_random_negatives_bit_for_bit(tmp_path
     assert uniform.values[0] == pytest.approx(sharp.values[0], abs=5.0) and sharp.values != random.values
 
 
+@pytest.mark.slow
 def test_weight_zero_equals_absent(tmp_path: Path) -> None:
     absent = fit([PreferenceOptimization()], tmp_path)
     off = fit([PreferenceOptimization(), AdversarialRetriever(weight=0.0)], tmp_path)

@@ -27,6 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyCaptioner, Ti
     return model.eval(), model.trainer.datamodule, path
 
 
+@pytest.mark.slow
 def test_a_retriever_of_a_checkpoint_draws_what_it_prefers(trained: tuple[TinyCaptioner, TinyPairs, str]) -> None:
     model, data, path = trained
     sharp = AdversarialRetriever(candidates=8, weights=path, temperature=1e-4)

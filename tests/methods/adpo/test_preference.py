@@ -123,12 +123,14 @@ def test_training_prefers_chosen_captions(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_weight_zero_equals_absent(tmp_path: Path) -> None:
     absent = fit([], tmp_path)
     off = fit([PreferenceOptimization(weight=0.0)], tmp_path)
     assert_same(host_state(off), host_state(absent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"loss": ipo}, {"loss": SmoothedDPO(0.2)}, {"length_normalise": True}, {"caption_weight": 0.5}]
 )
@@ -190,6 +192,7 @@ def test_no_change_anchor_replaces_comparisons_with_a_change(tmp_path: Path) -> 
     assert source.present[:, 0].tolist() == [True, False, False, True], "anchored comparisons do not reward a retriever"
 
 
+@pytest.mark.slow
 def test_anchor_has_no_effect_without_unchanged_pairs_or_reference(tmp_path: Path) -> None:
     with_anchor = fit([PreferenceOptimization(anchor=5.0)], tmp_path, max_steps=3)
     without = fit([PreferenceOptimization(anchor=0.0)], tmp_path, max_steps=3)
@@ -233,6 +236,7 @@ def test_absent_chosen_captions_are_masked() -> None:
     assert both[1, 2].tolist() == [1, 8, 8, 8, 2]
 
 
+@pytest.mark.slow
 def test_mean_chosen_logratio_counts_optimizer_steps(tmp_path: Path) -> None:
     """Four accumulated batches of one pair count as much as one batch of four."""
 
@@ -280,6 +284,7 @@ def test_displacement_warning_appears_once_per_run(tmp_path: Path) -> None:
     assert sum("likelihood displacement" in str(warning.message) for warning in caught) == 1
 
 
+@pytest.mark.slow
 def test_negatives_json_records_every_pair(tmp_path: Path) -> None:
 
     fit([PreferenceOptimization(negatives=Fixed())], tmp_path)
@@ -295,6 +300,7 @@ def test_the_negatives_of_a_plain_trainer_go_to_the_folder_of_its_logger(tmp_pat
     assert file.parent == tmp_path / "lightning_logs" / "version_0"
 
 
+@pytest.mark.slow
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     whole = fit([PreferenceOptimization()], tmp_path, max_epochs=3)
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
@@ -306,6 +312,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
 
 
+@pytest.mark.slow
 def test_same_scene_draws_captions_of_the_scene(tmp_path: Path) -> None:
     drawn: list[tuple[list[str], list[list[str]]]] = []
 
@@ -381,6 +388,7 @@ class RecordingSource(NegativeSource):
         self.updates.append((negatives, losses, present))
 
 
+@pytest.mark.slow
 def test_from_data_reads_rejected_captions_and_margins(tmp_path: Path) -> None:
     plain, with_margin = Losses(), Losses()
     data = PreferredPairs(batch_size=4, seed=1)
@@ -444,6 +452,7 @@ def test_validation_metrics_have_trl_names(tmp_path: Path) -> None:
     assert "val/preference_loss" in names
 
 
+@pytest.mark.slow
 def test_negatives_json_records_the_compared_caption(tmp_path: Path) -> None:
     seen: dict[str, str] = {}
 

@@ -136,6 +136,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
     return supervised(tmp_path_factory.mktemp("sft"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCES)
 def test_sources_exclude_paraphrases(name: str, sft: str, tmp_path: Path) -> None:
     def similar(options: dict[str, Any]) -> int:

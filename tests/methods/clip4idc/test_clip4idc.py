@@ -372,6 +372,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Clip4IdcRet
     return path, model
 
 
+@pytest.mark.slow
 def test_recall_over_the_whole_split(adapted: tuple[Path, Clip4IdcRetrieval]) -> None:
     path, _ = adapted
     loaded = Clip4IdcRetrieval.load_from_checkpoint(path, weights_only=True).eval()
@@ -418,6 +419,7 @@ def test_references_take_turns_by_epoch(monkeypatch: pytest.MonkeyPatch) -> None
         model._captions_of_epoch(["x", "y"], [["a"], []])
 
 
+@pytest.mark.slow
 def test_captioner_loads_the_adapted_encoder(adapted: tuple[Path, Clip4IdcRetrieval], tmp_path: Path) -> None:
     path, retrieval = adapted
     options: dict[str, Any] = {"intra_layers": 2, "decoder_layers": 1, "heads": 2, "dropout": 0.0}

@@ -249,6 +249,7 @@ def test_a_backbone_that_reads_the_pair_as_one_is_refused() -> None:
         grid_captioner(backbone="difference").add_adapter("mdp", MDP)
 
 
+@pytest.mark.slow
 def test_a_timm_backbone_is_read_at_several_depths() -> None:
     model = grid_captioner(backbone="resnet10t").eval()
     model.add_adapter("mdp", MDP, layers=[2, 4, 5])

@@ -136,6 +136,7 @@ def test_descriptions_without_noise_are_true(noisy: SyntheticDescriptions) -> No
         assert noisy.facts("test", source.ids[index], "nothing changed") == {"before": False, "after": False}
 
 
+@pytest.mark.slow
 def test_synthetic_noise_has_the_right_labels_and_rates(noisy: SyntheticDescriptions) -> None:
     source = noisy.source("train")
     replaced = wrong = right = 0

@@ -51,6 +51,7 @@ def test_clip_dual_encoder_equals_open_clip(clip: ClipDualEncoder) -> None:
     torch.testing.assert_close(text_embeddings.pooled, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_word_of_maps_clip_subwords_to_words(clip: ClipDualEncoder) -> None:
     from open_clip.tokenizer import SimpleTokenizer
 
@@ -117,6 +118,7 @@ class WithoutGradient(Callback):
         self.names |= {name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None}
 
 
+@pytest.mark.slow
 def test_relevance_pretraining_saves_a_loadable_encoder(tmp_path: Path) -> None:
     data = SyntheticDescriptions(
         train_pairs=24,
@@ -171,6 +173,7 @@ def test_rejects_pairs_without_a_description() -> None:
         model._object_descriptions([[]], ["second"])
 
 
+@pytest.mark.slow
 def test_noise_auc_over_all_processes_counts_each_pair_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = dict(train_pairs=8, val_pairs=12, test_pairs=4, render_size=16, image_size=32)
     data = SyntheticDescriptions(**options, batch_size=4, cache_dir=tmp_path, progress=False)

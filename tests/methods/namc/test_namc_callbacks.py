@@ -161,6 +161,7 @@ def test_both_callbacks_train_every_parameter_and_are_not_in_the_captioner(
     assert tuned.hparams["no_change_captions"] == plain.no_change_captions()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CAPTIONERS)
 def test_weight_zero_equals_absent_bit_for_bit(kind: str, folder: Path, tmp_path: Path) -> None:
     data = descriptions_data(folder)
@@ -174,6 +175,7 @@ def test_weight_zero_equals_absent_bit_for_bit(kind: str, folder: Path, tmp_path
         assert torch.equal(off.state_dict()[key], value), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["tokenizer", "distance"])
 def test_noise_masking_of_weight_zero_does_not_affect_reconstruction(target: str, folder: Path, tmp_path: Path) -> None:
     data = descriptions_data(folder)
@@ -187,6 +189,7 @@ def test_noise_masking_of_weight_zero_does_not_affect_reconstruction(target: str
         assert torch.equal(off.state_dict()[key], value), key
 
 
+@pytest.mark.slow
 def test_masked_words_are_replaced_and_not_predicted(folder: Path, tmp_path: Path) -> None:
     data, recorder = descriptions_data(folder), Recorder()
     model = CAPTIONERS["pair_transformer"]()
@@ -216,6 +219,7 @@ def described_attribute(data: SyntheticDescriptions, name: str, index: int) -> b
     return any(index in span for span in spans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_filled", [True, False])
 def test_captioner_gets_masked_patches(is_filled: bool, folder: Path, tmp_path: Path) -> None:
     data, recorder = descriptions_data(folder), Recorder()
@@ -277,6 +281,7 @@ def test_nim_loss_equals_its_formula(folder: Path, tmp_path: Path) -> None:
         assert addon.losses(step) == {}, "the state of a step is used once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", CAPTIONERS)
 def test_losses_and_gradients_are_finite_under_autocast(
@@ -407,6 +412,7 @@ def test_gradients_of_captioner_and_noise_masking_are_clipped_separately(folder:
     assert norms.norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_reconstruction_quality(folder: Path, tmp_path: Path) -> None:
     """Table 9; with the true ids as predictions, MIR's patches are the tokenizer's."""
     data, model = descriptions_data(folder), CAPTIONERS["namc"](dropout=0.0)
@@ -444,6 +450,7 @@ def test_reconstruction_quality_in_two_processes(tmp_path: Path) -> None:
         assert joined[f"val/vqgan_raw/{score}"] == pytest.approx(alone[f"val/vqgan_raw/{score}"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_fitting_again_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:
     """The same captioner is fitted again with another weight of NoiseMasking; 0 equals absent."""
     data, model = descriptions_data(folder), CAPTIONERS["namc"]()
@@ -455,6 +462,7 @@ def test_fitting_again_with_or_without_descriptions(folder: Path, tmp_path: Path
         assert (reconstruction_addon(model).text is not None) == bool(weight)
 
 
+@pytest.mark.slow
 def test_reconstruction_quality_rejects_untrained_weights(folder: Path, tmp_path: Path) -> None:
     """A checkpoint without the add-on would leave it with random weights."""
     data = descriptions_data(folder)
@@ -473,6 +481,7 @@ def test_reconstruction_quality_rejects_untrained_weights(folder: Path, tmp_path
     assert "val/mir_raw/psnr" in metrics[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("distance", [nn.functional.l1_loss, nn.functional.mse_loss])
 def test_raw_feature_targets(distance: Any, folder: Path, tmp_path: Path) -> None:
     model = CAPTIONERS["namc"]()
@@ -683,6 +692,7 @@ def test_clip_vocabulary_groups_subwords() -> None:
     assert sum(count for _, count in grouped) == len(ids) and dict(grouped)["unquestionableword"] > 1
 
 
+@pytest.mark.slow
 def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
     data, recorder = descriptions_data(folder), Recorder()
     state = {f"net.tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}

@@ -111,6 +111,7 @@ def test_self_critical_baseline_is_the_greedy_caption(sft: str, tmp_path: Path) 
     assert torch.equal(rollout.advantages, rollout.rewards - reward(batch, greedy))
 
 
+@pytest.mark.slow
 def test_weight_zero_equals_absent(sft: str, tmp_path: Path) -> None:
     absent = fit([], tmp_path, TinyCaptioner(init_from=sft))
     for options in ({}, {"add_to_loss": True}, {"beta": 0.1}):
@@ -134,6 +135,7 @@ def test_samples_of_a_pair_do_not_depend_on_its_batch(sft: str, tmp_path: Path) 
     assert sample_ids([0, 1, 2, 3, 4, 5], "1") != whole_batch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_resume_equals_uninterrupted_bit_for_bit(iterations: int, sft: str, tmp_path: Path) -> None:
     def callback() -> GroupRelative:
@@ -152,6 +154,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(iterations: int, sft: str, tmp_
     assert resumed_losses.values == losses.values[5:]
 
 
+@pytest.mark.slow
 def test_samples_are_used_for_the_number_of_iterations(sft: str, tmp_path: Path) -> None:
     calls: list[list[str]] = []
 
@@ -190,6 +193,7 @@ def test_kl_divergence_keeps_the_policy_near_the_reference(sft: str, tmp_path: P
         train_with(0.1, NoReference())
 
 
+@pytest.mark.slow
 def test_add_to_loss_with_preference_and_adversarial_retriever(sft: str, tmp_path: Path) -> None:
     drawn: list[tuple[list[list[str]], list[list[str]], Tensor]] = []
 

@@ -73,6 +73,7 @@ class Adapted(TinyCaptioner):
         return [f"net.{name}" for name, p in self.net.named_parameters() if p.requires_grad]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_frozen_copy_does_not_change(sft: str, tmp_path: Path) -> None:
     model = fit([PreferenceOptimization()], tmp_path, start(sft))
     twin = addons_of(model)["preference"].reference.twin  # type: ignore[union-attr]
@@ -84,6 +85,7 @@ def test_frozen_copy_does_not_change(sft: str, tmp_path: Path) -> None:
     assert groups == {"vision", "language"}
 
 
+@pytest.mark.slow
 def test_adapters_off_equals_the_policy_without_adapters(sft: str, tmp_path: Path) -> None:
     losses, copied = Losses(), Losses()
     fit([PreferenceOptimization(reference=AdaptersOff()), losses], tmp_path, Adapted(init_from=sft))
@@ -146,6 +148,7 @@ def test_moving_average_copies_buffers(tmp_path: Path) -> None:
     assert float(model.net.running) == 3 and torch.equal(average.twin.net.running, model.net.running)
 
 
+@pytest.mark.slow
 def test_cached_scores_equal_frozen_copy_and_are_computed_once(sft: str, tmp_path: Path) -> None:
     plain, cached, read = Losses(), Losses(), Losses()
     path = str(tmp_path / "scores.pt")
@@ -160,6 +163,7 @@ def test_cached_scores_equal_frozen_copy_and_are_computed_once(sft: str, tmp_pat
     assert 32 < first.computed <= 16 * 4, "chosen captions change between epochs, most scores are reused"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_resumed_run_uses_the_same_scores(sft: str, tmp_path: Path, on_disk: bool) -> None:
     def cached(run: str) -> CachedScores:
@@ -192,6 +196,7 @@ def test_cached_scores_reject_other_weights(sft: str, tmp_path: Path) -> None:
         CachedScores(MovingAverage())
 
 
+@pytest.mark.slow
 def test_cached_scores_of_other_pixels_are_recomputed(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     options: dict[str, Any] = dict(captions_per_pair=1)
@@ -228,6 +233,7 @@ def one_brighter(sample: PairSample, generator: torch.Generator) -> PairSample:
     return sample
 
 
+@pytest.mark.slow
 def test_cached_scores_of_image_preference(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     plain, read = Losses(), Losses()

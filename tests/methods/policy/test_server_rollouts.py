@@ -45,6 +45,7 @@ def start(sft: str) -> TinyCaptioner:
     return TinyCaptioner(init_from=sft, learning_rates=FAST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log_probs", ["server", "policy"])
 def test_training_with_a_server_equals_training_without(
     log_probs: Any, sft: str, server: PolicyServer, tmp_path: Path
@@ -75,6 +76,7 @@ def test_training_with_a_server_equals_training_without(
         assert 0 <= actual.trainer.callback_metrics["train/sampling/sampling_logp_difference/mean"] < 1e-5
 
 
+@pytest.mark.slow
 def test_stale_server_weights_are_corrected_by_the_ratio(sft: str, server: PolicyServer, tmp_path: Path) -> None:
     server.net = TinyCaptioner.load_from_checkpoint(sft).eval()
     reward = ColourReward()
@@ -102,6 +104,7 @@ def test_stale_server_weights_are_corrected_by_the_ratio(sft: str, server: Polic
     assert abs(float(addon.objective(step).detach() - expected)) > 1e-4, "with a ratio of 1 the loss differs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "loads"),
     [
@@ -129,6 +132,7 @@ def test_resume_after_a_server_failure_is_bit_equal(
     assert_same(host_state(actual), host_state(uninterrupted))
 
 
+@pytest.mark.slow
 def test_missing_captions_are_requested_again(sft: str, server: PolicyServer, tmp_path: Path) -> None:
     server.most = 1
     fit([GroupRelative(ColourReward(), samples=3), rollouts(server, tmp_path)], tmp_path, start(sft), max_steps=1)
@@ -182,6 +186,7 @@ def test_invalid_answers_raise_one_line_errors(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_timeouts_and_invalid_settings_raise_one_line_errors(sft: str, server: PolicyServer, tmp_path: Path) -> None:
     def run(callback: Any, *others: Any) -> None:
         fit([*others, callback], tmp_path, start(sft), max_steps=1)

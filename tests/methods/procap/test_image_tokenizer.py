@@ -115,6 +115,7 @@ def saved(model: TokenizerTraining, path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_load_image_tokenizer_is_equal_and_frozen(tmp_path: Path) -> None:
     path = saved(TokenizerTraining(**SMALL), tmp_path / "tokenizer.ckpt")
     loaded, model = load_image_tokenizer(path), TokenizerTraining.load_from_checkpoint(path, weights_only=True)
@@ -142,6 +143,7 @@ def test_unused_entries_are_reset_to_cells() -> None:
     assert not model.code_counts.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16-mixed", "32-true"])
 def test_unused_entries_are_reset_in_any_precision(precision: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -165,6 +167,7 @@ def test_unused_entries_are_reset_in_any_precision(precision: str, tmp_path: Pat
         assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
 
 
+@pytest.mark.slow
 def test_unused_entries_are_reset_once_per_accumulated_step(tmp_path: Path) -> None:
     class Watched(TokenizerTraining):
         def _revive(self, z: torch.Tensor) -> None:
@@ -191,6 +194,7 @@ def test_squared_error_weight() -> None:
     assert float(loss - plain) == pytest.approx(20 * float(((given - pixels).double() ** 2).mean()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_start_from_a_checkpoint(tmp_path: Path) -> None:
     first = saved(TokenizerTraining(**SMALL), tmp_path / "first.ckpt")
     model = TokenizerTraining(start=str(first))

@@ -236,6 +236,7 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
         return AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state[0, 0]
 
 
+@pytest.mark.slow
 def test_visual_similarity_equals_cosines(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(16, latent=8, width=8, multipliers=[1, 2], blocks=1, patch_size=4)

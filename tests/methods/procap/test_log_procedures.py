@@ -41,6 +41,7 @@ def test_procedure_sheet_draws_every_frame() -> None:
         procedure_sheet([])
 
 
+@pytest.mark.slow
 def test_log_procedures_draws_the_same_pairs(folder: Path, tmp_path: Path) -> None:
     seed_everything(1, verbose=False)
     model = first_stage(folder)
@@ -64,6 +65,7 @@ def test_log_procedures_draws_the_same_pairs(folder: Path, tmp_path: Path) -> No
     assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"
 
 
+@pytest.mark.slow
 def test_strips_without_keyframes(tmp_path: Path) -> None:
     tokenizer(tmp_path)
     model = first_stage(tmp_path, keyframes=0)

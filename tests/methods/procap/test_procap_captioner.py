@@ -49,6 +49,7 @@ def images(count: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (count, 2, 3, 16, 16), generator=generator, dtype=torch.uint8)
 
 
+@pytest.mark.slow
 def test_queries_are_mask_embeddings_with_positions(folder: Path) -> None:
     encoder = built(folder, queries=2).net.encoder
     ends = torch.randn(2, 2, 16, 16)
@@ -89,6 +90,7 @@ def test_tokenizer_is_frozen_and_all_other_parameters_learn(folder: Path) -> Non
     assert {group["name"] for group in model.parameter_groups()} == {"vision", "language"}
 
 
+@pytest.mark.slow
 def test_loads_the_encoder_of_the_first_stage(folder: Path) -> None:
     expected = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
     model = built(folder, tokenizer=None, procedure=str(folder / "first.ckpt"))
@@ -127,6 +129,7 @@ def test_rejects_missing_files(folder: Path) -> None:
         built(folder).net.encode(torch.zeros(1, 2, 3, 24, 24, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"variant": "official", "queries": 1}], ids=["paper", "official"])
 def test_trained_checkpoint_is_self_contained(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
     seed_everything(2, verbose=False)
@@ -164,6 +167,7 @@ def test_explicit_frames_replace_queries(folder: Path) -> None:
         model.describe(batch.images[0, 0], batch.images[0, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "official"])
 def test_explicit_frames_of_equal_images(folder: Path, variant: str, tmp_path: Path) -> None:
     seed_everything(2, verbose=False)
@@ -189,6 +193,7 @@ def test_explicit_frames_of_equal_images(folder: Path, variant: str, tmp_path: P
         model.with_images(batch, batch.images.flip(1))
 
 
+@pytest.mark.slow
 def test_noise_masking_rejects_explicit_frames(folder: Path, tmp_path: Path) -> None:
     words = Vocabulary.build(data(folder).train_captions()).words
     encoder = SmallDualEncoder(vocabulary_with_mask(words), (4, 4), width=8)
@@ -269,6 +274,7 @@ def test_official_captions_have_at_most_24_tokens(folder: Path) -> None:
     assert len(rows["paper"]) == 42 and rows["official"] == [*rows["paper"][:23], rows["paper"][-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "official"])
 def test_cached_features_encode_each_image_once(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -296,6 +302,7 @@ def test_cached_features_encode_each_image_once(
         fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))
 
 
+@pytest.mark.slow
 def test_cached_features_in_bfloat16(folder: Path, tmp_path: Path) -> None:
     def fitted(*callbacks: Callback) -> ProCap:
         seed_everything(4, verbose=False)

@@ -17,6 +17,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.slow
 def test_mask_rules_have_the_probabilities_of_the_paper() -> None:
     generator = seeded(0)
     counts = {"entire": 0, "in": 0, "out": 0, "random": 0}

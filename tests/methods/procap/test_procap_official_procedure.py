@@ -59,6 +59,7 @@ def batch_of(model: ProcedureModel, folder: Path, captions: list[str]):
     return model.collate(samples)
 
 
+@pytest.mark.slow
 def test_official_mask_statistics() -> None:
     generator = dice()
     _, random, block, outside = (rule((300, 14, 14), generator) for rule in MASK_RULES)
@@ -147,6 +148,7 @@ def test_official_loss_weights_and_first_caption(folder: Path) -> None:
         assert model.collate([sample]).tokens[0, 0].tolist() == model.tokenize(["the cube moved"])[0]
 
 
+@pytest.mark.slow
 def test_official_second_stage_loads_the_official_first_stage(folder: Path, tmp_path: Path) -> None:
     seed_everything(1, verbose=False)
     vocabulary = [*WORDS, *(f"w{number}" for number in range(20))]

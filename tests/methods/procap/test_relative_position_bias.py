@@ -54,6 +54,7 @@ def test_relative_bias_depends_on_frames_and_offset() -> None:
     assert not before[:, :4].any() and not before[:, :, :4].any()
 
 
+@pytest.mark.slow
 def test_padding_is_not_attended_to(folder: Path) -> None:
     seed_everything(1, verbose=False)
     model = first_stage(folder, relative_position_bias=True)
@@ -70,6 +71,7 @@ def test_padding_is_not_attended_to(folder: Path) -> None:
         assert torch.equal(getattr(other, name), getattr(batch, name)), name
 
 
+@pytest.mark.slow
 def test_second_stage_loads_the_relative_bias(folder: Path, tmp_path: Path) -> None:
     theirs = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
     start = {"procedure": str(folder / "first.ckpt"), "tokenizer": None}

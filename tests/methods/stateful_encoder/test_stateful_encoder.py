@@ -72,6 +72,7 @@ def mirror_image(pairs: list[PairSample], side: str) -> list[PairSample]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TOWERS)
 def test_second_image_depends_on_first_image(kind: str) -> None:
     model = captioner(kind)
@@ -97,6 +98,7 @@ def test_second_image_depends_on_first_image(kind: str) -> None:
     torch.testing.assert_close(memory(model, mirror_image(pairs, "before"))[1], memory(model, pairs)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision"])
 def test_pairs_of_mixed_sizes_equal_single_pairs(kind: str) -> None:
     model = captioner(kind)

@@ -211,6 +211,7 @@ def colored_cells(count: int, seed: int) -> list[tuple[torch.Tensor, torch.Tenso
     return items
 
 
+@pytest.mark.slow
 def test_naming_objects_teaches_a_backbone_that_the_captioner_takes_over(tmp_path: Path) -> None:
     torch.manual_seed(0)
     naming = ObjectNaming(classes=(3, 3), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2))

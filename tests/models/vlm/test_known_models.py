@@ -62,6 +62,7 @@ def test_the_models_that_recipes_train_are_known() -> None:
     assert named == set(KNOWN_MODELS)
 
 
+@pytest.mark.slow
 def test_the_speed_of_the_measured_step_is_the_measured_one() -> None:
     lora = LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"])
     shape = StepShape(

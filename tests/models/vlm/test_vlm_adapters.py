@@ -77,6 +77,7 @@ def test_targets_that_are_one_of_several_stay_within_the_frozen_part(targets: st
     assert len(updated) == 2 * 2 * 2 and all(".language_model." in name for name in updated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["lora", "mdp"])
 def test_one_switch_gives_back_the_model_before_both(first: str) -> None:
     model = captioner("llava_onevision")
@@ -112,6 +113,7 @@ def test_a_reference_pass_between_forward_and_backward_does_not_disturb_gradient
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": [PROJECTOR]}])
 @pytest.mark.parametrize("first", ["lora", "mdp"])
 def test_adapters_alone_are_saved_and_loaded(first: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -138,6 +140,7 @@ def test_a_lora_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         captioner("llava_onevision").load_adapters(tmp_path)
 
 
+@pytest.mark.slow
 def test_peft_itself_reads_the_saved_lora(tmp_path: Path) -> None:
     from peft import PeftModel
 
@@ -153,6 +156,7 @@ def test_peft_itself_reads_the_saved_lora(tmp_path: Path) -> None:
     torch.testing.assert_close(scores(again), expected, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["lora", "mdp"])
 def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to(first: str) -> None:
     model = adapted(first=first, modules_to_save=[PROJECTOR])
@@ -173,6 +177,7 @@ def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to
         assert torch.equal(scores(model), settled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -209,6 +214,7 @@ def test_what_is_merged_into_one_of_two_tied_weights_leaves_the_other(options: d
     torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
     model = adapted(modules_to_save=[PROJECTOR])
     stir(model)

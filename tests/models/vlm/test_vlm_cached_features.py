@@ -67,6 +67,7 @@ def tuned(folder: Path, *callbacks: Any) -> VLMCaptioner:
     return fit(list(callbacks), folder, captioner("qwen3_vl", scoring="packed"), data=ColorPairs(pairs=4, batch_size=2))
 
 
+@pytest.mark.slow
 def test_training_with_lora_is_equal_and_encodes_each_pair_once(tmp_path: Path, encoded: list[int]) -> None:
     plain = tuned(tmp_path, LoRA(rank=2, **ON_LANGUAGE))
     assert sum(encoded) == 2 * 4

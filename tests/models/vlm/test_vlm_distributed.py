@@ -141,6 +141,7 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
         torch.testing.assert_close(value.float(), whole[name].float(), rtol=1e-2, atol=5e-3, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Path) -> None:
     """What other processes make, to be filled by the first; tied weights as in Qwen2.5-VL-3B."""

@@ -71,6 +71,7 @@ def question(model: VLMCaptioner, sample: PairSample) -> str:
     return (model.hparams["prompts"] or {}).get(sample.meta.get("part", ""), model.hparams["prompt"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
     model: VLMCaptioner = model_of(kind)
@@ -131,6 +132,7 @@ def test_batched_greedy_equals_generate(kind: str, model_of: Any) -> None:
     assert result == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(BOTH_WAYS | RECURRENT | {"glm4v"}))
 def test_the_check_finds_what_packing_would_get_wrong(kind: str, model_of: Any) -> None:
     net: Any = model_of(kind).net
@@ -173,6 +175,7 @@ def test_a_family_of_one_s_own_is_used(folder: Any, monkeypatch: pytest.MonkeyPa
     assert scoring_errors(model.net, ["packed"])["packed"] < 1e-5  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_idc.models import check_family
     from lightning_idc.models.vlm import families

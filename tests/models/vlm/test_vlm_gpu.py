@@ -144,6 +144,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stirred("qwen2_5_vl", 0.1).save_model(tmp_path_factory.mktemp("stock"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", BOTH)
 def test_what_trains_in_16_bits_is_whole_moves_and_has_the_same_gradients(
     device: str, stock: Path, tmp_path: Path

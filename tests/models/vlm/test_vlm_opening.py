@@ -184,6 +184,7 @@ def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images:
             ask(shown, ["<|image_pad|> what?"])
 
 
+@pytest.mark.slow
 def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(stock, base)
@@ -267,6 +268,7 @@ class LocalHub:
         return f"https://hub/{repo_id}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["captioner", "model", "adapters"])
 def test_what_is_pushed_is_whole_and_has_a_card(
     layout: str, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -316,6 +318,7 @@ def test_what_cannot_be_pushed_raises_an_error_before_the_upload(stock: Path) ->
     assert not Path("unused").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", ["now", "before transformers 4.52", "pickled"])
 def test_a_lora_of_another_program_is_opened_on_its_base(
     names: str, stock: Path, tmp_path: Path, images: tuple[Path, Path]
@@ -347,6 +350,7 @@ def test_a_lora_of_another_program_is_opened_on_its_base(
     assert (found - before).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_saved_adapters_are_opened_on_their_base(stock: Path, tmp_path: Path, images: tuple[Path, Path]) -> None:
     import lightning_idc
 
@@ -395,6 +399,7 @@ def tied(stock: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "options"),
     [
@@ -426,6 +431,7 @@ def test_adapters_of_peft_compute_what_peft_computes(
     torch.testing.assert_close(scores(merged), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_adapters_with_other_tokens_or_another_base_are_refused(stock: Path, tied: Path, tmp_path: Path) -> None:
     import lightning_idc
 
@@ -454,6 +460,7 @@ def test_adapters_with_other_tokens_or_another_base_are_refused(stock: Path, tie
     refused(tmp_path / "other", "a folder that is not on this machine")
 
 
+@pytest.mark.slow
 def test_a_missing_shard_is_named(stock: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForImageTextToText
 
@@ -470,6 +477,7 @@ def test_a_missing_shard_is_named(stock: Path, tmp_path: Path) -> None:
         lightning_idc.load(tmp_path / "model", device="cpu")
 
 
+@pytest.mark.slow
 def test_a_lora_on_the_hub_is_opened_on_its_base_on_the_hub(
     stock: Path, tmp_path: Path, images: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_frozen_weights_are_not_cast_at_each_call(stock: Path, tmp_path: Path) -
     assert counts["bf16-mixed"] == 0 and counts[32] > 20
 
 
+@pytest.mark.slow
 def test_the_merger_is_a_projector(stock: Path, tmp_path: Path) -> None:
     model, _ = run(stock, tmp_path, 32, steps=1)
     groups = {group["name"]: group for group in model.trainer.optimizers[0].param_groups}

@@ -116,6 +116,7 @@ def test_training_on_int4_is_refused(stock: Path) -> None:
         trainer.fit(VLMCaptioner(model=str(stock), quantize="int4"), ColorPairs(batch_size=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["4bit", "8bit", "int8"])
 def test_lora_is_not_merged_into_quantized_weights(kind: str, stock: Path, tmp_path: Path) -> None:
     """Oracle: the way that the message names, over weights that are not quantized."""

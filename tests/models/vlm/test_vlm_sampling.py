@@ -30,6 +30,7 @@ def test_probabilities_are_those_of_the_logits_processors(temperature: float, to
     torch.testing.assert_close(sampling_probabilities(logits.log_softmax(-1), temperature, top_p), expected)
 
 
+@pytest.mark.slow
 def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

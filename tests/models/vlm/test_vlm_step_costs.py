@@ -80,6 +80,7 @@ def _note(reads: list[str], name: str) -> None:
         reads.append(f"{name} in {Path(path).name}:{frame.f_lineno} {function}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
 @pytest.mark.parametrize("kind", ["one caption", "two captions", "preferences"])
 def test_a_step_reads_nothing_from_the_device(
@@ -136,6 +137,7 @@ def operators_of_the_tower(depth: int, pairs: int) -> int:
     return mode.count
 
 
+@pytest.mark.slow
 def test_a_block_of_the_tower_takes_few_operators_however_many_pairs() -> None:
     one, two = operators_of_the_tower(2, 1), operators_of_the_tower(2, 2)
     assert two == one
@@ -187,6 +189,7 @@ def test_lora_without_casts_of_its_input_computes_the_same() -> None:
 # ---- floating-point operations ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", [True, False])
 def test_planned_operations_are_those_that_torch_counts(adapted: bool) -> None:
     config = architecture("qwen2_5_vl")

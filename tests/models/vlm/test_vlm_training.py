@@ -66,6 +66,7 @@ def test_it_learns_its_tokens_and_to_describe(tmp_path: Path) -> None:
         assert caption.text in sentences and caption.log_prob <= 0
 
 
+@pytest.mark.slow
 def test_a_test_without_callbacks_brings_tokens_and_adapters(trained: Path) -> None:
     class Chatty(ColorPairs):
         def train_captions(self) -> list[str]:
@@ -78,6 +79,7 @@ def test_a_test_without_callbacks_brings_tokens_and_adapters(trained: Path) -> N
     assert fresh.scores is not None and len(fresh.predictions) == len(ColorPairs().pairs_of("test"))
 
 
+@pytest.mark.slow
 def test_a_warm_start_keeps_the_tokens_of_its_weights(trained: Path, tmp_path: Path) -> None:
     warm = fit(small(init_from=str(trained), tokenizer_size=300), [LoRA(rank=2, alpha=4)], tmp_path, max_steps=0)
     start = load_captioner(trained)
@@ -112,6 +114,7 @@ def test_groups_have_the_paper_s_learning_rates(tmp_path: Path) -> None:
     assert set(lora) <= {id(p) for p in groups["language"]["params"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llava_onevision", "qwen2_5_vl", "internvl", "idefics3"])
 def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
     from lightning_idc.methods.m3diff.mdp import MDP
@@ -138,6 +141,7 @@ def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
 # ---- where models come from ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [name for name in ARCHITECTURES if name != "smolvlm"])
 def test_a_folder_gives_the_same_model_again(kind: str, tmp_path: Path) -> None:
     model = captioner(kind)
@@ -154,6 +158,7 @@ def test_a_folder_gives_the_same_model_again(kind: str, tmp_path: Path) -> None:
         assert torch.equal(again.log_probs(again.encode(other), other.tokens), expected)
 
 
+@pytest.mark.slow
 def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     captioner("llava_onevision").save_model(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -198,6 +203,7 @@ def test_checkpoints_leave_frozen_weights_to_the_model_they_came_from(tmp_path: 
         assert torch.equal(end.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_weights_that_a_checkpoint_must_bring_are_missed(tmp_path: Path) -> None:
     captioner("llava_onevision").save_model(tmp_path / "stock")
     model = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=1)

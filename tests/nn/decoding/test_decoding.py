@@ -108,6 +108,7 @@ def plain_beams(net: TextNet, features: PairFeatures, max_length: int, beams: in
     return max(finished, key=lambda caption: caption[0])[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("beams", "penalty", "max_length"), [(1, 1.0, 12), (3, 1.0, 12), (4, -1.0, 8), (6, 2.0, 12)])
 @torch.no_grad()
 def test_beam_search_equals_plain_search_of_single_pairs(beams: int, penalty: float, max_length: int) -> None:
