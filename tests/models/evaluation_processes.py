@@ -18,7 +18,8 @@ from lightning_idc.models import evaluation
 
 SECONDS = 60
 """Most that an evaluation of seven pairs may take; a process that waits for ever dies of it."""
-SIZES = (1, 2, 3, 5, 7)
+SIZES = ((1, 1), (2, 1), (3, 2), (5, 1), (5, 2), (7, 1))
+"""Numbers of pairs, and of pairs in a batch."""
 REFERENCES = {
     "all": lambda index: True,
     "first": lambda index: index == 0,
@@ -71,10 +72,9 @@ def main(processes: int, out: Path) -> None:
         evaluation.FAST_METRICS
     )  # METEOR takes seconds per evaluation and is gathered as the others are
     result = {}
-    for size in SIZES:
+    for size, batch_size in SIZES:
         for which in REFERENCES:
-            for batch_size in (1, 2):
-                result[f"{size} {which} {batch_size}"] = evaluate(processes, size, which, batch_size)
+            result[f"{size} {which} {batch_size}"] = evaluate(processes, size, which, batch_size)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(result, out / f"{processes}.pt")
 
