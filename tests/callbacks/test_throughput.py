@@ -26,6 +26,7 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Tr
     return trainer
 
 
+@pytest.mark.slow
 def test_tokens_and_pairs_a_second_with_and_without_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = measure(tmp_path, monkeypatch, batches=2, warmup=1)
     measured = {name: float(value) for name, value in trainer.callback_metrics.items() if "per_second" in name}

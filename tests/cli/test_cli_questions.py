@@ -255,6 +255,7 @@ def test_questions_about_a_single_image(tmp_path: Path, checkpoint: Path, monkey
     assert [json.loads(line)["pair"] for line in out.read_text().splitlines()] == ["spatialreal.0.0", "spatialreal.1.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "internvl"])
 def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
     from lightning_idc.models.vlm.question_answering import QuestionAnswerer

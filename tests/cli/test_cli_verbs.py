@@ -239,6 +239,7 @@ def test_data_check_names_the_bad_record_and_the_missing_argument(
     assert "SyntheticPairs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_data_check_passes_on_rendered_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--train_pairs", "3", "--val_pairs", "2", "--test_pairs", "2", "--render_size", "32"]
     assert main(["data", "check", "synthetic", "--cache_dir", str(tmp_path), "--progress", "false", *sizes]) == 0

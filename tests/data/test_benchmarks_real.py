@@ -158,6 +158,7 @@ def test_levir_cc(levir: Path) -> None:
     assert str(record.after.relative_to(levir.resolve())) == f"images/val/B/{record.id}"
 
 
+@pytest.mark.slow
 def test_birds_to_words_tokenised(birds: Path, annotations: Path) -> None:
     data = BirdsToWords(birds)
     expected = [Counts(2_685, 12_890, 0, 0), Counts(325, 1_556, 0, 0), Counts(337, 1_604, 0, 0)]
@@ -289,6 +290,7 @@ def real_edits(shared: Path, root: Path) -> tuple[Benchmark, str, int]:
     return ImageEditingRequest(root, official=False, image_size=64), "test", 30
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LEVIR-CC train. left out")
 @pytest.mark.parametrize("make", [real_clevr, real_levir, real_magicbrush, real_edits])
 def test_real_pairs_load_transform_and_score(make: Any, shared: Path, tmp_path: Path) -> None:

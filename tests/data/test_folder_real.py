@@ -14,6 +14,7 @@ from PIL import Image
 from lightning_idc.data.benchmarks.folder import FolderPairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mgie_qual", "clevr_change"])
 @pytest.mark.parametrize("form", ["csv", "jsonl", "rows"])
 def test_real_pairs(shared: Path, tmp_path: Path, name: str, form: str) -> None:

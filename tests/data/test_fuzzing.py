@@ -144,6 +144,7 @@ def test_one_invalid_value_in_a_valid_file(kind: type[Benchmark], position: int,
     read(kind, tmp_path)
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(sorted(CLEVR)), position=st.integers(0, 3), other=VALUES)
 @example(name="change_captions_by_IOU.json", position=1, other="wide")
 @QUICK

@@ -103,6 +103,7 @@ def test_sphere_covers_its_projected_cone(backend: str, height: int, width: int)
     np.testing.assert_array_equal(seen[0] == 0, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_agree_with_ray_marching(backend: str, shape: str) -> None:

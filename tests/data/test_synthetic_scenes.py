@@ -51,6 +51,7 @@ def test_words_of_changed_objects_are_balanced(pairs: list[ScenePair], words: tu
     assert chi_square(named, words) < (3.5 if len(words) > 3 else 7.0), named
 
 
+@pytest.mark.slow
 def test_each_shape_has_one_noun(pairs: list[ScenePair]) -> None:
     nouns = Counter(word for pair in pairs for text in pair.captions for word in text.split())
     assert not {"ball", "block", "object", "thing", "sphere's"} & set(nouns)
@@ -84,6 +85,7 @@ def test_reports_parse_to_their_claims(reports: list[ScenePair]) -> None:
         assert parse_report(caption) == [change.claim for change in pair.changes]
 
 
+@pytest.mark.slow
 def test_all_twelve_types_of_omnidiff_occur(reports: list[ScenePair]) -> None:
     assert len(omnidiff.KINDS) == 12
     kinds = Counter(change.claim.kind for pair in reports for change in pair.changes)

@@ -71,6 +71,7 @@ def test_code_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert set(re.findall(r"^```(\w+)", text, re.MULTILINE)) == {"bash", "console", "python"}, "all kinds are tested"
 
 
+@pytest.mark.slow
 def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
     for method, tests in site().matrix().items():
         for feature, named in tests.items():

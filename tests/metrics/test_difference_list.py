@@ -77,6 +77,7 @@ def test_recognises_no_change_in_any_wording() -> None:
     assert counts is not None and counts.same_same == len(SAME) and counts.changed_changed == 1
 
 
+@pytest.mark.slow
 def test_recognises_no_change_of_levir_cc_and_nothing_else(shared: Path) -> None:
     path = shared / "realdata" / "annotations" / "levir_cc" / "levir_cc_captions.json.gz"
     if not path.is_file():

@@ -166,6 +166,7 @@ def test_spot_the_diff_counts(annotations: Path) -> None:
     assert counts == {"grouped": (1270, 1270, 2107), "entry": (1270, 1404, 2107), "multi": (1270, 1270, 1270)}
 
 
+@pytest.mark.slow
 def test_ids_score_as_words_except_unknown_words(annotations: Path, tmp_path: Path) -> None:
     vocabulary = read_vocabulary(annotations / "levir_cc" / "vocab.json")
     with gzip.open(annotations / "levir_cc" / "levir_cc_captions.json.gz", "rt") as file:

@@ -83,6 +83,7 @@ def test_any_small_corpus_equals_pycocoevalcap(pairs: list[tuple[list[str], list
     assert_equal_to_oracle([candidate for candidate, _ in pairs], [expected for _, expected in pairs])
 
 
+@pytest.mark.slow
 def test_real_references_score_equal_end_to_end(shared: object) -> None:
     """Spot-the-Diff's test references: the first of each pair against the others, tokenisation by Java included."""
     if shutil.which("java") is None:

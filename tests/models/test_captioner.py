@@ -58,6 +58,7 @@ def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
         assert tuned.hparams["max_length"] == expected
 
 
+@pytest.mark.slow
 def test_a_trainer_predicts_every_pair_once_and_as_describe_does(trained: TinyCaptioner) -> None:
     data = TinyPairs(batch_size=4)
     batches = Trainer(**QUIET).predict(trained, data)

@@ -59,6 +59,7 @@ def test_features_equal_openai_model(parity: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(clip.encode_text(io["ids"].long()), io["text_features"], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_read_torchscript_runs_no_code_and_rejects_other_files(parity: Path, tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "plain.pt")
     assert not is_torchscript(tmp_path / "plain.pt")

@@ -130,6 +130,7 @@ def test_counts_of_image_and_regions() -> None:
     assert not torch.equal(counts(three_changes), counts(cells))
 
 
+@pytest.mark.slow
 def test_captioner_loads_classifier_and_trains_count_embedding(weights: Path) -> None:
     net = captioner(weights, counts=3).built_net
     head = torch.load(weights)["state_dict"]["net.head.weight"]

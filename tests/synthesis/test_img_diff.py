@@ -205,6 +205,7 @@ class TestWholePipeline:
             for area in record.facts.get("areas", []):
                 assert area["dropped"] is None or {"reason", "value", "limit"} == set(area["dropped"])
 
+    @pytest.mark.slow
     def test_kept_regions_are_where_objects_were_pasted(self, folder: Path) -> None:
         measured = box_scores([r for r in RecordStore(folder / "made") if r.dropped is None])
         assert measured["precision"] > 0.9, measured
@@ -345,6 +346,7 @@ def test_missing_caption_fact_stops_the_run(tmp_path: Path) -> None:
         run(stages, SamplePhotos(), tmp_path / "a")
 
 
+@pytest.mark.slow
 def test_edits_change_one_box_and_record_it(shared: Path, tmp_path: Path) -> None:
     folder = shared / "realdata" / "aurora_magicbrush"
     if not folder.is_dir():

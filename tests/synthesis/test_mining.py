@@ -104,6 +104,7 @@ def test_similarity_windows() -> None:
     assert window.select(ids[:0], np.array([])).tolist() == []
 
 
+@pytest.mark.slow
 def test_planted_clusters_are_recovered() -> None:
     rng = np.random.default_rng(0)
     planted = np.repeat([0, 1, 2], 8)

@@ -29,6 +29,7 @@ def edits(model: dict[str, Any]) -> dict[str, Any]:
     return {"class_path": "lightning_idc.methods.img_diff.captions.PromptedEdits", "init_args": {"model": model}}
 
 
+@pytest.mark.slow
 def test_problems_of_all_stages_are_listed(tmp_path: Path) -> None:
     (tmp_path / "captions.txt").write_text("a dog\n" * 50_000)
     sentences = {

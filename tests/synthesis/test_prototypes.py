@@ -54,6 +54,7 @@ def test_images_of_another_library_are_rejected(cutouts: str, tmp_path: Path) ->
     assert "library 'rendered'" in text and library_identity(cutouts) in text
 
 
+@pytest.mark.slow
 def test_real_pairs_are_rejected(shared: Path, tmp_path: Path) -> None:
     folder = shared / "realdata" / "aurora_magicbrush"
     if not folder.is_dir():

@@ -78,6 +78,7 @@ def test_refilter_equals_a_run_with_the_preset(preset: str, edited: Path, scored
     assert 0 < direct.counts()[0] <= scored.counts()[0]
 
 
+@pytest.mark.slow
 def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> None:
     kept = {
         preset: run(Refilter(preset), str(scored.folder), tmp_path / preset).counts()[0]

@@ -152,6 +152,7 @@ def in_child(work: object) -> int:
     return process.exitcode or 0
 
 
+@pytest.mark.slow
 def test_forked_worker_reads_open_shards_of_its_parent(tmp_path: Path) -> None:
     pixels = make(tmp_path / "s", 70).table("rows").column("pixels")
     pixels[0]

@@ -115,6 +115,7 @@ def test_retriever_loss_does_not_change_the_policy(tmp_path: Path) -> None:
     assert_same(host_state(step(0.0)), host_state(step(3.0)))
 
 
+@pytest.mark.slow
 def test_callback_order_does_not_matter_and_no_weight_is_stored_twice(tmp_path: Path) -> None:
     callbacks = [PreferenceOptimization(), AdversarialRetriever(candidates=6)]
     first = fit(callbacks, tmp_path / "first", max_steps=3)

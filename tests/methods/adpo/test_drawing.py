@@ -40,6 +40,7 @@ def test_a_retriever_of_a_checkpoint_draws_what_it_prefers(trained: tuple[TinyCa
     assert all(set(row) <= captions - set(source.captions(index)) for index, row in enumerate(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [SelfSampled(), RewardMined(LengthReward(2, 4), samples=2, max_reward=None)])
 def test_samples_of_the_captioner_are_wrong_captions(
     source: SelfSampled | RewardMined, trained: tuple[TinyCaptioner, TinyPairs, str]

@@ -68,6 +68,7 @@ def test_training_raises_the_reward(sft: str, tmp_path: Path) -> None:
         assert {"train/reward_std", "train/frac_reward_zero_std", "train/clip_ratio/region_mean"} <= metrics.keys()
 
 
+@pytest.mark.slow
 def test_first_step_equals_reinforce_with_baseline(sft: str, tmp_path: Path) -> None:
     reward = ColourReward()
     callback = GroupRelative(reward, samples=6, scale="leave_one_out", averaging="constant")

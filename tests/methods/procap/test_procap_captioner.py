@@ -79,6 +79,7 @@ def test_cached_decoding_equals_uncached(folder: Path, variant: str, queries: in
     assert torch.allclose(torch.tensor(cached.mean_log_probs), torch.tensor(plain.mean_log_probs), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tokenizer_is_frozen_and_all_other_parameters_learn(folder: Path) -> None:
     model = built(folder).train()
     model.score(
@@ -148,6 +149,7 @@ def test_trained_checkpoint_is_self_contained(folder: Path, tmp_path: Path, opti
     assert "test/CIDEr-D" in Trainer(**QUIET).test(again, data(folder), verbose=False)[0]
 
 
+@pytest.mark.slow
 def test_explicit_frames_replace_queries(folder: Path) -> None:
     seed_everything(2, verbose=False)
     model = second_stage(folder, explicit_frames=str(folder / "procedures"))

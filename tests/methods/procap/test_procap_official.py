@@ -161,6 +161,7 @@ def test_convert_second_stage(shared: Path, tmp_path: Path) -> None:
         convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))
 
 
+@pytest.mark.slow
 def test_convert_vqgan(shared: Path, tmp_path: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     state = below(weights, "intermediate_generator.vae.model.")

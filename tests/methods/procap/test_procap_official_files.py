@@ -39,6 +39,7 @@ def test_vqgan_ids_equal_the_official_code(case: str, shared: Path, tmp_path: Pa
             )
 
 
+@pytest.mark.slow
 def test_convert_vqgan_command(shared: Path, tmp_path: Path) -> None:
     folder = shared / "parity" / "vqgan_256"
     if not folder.is_dir():

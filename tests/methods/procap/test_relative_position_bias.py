@@ -96,6 +96,7 @@ def test_second_stage_loads_the_relative_bias(folder: Path, tmp_path: Path) -> N
     assert torch.equal(again.built_net.encoder.get_parameter("relative.table"), table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [first_stage, second_stage])
 def test_official_variant_rejects_relative_bias(folder: Path, stage: object) -> None:
     model = stage(folder, variant="official", relative_position_bias=True)  # type: ignore[operator]

@@ -52,6 +52,7 @@ def test_warp_equals_the_official_code(parity: Path) -> None:
     close(warp(io["image"], io["flow"]), io["warped"], 1e-5)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("shape", ["square", "wide"])
 def test_parts_equal_the_official_code(parity: Path, narrow: VFIformer, shape: str) -> None:
@@ -68,6 +69,7 @@ def test_parts_equal_the_official_code(parity: Path, narrow: VFIformer, shape: s
     close(narrow(before, after), io["middle"])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_published_size_equals_the_official_code(parity: Path) -> None:
     sizes = json.loads((parity / "names_full_size.json").read_text())
@@ -104,6 +106,7 @@ def test_small_variant_has_the_official_names(parity: Path) -> None:
     assert sum(p.numel() for p in net.parameters()) == sizes["parameters"]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_midpoint_from_official_weights(parity: Path, narrow: VFIformer, tmp_path: Path) -> None:
     midpoint = VFIformerMidpoint(str(official_file(parity, tmp_path / "net_220.pth")))

@@ -57,6 +57,7 @@ def test_a_known_model_has_its_published_number_of_parameters(name: str) -> None
     assert plan.num_frozen + sum(plan.num_trained.values()) == PARAMETERS[name]
 
 
+@pytest.mark.slow
 def test_the_models_that_recipes_train_are_known() -> None:
     named = set().union(*(models_of(read_yaml(path)) for path in shipped().values()))
     assert named == set(KNOWN_MODELS)

@@ -100,6 +100,7 @@ def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
                 torch.testing.assert_close(result[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_part_of_both_images_is_visible(kind: str, model_of: Any) -> None:
     for size in CELL_SIZES:
