@@ -3,7 +3,7 @@
 # make test-all  all tests, with every recipe and those in several processes: what CI runs
 # make lock   hashes of the packages in requirements.lock, made anew for the versions that it names
 # make fuzz   ten minutes of drawn inputs for everything that reads files; guided by coverage where atheris is (.[fuzz])
-# make bench-gpu BENCH_PART=1  what is measured on a GPU, part 1 or 2, each under nine minutes, into benchmarks/results/gpu
+# make bench-gpu BENCH_PART=1  what is measured on a GPU, parts 1 to 3, each under nine minutes, into benchmarks/results/gpu
 # make lint   ruff
 # make types  mypy
 # make docs   the documentation as a site, in site/

@@ -1,7 +1,8 @@
 """All GPU benchmarks, in parts of less than nine minutes; or the same on a CPU with tiny networks.
 
     make bench-gpu BENCH_PART=1  # tests marked gpu, scoring of a vision-language model, small captioners
-    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, and TRL's if it is installed, and decoding
+    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, and TRL's if it is installed
+    make bench-gpu BENCH_PART=3  # decoding of that model: dynamic and static cache, compiled, CUDA graphs, LoRA
     python -m benchmarks.gpu --part 1 --tiny --out FOLDER  # smoke test on a CPU
 
 Needs only the repository and its packages, no network. Each result is a file of ``benchmarks/results/gpu`` with
@@ -37,9 +38,12 @@ def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
     def script(name: str, *arguments: str) -> list[str]:
         return ["-m", f"benchmarks.{name}", *arguments, "--out", str(out / f"{name}.json")]
 
+    if part == 3:
+        sizes = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4", "16"]
+        lengths = ["--length", "4", "--runs", "1"] if tiny else ["--length", "64", "--seconds", "330"]
+        return [script("vlm_decode", *sizes, *device, *lengths)]
     if part == 1:
         vlm = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4"]
-        writing = ["--length", "4", "--runs", "1"] if tiny else ["--length", "64"]
         scoring = ["--length", "4", "--runs", "1"] if tiny else ["--length", "60", "--answers", "4"]
         small = ["--tiny", "--steps", "2", "--precisions", "32-true"] if tiny else []
         reading = ["--columns", "namc", "--batches", "1", "--tokens", "2", "--runs", "1"] if tiny else []
@@ -59,14 +63,12 @@ def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
         if tiny
         else [*QWEN, "--batch", "8", "--steps", "15", "--seconds", "420"]
     )
-    vlm = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4"]
-    writing = ["--length", "4", "--runs", "1"] if tiny else ["--length", "64"]
-    return [script("vlm_training", *sizes, "--rows", *rows), script("vlm_decode", *vlm, *device, *writing)]
+    return [script("vlm_training", *sizes, "--rows", *rows)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", type=int, choices=(1, 2), required=True)
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), required=True)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
     args = parser.parse_args()
