@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from helpers.paper import best
-from helpers.stages_here import stages_here
+from helpers.stages_here import run_stages_of_two_devices
 from helpers.vlm_tiny import captioner, samples
 from PIL import Image
 
@@ -73,13 +73,14 @@ def others(data: Path) -> None:
             Image.fromarray(picture).save(data / folder / name)
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.timeout(300)
 def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_each_benchmark(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
-    stages_here(monkeypatch)  # a process for each stage costs seconds
+    two_processes = run_stages_of_two_devices(monkeypatch)
     monkeypatch.setattr(Benchmark, "miscount", lambda self, split: None)  # stand-ins have other counts
     shown: list[tuple[str, torch.Tensor]] = []
     collate = VLMCaptioner.collate
@@ -98,18 +99,24 @@ def test_img_diff_is_tuned_on_with_boxes_drawn_and_its_questions_asked_and_then_
     given = {
         "matrix.data": "replacement",
         "matrix.model": "llava_1_5_7b",
-        "matrix.weights": "lora",
+        "matrix.weights": "full",
         "model.model": str(here / "stock"),
         "model.max_length": "6",
         "data.num_workers": "0",
         "trainer.accelerator": "cpu",
         "trainer.devices": "1",
+        "trainer.strategy": "auto",
         "trainer.precision": "32-true",
         "trainer.accumulate_grad_batches": "1",
+        # of the recipe's eight devices, two train one of the benchmarks
+        "stages.adapt_spot_the_diff.data.official": "false",
+        "stages.adapt_spot_the_diff.trainer.devices": "2",
+        "stages.adapt_spot_the_diff.trainer.strategy": '{"class": "ShardedStrategy"}',
         "out": str(here / "run"),
     }
     arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
     assert main(["run", str(RECIPE), *arguments]) == 0
+    assert two_processes == ["adapt_spot_the_diff"]
     assert {part for part, _ in shown} == {"replacement", "alone"}
     tuned, adapted = (
         torch.load(best(here / "run", name), weights_only=True)["state_dict"]
