@@ -57,7 +57,9 @@ class ReconstructionQuality(Callback):
                 f"ReconstructionQuality needs a MaskedReconstruction with a tokenizer called {self.of!r}; add one to "
                 f"the callbacks, or leave ReconstructionQuality out"
             )
-        assert isinstance(pl_module, PairCaptioner) and isinstance(batch, PairBatch)
+        if not isinstance(pl_module, PairCaptioner):
+            raise ConfigError(f"ReconstructionQuality measures a PairCaptioner; this is a {type(pl_module).__name__}")
+        assert isinstance(batch, PairBatch)
         steps = AddonSteps(pl_module, batch, batch_idx)
         steps.change_features(pl_module.encode(steps.change_batch()))
         tokens, _, masked = addon.encode_masked(cast(TrainingStep[PairCaptioner], steps.contexts[self.of]))

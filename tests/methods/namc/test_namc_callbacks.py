@@ -551,6 +551,17 @@ def test_mir_on_another_lightning_module_needs_a_sub_module_that_reads_pairs(tmp
         train("backbone", BoringDataModule())
 
 
+class Validated(Foreign):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+def test_reconstruction_quality_needs_a_captioner(tmp_path: Path) -> None:
+    callbacks = [MaskedReconstruction(tokenizer(), at="backbone"), ReconstructionQuality()]
+    with pytest.raises(ConfigError, match="ReconstructionQuality measures a PairCaptioner; this is a Validated"):
+        fit(Validated(), callbacks, RejectedPairs(), tmp_path, limit_val_batches=1)
+
+
 class Overlooks(Foreign):
     """Encodes some of the pairs only."""
 
