@@ -1,4 +1,4 @@
-"""Merged folders as vLLM's loader reads them. vLLM itself cannot be installed without a GPU's libraries.
+"""Merged folders as vLLM's loader reads them, without vLLM; ``test_vllm.py`` runs vLLM itself where it is installed.
 
 Its loader takes the class from `architectures`, the weights from the safetensors files that the index names (all of
 them, under the published names), tokenizer and processor from the folder, and stop tokens from `generation_config`.
