@@ -1,4 +1,4 @@
-"""Answers of vLLM to a pair of images, run by vLLM's own Python: a JSON list of jobs in, one list of token ids each out."""
+"""Answers of vLLM to pairs of images, run by vLLM's own Python: a JSON list of jobs in, lists of token ids out."""
 
 from __future__ import annotations
 
