@@ -61,8 +61,8 @@ def steps(
     [
         # tracing the backward pass takes ten seconds a graph
         ("qwen2_5_vl", "aot_eager", {"counts": (2,), "reference": False}, 3),
-        ("qwen2_vl", "eager", {}, 7),
-        ("qwen3_vl", "eager", {}, 7),
+        ("qwen2_vl", "eager", {}, 6),
+        ("qwen3_vl", "eager", {}, 6),
         ("llava_onevision", "eager", {}, 7),
     ],
 )
