@@ -82,15 +82,15 @@ def test_all_steps_share_one_graph(kind: str) -> None:
     assert not counters["graph_break"]
 
 
-def trained(folder: Path, cache: str, steps: int, ckpt: Path | None = None) -> VLMCaptioner:
-    """A captioner after GRPO with LoRA, validated every second step."""
+def trained(folder: Path, ckpt: Path | None = None, **options: Any) -> VLMCaptioner:
+    """A captioner after four steps of GRPO with LoRA, validated every second step."""
     seed_everything(1, verbose=False)
-    model = captioner("qwen2_5_vl", cache_implementation=cache).train()
+    model = captioner("qwen2_5_vl", **options).train()
     lora = LoRA(rank=2, alpha=4, freeze=["model", "lm_head"])
     checkpoint = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=2)
     trainer = Trainer(
         **{**QUIET, "callbacks": [lora, GroupRelative(LengthReward(1, 3), samples=3, temperature=2.0), checkpoint]},
-        max_steps=steps,
+        max_steps=4,
         val_check_interval=2,
         limit_val_batches=1,
         default_root_dir=folder,
@@ -106,9 +106,13 @@ def test_training_between_rollouts_and_validation_is_unchanged(tmp_path: Path) -
         return dict(model.named_parameters())
 
     initial = weights(captioner("qwen2_5_vl"))
-    dynamic = weights(trained(tmp_path / "dynamic", "dynamic", 4))
-    static = weights(trained(tmp_path / "static", "static", 4))
-    resumed = weights(trained(tmp_path / "resumed", "static", 4, ckpt=tmp_path / "static" / "step=2.ckpt"))
+    dynamic = weights(trained(tmp_path / "dynamic"))
+    options: dict[str, Any] = {"cache_implementation": "static", "compile_config": {"backend": "eager"}}
+    torch._dynamo.reset()
+    counters.clear()
+    static = weights(trained(tmp_path / "static", **options))
+    assert counters["stats"]["unique_graphs"] == 1, "rollouts and validation share a graph"
+    resumed = weights(trained(tmp_path / "resumed", ckpt=tmp_path / "static" / "step=2.ckpt", **options))
     assert any("lora_B" in name and bool(value.any()) for name, value in static.items())
     for name, value in static.items():
         assert torch.equal(value, dynamic[name]) and torch.equal(value, resumed[name])
