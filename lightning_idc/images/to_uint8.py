@@ -49,6 +49,9 @@ def _select_bands(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
     if raw.space:
         raw = replace(raw, values=to_srgb(raw.values, raw.profile, raw.space), space="", profile=None)
     count = len(raw.values) + (raw.alpha is not None)
+    # all options that a first reading needs, in one message
+    ranged = raw.values.dtype == np.uint8 or options.value_range is not None
+    also = "" if ranged else f"; and map the {raw.values.dtype} values to 8 bits with value_range: {VALUE_RANGE_FORMS}"
     if options.bands is not None:
         bands = list(range(count)) if options.bands == "all" else [int(band) for band in options.bands]
         out_of_range = [band for band in bands if band >= count]
@@ -67,14 +70,14 @@ def _select_bands(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
         if not raw.alpha_is_mask:
             raise DataError(
                 f"{name} has {count} bands, of which band {count - 1} is marked as opacity, though such files often "
-                f"hold near infrared there; choose with bands: {list(range(min(3, count - 1)))}, or bands: all"
+                f"hold near infrared there; choose with bands: {list(range(min(3, count - 1)))}, or bands: all{also}"
             )
         raw = replace(raw, missing=raw.missing_mask, alpha=None)
     _check_missing(raw, options, name)
     if len(raw.values) not in (1, 3):
         raise DataError(
             f"{name} has {count} bands; expected 1 or 3. Choose with bands, for example "
-            f"{[2, 1, 0] if count > 2 else [0]} (indices from 0), or bands: all"
+            f"{[2, 1, 0] if count > 2 else [0]} (indices from 0), or bands: all{also}"
         )
     return raw
 

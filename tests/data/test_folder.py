@@ -453,7 +453,7 @@ def test_image_size_allows_mixed_sizes(root: Path) -> None:
 def test_missing_folder_shows_expected_layout(tmp_path: Path, make: Any) -> None:
     make(tmp_path)
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(DatasetNotFoundError, match=r"Expected one of:(.|\n)*before/NAME\.png(.|\n)*train\.csv"):
+        with pytest.raises(DatasetNotFoundError, match=r"; expected before/ and after/ .*captions\.csv.*train\.csv"):
             captions(folder)
 
 

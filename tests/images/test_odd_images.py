@@ -176,7 +176,7 @@ CASES: dict[str, Case] = {
     ),
     "thirteen bands": (
         lambda p: tiff(p / "a.tif", THIRTEEN, photometric="minisblack", planarconfig="separate"),
-        r"has 13 bands; expected 1 or 3. Choose with bands",
+        r"has 13 bands; expected 1 or 3. Choose with bands.*; and map the uint16 values .* value_range: \[LOW, HIGH\]",
         {"bands": [3, 2, 1], "value_range": (0, 10_000)},
         scaled(THIRTEEN[[3, 2, 1]], 0, 10_000),
     ),

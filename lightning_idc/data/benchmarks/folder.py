@@ -223,7 +223,7 @@ class FolderPairs(PairDataModule):
     def _tables(self) -> list[tuple[Path, str | None]] | None:
         """Find the tables, each with its split; None for two folders."""
         if not self.root.is_dir():
-            raise DatasetNotFoundError(f"no such folder: {str(self.root)!r}.{_EXPECTED}")
+            raise DatasetNotFoundError(f"no such folder: {str(self.root)!r}; {_EXPECTED}")
         if self.annotations is not None:
             path = inside(self.root, self.annotations, "annotations", self.files.follow_links)
             if not path.is_file() or table_ending(path) is None:
@@ -247,19 +247,16 @@ class FolderPairs(PairDataModule):
         if not two_folders:
             sides = self.sides or ("before", "after")
             raise DatasetNotFoundError(
-                f"{self.root} has neither a table nor the folders {sides[0]}/ and {sides[1]}/.{_EXPECTED}"
+                f"{self.root} has neither a table nor the folders {sides[0]}/ and {sides[1]}/; {_EXPECTED}"
             )
         return None
 
 
-_EXPECTED = """ Expected one of:
-
-  before/NAME.png, after/NAME.png, captions.csv     columns id (NAME), captions; optional: split, change_type
-  A/ and B/, T1/ and T2/, im1/ and im2/             instead of before/ and after/; other names with sides: [OLD, NEW]
-  pairs.csv or pairs.jsonl                          columns before, after, captions; optional: id, split, change_type
-  train.csv, val.csv, test.csv                      the same columns, one file per split
-
-Paths in a table are relative to this folder."""
+_EXPECTED = (
+    "expected before/ and after/ (or A/ and B/, T1/ and T2/, im1/ and im2/, or sides: [OLD, NEW]) with captions.csv, "
+    "whose columns are id and captions; or pairs.csv, pairs.jsonl, or a table per split such as train.csv, whose "
+    "columns are before, after (paths relative to the folder) and captions"
+)
 
 
 def _list_names(records: Sequence[PairRecord], count: int) -> str:
