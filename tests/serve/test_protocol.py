@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra serve")
-SECONDS = 0.3
+SECONDS = 2.0
 
 
 class Server:
