@@ -388,14 +388,17 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
     held = peak = 0
     statuses: list[int] = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        nonlocal held, peak
-        held += len((await receive())["body"])
-        peak = max(peak, held)
-        await asyncio.sleep(0.02)
-        held -= 40
+    async def run(seconds: float, refused: int) -> None:
+        """Answer no request before so many have been refused."""
+        is_refused = asyncio.Event()
 
-    async def run(seconds: float) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal held, peak
+            held += len((await receive())["body"])
+            peak = max(peak, held)
+            await (is_refused.wait() if refused else asyncio.sleep(0.02))
+            held -= 40
+
         limits = Limits(app, max_bytes=50, seconds=seconds, max_requests=10, max_total=100)
         scope = {"type": "http", "method": "POST", "headers": [(b"content-length", b"40")]}
 
@@ -407,15 +410,17 @@ def test_requests_wait_until_there_is_room_for_their_bytes() -> None:
 
             async def send(message: Any) -> None:
                 statuses.append(message.get("status", 0))
+                if statuses.count(503) == refused:
+                    is_refused.set()
 
             await limits(scope, receive, send)
 
         await asyncio.gather(*(request() for _ in range(6)))
         assert limits._room.free == 100
 
-    asyncio.run(run(5.0))
+    asyncio.run(run(60.0, refused=0))
     assert peak == 80 and statuses == []
-    asyncio.run(run(0.01))
+    asyncio.run(run(0.5, refused=4))
     assert statuses.count(503) == 4 and peak == 80
 
 
@@ -428,11 +433,16 @@ def test_bodies_without_a_length_take_the_room_of_what_has_arrived() -> None:
     statuses: list[int] = []
     bodies: list[int] = []
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        bodies.append(len((await receive())["body"]))
-        await asyncio.sleep(0.01)
+    async def run(chunks: int, requests: int, together: int, seconds: float) -> None:
+        """Answer no request before so many have arrived."""
+        has_arrived = asyncio.Event()
 
-    async def run(chunks: int, requests: int, seconds: float) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            bodies.append(len((await receive())["body"]))
+            if len(bodies) >= together:
+                has_arrived.set()
+            await has_arrived.wait()
+
         limits = Limits(app, max_bytes=50, seconds=seconds, max_requests=100, max_total=100)
         lowest = 100
 
@@ -454,9 +464,9 @@ def test_bodies_without_a_length_take_the_room_of_what_has_arrived() -> None:
         assert limits._room.free == 100 and limits._room.growing == []
         assert lowest >= -50, "the total is exceeded by one body at most"
 
-    asyncio.run(run(1, 10, 0.001))
+    asyncio.run(run(chunks=1, requests=10, together=10, seconds=5.0))
     assert bodies == [10] * 10 and statuses == []
-    asyncio.run(run(4, 20, 5.0))
+    asyncio.run(run(chunks=4, requests=20, together=1, seconds=60.0))
     assert bodies[10:] == [40] * 20 and statuses == []
 
 
