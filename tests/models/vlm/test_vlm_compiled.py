@@ -57,7 +57,7 @@ def steps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model_type", "backend", "options", "most"),
+    ("model_type", "backend", "options", "max_graphs"),
     [
         # tracing the backward pass takes ten seconds a graph
         ("qwen2_5_vl", "aot_eager", {"counts": (2,), "reference": False}, 3),
@@ -67,7 +67,7 @@ def steps(
     ],
 )
 def test_compiled_layers_give_the_same_losses_with_few_graphs(
-    model_type: str, backend: str, options: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+    model_type: str, backend: str, options: dict[str, Any], max_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # graphs are compared here, not the code that a compiler makes of them
     monkeypatch.setattr(nn.Module, "compile", partialmethod(_compile_with, backend))
@@ -77,7 +77,7 @@ def test_compiled_layers_give_the_same_losses_with_few_graphs(
     compiled = tuned(model_type)
     compile_layers(compiled.built_net)
     scores, gradients = steps(compiled, **options)
-    assert 0 < counters["stats"]["unique_graphs"] <= most
+    assert 0 < counters["stats"]["unique_graphs"] <= max_graphs
     assert not counters["graph_break"]
     for score, other in zip(scores, expected, strict=True):
         torch.testing.assert_close(score, other, rtol=1e-2, atol=1e-2)
