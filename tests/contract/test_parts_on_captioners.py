@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -53,6 +53,8 @@ REFUSED: dict[tuple[str, str], str] = {
 BATCH_NORM = ("PairTransformer", "NAMC")
 WITHOUT_DROPOUT = ("PreferenceOptimization", "PreferenceOptimization, AdaptersOff", "GroupRelative", "SelfCritical")
 """Parts that train a captioner in eval mode."""
+CHECKPOINTS = TemporaryDirectory()
+GROUPED_BY = "captioner"
 CELLS = [(part, captioner) for part in PARTS for captioner in CAPTIONERS]
 WORKING = [cell for cell in CELLS if cell not in REFUSED]
 cells = pytest.mark.parametrize(("part", "captioner"), WORKING)
@@ -87,12 +89,17 @@ def train(captioner: str, callbacks: list[Callback], folder: Path, **options: An
     return fit(callbacks, folder, CAPTIONERS[captioner](), data=data, **options)
 
 
+def saver(folder: Path) -> ModelCheckpoint:
+    """Saves after three steps of four, in the middle of the second epoch."""
+    return ModelCheckpoint(folder, filename="three", every_n_train_steps=3, save_top_k=-1)
+
+
 @cache
-def trained(part: str, captioner: str) -> tuple[Any, Idle]:
-    """A captioner trained with a part; tests must leave it as it is."""
-    idle = Idle()
-    with TemporaryDirectory() as folder:
-        return train(captioner, [*PARTS[part].callbacks(captioner), idle], Path(folder)), idle
+def trained(part: str, captioner: str) -> tuple[Any, Idle, Path]:
+    """A captioner trained with a part, and its checkpoint after three steps; tests must leave it as it is."""
+    idle, folder = Idle(), Path(mkdtemp(dir=CHECKPOINTS.name))
+    callbacks = [*PARTS[part].callbacks(captioner), idle, saver(folder)]
+    return train(captioner, callbacks, folder, enable_checkpointing=True), idle, folder / "three.ckpt"
 
 
 @cache
@@ -115,7 +122,7 @@ def test_what_does_not_fit_is_refused_in_one_line(part: str, captioner: str, tmp
 @pytest.mark.slow
 @cells
 def test_every_parameter_trains(part: str, captioner: str) -> None:
-    model, idle = trained(part, captioner)
+    model, idle, _ = trained(part, captioner)
     assert idle.absent == set()
     # without masks, NAMC's mask embedding has a gradient of 0, so that distributed training finds it
     masks = {"net.encoder.mask_embedding"} if part not in MASKING else set()
@@ -127,14 +134,16 @@ def test_every_parameter_trains(part: str, captioner: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("part", "captioner"), [cell for cell in WORKING if PARTS[cell[0]].is_addon(cell[1])])
 def test_weight_zero_equals_absent(part: str, captioner: str, tmp_path: Path) -> None:
-    off = train(captioner, PARTS[part].callbacks(captioner, weight=0.0), tmp_path)
+    """Nor does it matter that this one alone writes a checkpoint."""
+    callbacks = [*PARTS[part].callbacks(captioner, weight=0.0), saver(tmp_path)]
+    off = train(captioner, callbacks, tmp_path, enable_checkpointing=True)
     assert_same(host_state(off), trained_without(part, captioner))
 
 
 @pytest.mark.slow
 @cells
 def test_a_checkpoint_loads_without_the_callbacks(part: str, captioner: str, tmp_path: Path) -> None:
-    model, _ = trained(part, captioner)
+    model, *_ = trained(part, captioner)
     model.trainer.save_checkpoint(tmp_path / "with.ckpt")
     if captioner == "another LightningModule":
         assert strip_aux(tmp_path / "with.ckpt", tmp_path / "with.ckpt")
@@ -145,12 +154,10 @@ def test_a_checkpoint_loads_without_the_callbacks(part: str, captioner: str, tmp
 @pytest.mark.slow
 @cells
 def test_resume_equals_uninterrupted(part: str, captioner: str, tmp_path: Path) -> None:
-    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3, save_top_k=-1)
-    callbacks = [*PARTS[part].callbacks(captioner), saver]
-    train(captioner, callbacks, tmp_path, max_steps=3, enable_checkpointing=True)
+    model, _, checkpoint = trained(part, captioner)
     torch.manual_seed(12345)
-    resumed = train(captioner, PARTS[part].callbacks(captioner), tmp_path, ckpt_path=tmp_path / "half.ckpt")
-    assert_same(dict(resumed.state_dict()), dict(trained(part, captioner)[0].state_dict()))
+    resumed = train(captioner, PARTS[part].callbacks(captioner), tmp_path, ckpt_path=checkpoint)
+    assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
 
 
 @pytest.mark.dist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -34,6 +34,8 @@ from lightning_idc.models.addon import addons_of
 from lightning_idc.models.loading import load_module
 from lightning_idc.utils.errors import ConfigError
 
+GROUPED_BY = "name"
+CHECKPOINTS = TemporaryDirectory()
 every = pytest.mark.parametrize("name", PLUGINS)
 
 
@@ -56,13 +58,20 @@ class Watch(Callback):
         self.steps.append({n: p.detach().clone() for n, p in pl_module.named_parameters() if p.requires_grad})
 
 
+def callbacks_of(name: str, averaged: bool) -> list[Callback]:
+    return [*PLUGINS[name].callbacks(), *([EMAWeightAveraging(decay=0.5)] if averaged else [])]
+
+
 @cache
-def trained(name: str, averaged: bool = False) -> tuple[Any, Watch]:
-    """A plug-in trained without interruption, once for all tests; they must leave it as it is."""
-    watch = Watch()
-    callbacks = [*PLUGINS[name].callbacks(), *([EMAWeightAveraging(decay=0.5)] if averaged else []), watch]
-    with TemporaryDirectory() as folder:
-        return train(name, Path(folder), callbacks), watch
+def trained(name: str, averaged: bool = False) -> tuple[Any, Watch, Path]:
+    """A plug-in trained without interruption, and its checkpoint after six of the eight steps of two epochs.
+
+    It is trained once for all tests, which must leave it as it is.
+    """
+    watch, folder = Watch(), Path(mkdtemp(dir=CHECKPOINTS.name))
+    saver = ModelCheckpoint(folder, filename="six", every_n_train_steps=6, save_top_k=-1)
+    model = train(name, folder, [*callbacks_of(name, averaged), watch, saver], enable_checkpointing=True)
+    return model, watch, folder / "six.ckpt"
 
 
 def log_probs(model: TinyCaptioner) -> Tensor:
@@ -118,7 +127,7 @@ def test_an_adapter_is_absent_until_it_is_trained_and_while_it_is_off(name: str,
 
 @every
 def test_every_parameter_trains(name: str) -> None:
-    model, watch = trained(name)
+    model, watch, _ = trained(name)
     assert watch.idle == set()
     assert watch.absent == set(), "distributed training refuses a step in which a parameter has no gradient"
     grouped = {id(p) for group in model.trainer.optimizers[0].param_groups for p in group["params"]}
@@ -140,21 +149,16 @@ def test_every_parameter_trains_on_a_gpu(name: str, device: str, tmp_path: Path)
 @every
 @pytest.mark.parametrize("averaged", [False, True], ids=["plain", "with an average"])
 def test_resume_equals_uninterrupted(name: str, averaged: bool, tmp_path: Path) -> None:
-    def callbacks() -> list[Callback]:
-        return [*PLUGINS[name].callbacks(), *([EMAWeightAveraging(decay=0.5)] if averaged else [])]
-
-    # of the eight steps of two epochs
-    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
-    train(name, tmp_path, [*callbacks(), saver], max_steps=6, enable_checkpointing=True)
+    model, _, checkpoint = trained(name, averaged)
     torch.manual_seed(12345)
-    resumed = train(name, tmp_path, callbacks(), ckpt_path=tmp_path / "half.ckpt")
-    assert_same(dict(resumed.state_dict()), dict(trained(name, averaged)[0].state_dict()))
+    resumed = train(name, tmp_path, callbacks_of(name, averaged), ckpt_path=checkpoint)
+    assert_same(dict(resumed.state_dict()), dict(model.state_dict()))
 
 
 @pytest.mark.slow
 @every
 def test_an_average_of_weights_holds_all_of_them(name: str) -> None:
-    model, watch = trained(name, averaged=True)
+    model, watch, _ = trained(name, averaged=True)
     expected = watch.steps[0]
     for step in watch.steps[1:]:
         expected = {key: 0.5 * expected[key] + 0.5 * step[key] for key in expected}
@@ -172,7 +176,7 @@ def test_what_comes_after_the_average_is_refused(name: str, tmp_path: Path) -> N
 @pytest.mark.slow
 @every
 def test_a_deep_copy_trains_on_by_itself_and_equally(name: str, tmp_path: Path) -> None:
-    model, _ = trained(name)
+    model, *_ = trained(name)
     before = copy.deepcopy(model.state_dict())
     one, two = copy.deepcopy(model), copy.deepcopy(model)
     assert_same(dict(one.state_dict()), before)
