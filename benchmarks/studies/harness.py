@@ -38,7 +38,7 @@ from lightning_idc.utils.outputs import save_json
 
 Tested = tuple[Captioned, dict[str, float]]
 """Captions of the test pairs, and other scores by name."""
-NOT_SETTINGS = ("cache", "work", "part", "out", "prepare", "only_base")
+NOT_SETTINGS = ("cache", "work", "part", "out", "prepare", "weights")
 """Arguments for files and partial runs, which are not settings of a study."""
 VARIED = ("seeds", "only", "world", "shift")
 """Settings that may differ between parts of one study."""

