@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ def folded(net: nn.Module) -> Iterator[None]:
     Args:
         net: network with or without a LoRA.
     """
+    if "peft" not in sys.modules:  # importing it takes seconds, and no layer can be one of its
+        yield
+        return
     uses = Counter(id(p) for part in net.modules() for p in part.parameters(recurse=False))
     modules: list[Any] = list(net.modules())
     layers = [

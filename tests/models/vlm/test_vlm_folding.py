@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def tuned(**options: Any) -> VLMCaptioner:
         if "lora_B" in name:
             nn.init.normal_(parameter, std=0.3)
     return model.eval()
+
+
+def test_without_a_lora_peft_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it elsewhere in describing a pair."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "peft"]:
+        monkeypatch.delitem(sys.modules, name)
+    model = captioner("qwen2_5_vl")
+    with torch.no_grad():
+        assert model.generate(model.encode(model.collate(samples(1))))
+    assert "peft" not in sys.modules
 
 
 def test_folded_layers_compute_the_same_and_weights_come_back() -> None:
