@@ -44,6 +44,7 @@ IMPORTED = [
     "helpers.procap_tiny",
     "helpers.processes",
     "helpers.vlm_tiny",
+    "helpers.warm",
 ]
 """What the process holds that all scripts are forked from: to import it takes longer than most scripts run."""
 SECONDS = 240

@@ -14,6 +14,7 @@ from helpers.vlm_tiny import architecture, captioner, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from vlm_two_processes import Job
 
 from lightning_idc.checkpoints.reading import read_checkpoint
 from lightning_idc.models.loading import load_captioner
@@ -22,19 +23,12 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.published import Source, load_empty, load_model
 from lightning_idc.utils.errors import CheckpointError
 
-HERE = Path(__file__).parent
+LAUNCHED = Path(__file__).with_name("vlm_two_processes.py")
 
 
-def outcome(kind: str, out: Path, *saved: str, precision: str = "32-true") -> dict[str, Any]:
-    return outcomes([kind], out, *saved, precision=precision)[kind]
-
-
-def outcomes(kinds: list[str], out: Path, *saved: str, precision: str) -> dict[str, dict[str, Any]]:
-    """Of several kinds with the same number of processes, one after the other in these."""
-    # the Trainer starts the processes of all GPUs
-    processes = 2 if kinds[0] in ("ddp", "fsdp2", "fsdp2-pieces") else 1
-    launch(HERE / "vlm_two_processes.py", ",".join(kinds), precision, out, *saved, processes=processes)
-    return {kind: torch.load(out / f"{kind}.pt", weights_only=True, map_location="cpu") for kind in kinds}
+def outcome(job: Job) -> dict[str, Any]:
+    """What a job has written; see ``vlm_two_processes.py``."""
+    return torch.load(job.out / f"{job.kind}.pt", weights_only=True, map_location="cpu")
 
 
 def norm(values: Iterable[float]) -> float:
@@ -46,27 +40,54 @@ def weights_of(path: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("one")
-    return out, outcome("one", out)
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of what one process and two train: each of the three starts once and takes one training after another.
+
+    ``single`` and ``two`` are in float32, ``bf16`` in bfloat16. ``exact`` and ``low`` begin with a published model,
+    ``low`` in bfloat16.
+    """
+    out = tmp_path_factory.mktemp("trained")
+    for name in ("single", "two", "bf16", "exact", "low"):
+        (out / name).mkdir()
+    for name in ("exact", "low"):
+        captioner("llava_onevision").save_model(out / name / "stock")
+    low: Any = {"out": out / "low", "precision": "bf16-mixed"}
+    alone = [
+        Job("one", out / "single"),
+        Job("one", out / "bf16", "bf16-mixed"),
+        Job("one", out / "exact"),
+        Job("one", **low),
+    ]
+    two = [
+        Job("ddp", out / "two", saved=("adapters", "pretrained")),
+        Job("fsdp2", out / "two", saved=("adapters", "pretrained")),
+        Job("fsdp2-pieces", out / "two", saved=("pretrained",)),
+        Job("fsdp2", out / "bf16", "bf16-mixed"),
+        Job("fsdp2", **low, saved=("pretrained",)),
+        # the checkpoint of the second is in pieces
+        Job("fsdp2-pieces", **low, saved=("pretrained",)),
+    ]
+    launch(LAUNCHED, *map(str, alone))
+    launch(LAUNCHED, *map(str, two), processes=2)
+    return out
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder, expected = one
-    result = outcome(kind, tmp_path, "adapters", "pretrained")
+def test_two_processes_equal_one(kind: str, trained: Path) -> None:
+    out, folder = trained / "two", trained / "single"
+    result, expected = outcome(Job(kind, out)), outcome(Job("one", folder))
     # four layers of the tower, two of the language model, the whole and MDP
     assert (result["sharded"] >= 8) == (kind == "fsdp2")
-    check(kind, tmp_path, folder, result, expected)
-    weights = weights_of(tmp_path / f"{kind}.ckpt")
+    check(kind, out, folder, result, expected)
+    weights = weights_of(out / f"{kind}.ckpt")
     # adapters alone, and a folder to share: written whole from sharded weights
-    mdp = load_file(tmp_path / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
+    mdp = load_file(out / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
     assert mdp.keys() == {name.removeprefix("adapters.mdp.") for name in weights if name.startswith("adapters.mdp.")}
     for name, value in mdp.items():
         assert torch.equal(value, weights[f"adapters.mdp.{name}"]), name
-    lora = load_file(tmp_path / f"{kind}-adapters" / "lora" / "adapter_model.safetensors")
-    base = weights_of(tmp_path / f"{kind}.ckpt")
+    lora = load_file(out / f"{kind}-adapters" / "lora" / "adapter_model.safetensors")
+    base = weights_of(out / f"{kind}.ckpt")
     values = {name.replace(".default", "").removeprefix("net.model."): value for name, value in base.items()}
     assert len(lora) > 30
     for name, value in lora.items():
@@ -74,68 +95,64 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tm
             "multi_modal_projector", "multi_modal_projector.modules_to_save"
         )
         assert torch.equal(value, values[path]), name
-    shared = load_captioner(tmp_path / f"{kind}-pretrained").state_dict()
+    shared = load_captioner(out / f"{kind}-pretrained").state_dict()
     assert shared.keys() == weights.keys() and all(torch.equal(shared[name], weights[name]) for name in weights)
 
 
 @pytest.mark.dist
-def test_two_sharded_processes_equal_one_in_bfloat16(tmp_path: Path) -> None:
-    for kind in ("one", "fsdp2"):
-        outcome(kind, tmp_path, precision="bf16-mixed")
-    weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
+def test_two_sharded_processes_equal_one_in_bfloat16(trained: Path) -> None:
+    out = trained / "bf16"
+    weights, right = weights_of(out / "fsdp2.ckpt"), weights_of(out / "one.ckpt")
     assert weights.keys() == right.keys()
     for name in weights:
         assert weights[name].dtype == torch.float32, "kept in full precision"
         torch.testing.assert_close(weights[name], right[name], rtol=1e-3, atol=1e-4, msg=name)  # 4e-5 apart when seen
-    resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
+    resumed = weights_of(out / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
-    assert list(load_captioner(tmp_path / "fsdp2.ckpt").adapters) == ["lora", "mdp"]
+    assert list(load_captioner(out / "fsdp2.ckpt").adapters) == ["lora", "mdp"]
 
 
 @pytest.mark.dist
-def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole(tmp_path: Path) -> None:
-    captioner("llava_onevision").save_model(tmp_path / "stock")
-    captioner("llava_onevision").save_model(tmp_path / "exact" / "stock")
-    exact = outcome("one", tmp_path / "exact")
-    alone = outcome("one", tmp_path, precision="bf16-mixed")
-    # the checkpoint of the second is in pieces
-    two = outcomes(["fsdp2", "fsdp2-pieces"], tmp_path, "pretrained", precision="bf16-mixed")
+def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole(trained: Path) -> None:
+    out = trained / "low"
+    exact, alone = outcome(Job("one", trained / "exact")), outcome(Job("one", out))
+    two = {kind: outcome(Job(kind, out)) for kind in ("fsdp2", "fsdp2-pieces")}
     assert alone["reads"] == [1]
     assert all(result["reads"] == [1, 0] for result in two.values()), "the first process alone reads the weights"
-    weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
+    weights, right = weights_of(out / "fsdp2.ckpt"), weights_of(out / "one.ckpt")
     # what training may have moved, and none of what the folder brings again
     assert weights.keys() == right.keys()
-    trained = {name for name in weights if "lora" in name or "vision_tower" in name or "mdp" in name}
-    assert {weights[name].dtype for name in trained} == {torch.float32} and trained <= right.keys()
-    whole = load_file(tmp_path / "fsdp2-pretrained" / "model.safetensors")
+    moving = {name for name in weights if "lora" in name or "vision_tower" in name or "mdp" in name}
+    assert {weights[name].dtype for name in moving} == {torch.float32} and moving <= right.keys()
+    whole = load_file(out / "fsdp2-pretrained" / "model.safetensors")
     frozen = {name for name in whole if name.startswith("net.model.model.language_model.") and "lora" not in name}
     assert {whole[name].dtype for name in frozen} == {torch.bfloat16} and not frozen & weights.keys()
-    stock = VLMCaptioner(model=str(tmp_path / "stock"), max_length=6)
+    stock = VLMCaptioner(model=str(out / "stock"), max_length=6)
     stock.build()
     read = stock.state_dict()
     for name in frozen:  # dealt out by the first process and gathered again
         assert torch.equal(whole[name], read[base_weight_name(name)].to(torch.bfloat16)), name
     # bfloat16 turns every step by some per cent: two processes may turn it as far as one does and not much farther
-    truth = weights_of(tmp_path / "exact" / "one.ckpt")
+    truth = weights_of(trained / "exact" / "one.ckpt")
     assert truth.keys() == right.keys()
     astray, astray_alone, moved = (
-        {name: float((a[name].float() - b[name].float()).norm()) for name in trained}
+        {name: float((a[name].float() - b[name].float()).norm()) for name in moving}
         for a, b in ((weights, truth), (right, truth), (truth, exact["start"]))
     )
     whole_way = {name: norm(result.values()) for name, result in (("two", astray), ("one", astray_alone))}
     assert norm(moved.values()) > 0.5 and whole_way["one"] < 0.3 * norm(moved.values())  # .67 and .13 when seen
     assert whole_way["two"] < 1.5 * whole_way["one"], whole_way  # .097 against .133 when seen
-    for name in trained:
+    for name in moving:
         assert astray[name] < 3 * astray_alone[name] + 1e-6, (name, moved[name])  # 1.8 times when seen
-    for name in right.keys() - trained:
+    for name in right.keys() - moving:
         torch.testing.assert_close(weights[name].float(), right[name].float(), rtol=1e-2, atol=5e-3, msg=name)
-    resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
+    resumed = weights_of(out / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
     # in pieces, too, and read again by a captioner of one process
-    pieces = dcp.FileSystemReader(tmp_path / "fsdp2-pieces.ckpt").read_metadata().state_dict_metadata
+    pieces = dcp.FileSystemReader(out / "fsdp2-pieces.ckpt").read_metadata().state_dict_metadata
     assert {name.removeprefix("state_dict.") for name in pieces if name.startswith("state_dict.")} == right.keys()
-    resumed = load_file(tmp_path / "fsdp2-pieces-pretrained" / "model.safetensors")
-    again = load_captioner(tmp_path / "fsdp2.ckpt").state_dict()
+    resumed = load_file(out / "fsdp2-pieces-pretrained" / "model.safetensors")
+    again = load_captioner(out / "fsdp2.ckpt").state_dict()
     assert resumed.keys() == again.keys() == whole.keys()
     for name, value in resumed.items():
         torch.testing.assert_close(value.float(), whole[name].float(), rtol=1e-2, atol=5e-3, msg=name)
@@ -162,12 +179,11 @@ def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Pa
 
 
 @pytest.mark.dist
-def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    folder, _ = one
-    outcome("fsdp2-pieces", tmp_path, "pretrained")
-    assert len(list((tmp_path / "fsdp2-pieces-step=2.ckpt").glob("*.distcp"))) == 2
+def test_a_checkpoint_in_pieces_resumes(trained: Path) -> None:
+    out, folder = trained / "two", trained / "single"
+    assert len(list((out / "fsdp2-pieces-step=2.ckpt").glob("*.distcp"))) == 2
     weights, right = (
-        load_file(tmp_path / "fsdp2-pieces-pretrained" / "model.safetensors"),
+        load_file(out / "fsdp2-pieces-pretrained" / "model.safetensors"),
         weights_of(folder / "one.ckpt"),
     )
     assert weights.keys() == right.keys()
@@ -176,25 +192,26 @@ def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_pa
     last, resumed = (
         {"state_dict": {name: torch.zeros_like(value) for name, value in weights.items()}} for _ in range(2)
     )
-    dcp.load(last, checkpoint_id=tmp_path / "fsdp2-pieces.ckpt", no_dist=True)
-    dcp.load(resumed, checkpoint_id=tmp_path / "fsdp2-pieces-resumed.ckpt", no_dist=True)
+    dcp.load(last, checkpoint_id=out / "fsdp2-pieces.ckpt", no_dist=True)
+    dcp.load(resumed, checkpoint_id=out / "fsdp2-pieces-resumed.ckpt", no_dist=True)
     for name, value in weights.items():
         assert torch.equal(last["state_dict"][name], value) and torch.equal(resumed["state_dict"][name], value), name
     for read in (load_captioner, read_checkpoint):
         with pytest.raises(CheckpointError, match="save_distributed_checkpoint: false"):
-            read(tmp_path / "fsdp2-pieces.ckpt")
+            read(out / "fsdp2-pieces.ckpt")
 
 
 @pytest.mark.gpu
 @pytest.mark.dist
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="Lightning and torch refuse FSDP1 without a GPU")
 @pytest.mark.parametrize("kind", ["fsdp1", "fsdp2-cuda"])
-def test_sharded_on_a_gpu_equals_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_sharded_on_a_gpu_equals_one(kind: str, trained: Path, tmp_path: Path) -> None:
     """On all GPUs; with the CPU alone ``fsdp2-alone`` runs what ``fsdp2-cuda`` does."""
-    folder, expected = one
-    result = outcome(kind, tmp_path)
+    job = Job(kind, tmp_path)
+    launch(LAUNCHED, str(job))  # its Trainer starts the processes of all GPUs
+    result, expected = outcome(job), outcome(Job("one", trained / "single"))
     assert kind == "fsdp1" or result["sharded"] >= 8
-    check(kind, tmp_path, folder, result, expected)
+    check(kind, tmp_path, trained / "single", result, expected)
 
 
 def check(kind: str, out: Path, reference: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +87,37 @@ READ: list[Any] = []
 """Models whose weights this process has read from files."""
 
 
-def main(kinds: list[str], precision: Any, out: Path, saved: list[str]) -> None:
-    """Train once for each kind; ``saved`` names what is written apart from checkpoints: adapters, pretrained."""
+@dataclass(frozen=True)
+class Job:
+    """A training, its test and its resumption.
+
+    Args:
+        kind: strategy, as in :func:`trainer_of`.
+        out: folder of what comes out; a folder ``stock`` in it is the model that training begins with.
+        saved: what is written apart from checkpoints: ``adapters``, ``pretrained``.
+    """
+
+    kind: str
+    out: Path
+    precision: str = "32-true"
+    saved: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return json.dumps([self.kind, str(self.out), self.precision, self.saved])
+
+    @classmethod
+    def of(cls, line: str) -> Job:
+        kind, out, precision, saved = json.loads(line)
+        return cls(kind, Path(out), precision, tuple(saved))
+
+
+def main(jobs: list[Job]) -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
     count_reads()
-    for kind in kinds:
+    for job in jobs:
         READ.clear()
-        run(kind, precision, out, saved)
+        run(job.kind, job.precision, job.out, job.saved)
 
 
 def count_reads() -> None:
@@ -107,7 +132,7 @@ def count_reads() -> None:
     modeling_utils.PreTrainedModel.from_pretrained = classmethod(counted)  # type: ignore[assignment]
 
 
-def run(kind: str, precision: Any, out: Path, saved: list[str]) -> None:
+def run(kind: str, precision: Any, out: Path, saved: tuple[str, ...]) -> None:
     # every checkpoint gathers all shards, which takes longer than a step: at the half and at the end
     saver = ModelCheckpoint(out, filename=f"{kind}-{{step}}", every_n_train_steps=2, save_top_k=-1)
     start = Start()
@@ -140,4 +165,4 @@ def _sharded(model: VLMCaptioner) -> int:
 
 
 if __name__ == "__main__":
-    run_script(main, sys.argv[1].split(","), sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
+    run_script(main, [Job.of(line) for line in sys.argv[1:]])
