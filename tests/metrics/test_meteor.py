@@ -176,16 +176,24 @@ def test_plain_python_aligns_as_the_compiled_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "is_loaded", "is_installed", "expected"),
-    [(5000, False, True, False), (5001, False, True, True), (5001, False, False, False), (1, True, True, True)],
+    ("pairs", "is_installed", "expected"),
+    [
+        ([5000], True, [False]),
+        ([5001], True, [True]),
+        ([5001], False, [False]),
+        ([3000, 2000, 1, 1], True, [False, False, True, True]),
+    ],
 )
 def test_numba_is_used_where_it_pays(
-    pairs: int, is_loaded: bool, is_installed: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+    pairs: list[int], is_installed: bool, expected: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # restored at the end of the test
-    monkeypatch.setitem(sys.modules, "numba", None) if is_loaded else monkeypatch.delitem(sys.modules, "numba", False)
+    """Whether it is imported does not matter: functions are loaded, or even compiled, when they are first called."""
+    pytest.importorskip("numba")
+    loaded = scorer._load()
+    assert isinstance(loaded, scorer.Scorer)
+    monkeypatch.setattr(loaded, "_num_aligned", 0)
     monkeypatch.setattr(scorer, "find_spec", lambda name: object() if is_installed else None)
-    assert scorer._is_worth_compiling(pairs) == expected
+    assert [loaded._is_worth_compiling(number) for number in pairs] == expected
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The matches and the aligner of METEOR in plain Python: what ``matching.py`` and ``search.py`` compile.
 
-A process that scores a few thousand captions is done before numba is imported. The results are equal, so that the
+A process that scores a few thousand captions is done before numba is loaded. The results are equal, so that the
 choice between the two (:func:`~lightning_idc.metrics.meteor.scorer.align`) changes no score.
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -24,7 +23,10 @@ from lightning_idc.metrics.meteor.wordnet import WordNet
 from lightning_idc.utils.files import default_cache_dir
 
 MAX_INTERPRETED = 5000
-"""Number of pairs of a candidate and a reference up to which plain Python is faster than importing numba."""
+"""Pairs of a candidate and a reference that a process aligns in plain Python.
+
+Loading the compiled functions takes 0.7 s of CPU, and many times more where they have never been compiled.
+"""
 _MAX_BLOCK_WORDS = 1 << 19
 """Maximum number of words per block; eight times as many would take a gigabyte."""
 # endings of all suffixes that the stemmer changes; other words are their own stems
@@ -80,6 +82,7 @@ class Scorer:
             self._wordnet = WordNet(jar)
         self._paraphrases = paraphrase_index.load(folder / "data" / "paraphrase-en.gz", cache_folder)
         self._synsets = lru_cache(1 << 17)(self._wordnet.synsets)
+        self._num_aligned = 0
 
     def statistics(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
         """Counts of every pair against its reference with the best score, the first of equal ones, ``(23, P)``."""
@@ -100,11 +103,16 @@ class Scorer:
         sentences = self._sentences([*candidates, *(tokens for group in references for tokens in group)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
         reference = len(per_pair) + np.arange(len(candidate))
-        aligned = align(sentences, candidate, reference, compiled=_is_worth_compiling(len(candidate)))
+        aligned = align(sentences, candidate, reference, compiled=self._is_worth_compiling(len(candidate)))
         counts = count(sentences, candidate, reference, aligned)
         scores = from_statistics(additive_counts(counts))
         order = np.lexsort((-scores, candidate))
         return counts[:, order[np.cumsum(per_pair) - per_pair]]
+
+    def _is_worth_compiling(self, pairs: int) -> bool:
+        """Whether loading the compiled functions pays for these and earlier pairs, where numba is installed."""
+        self._num_aligned += pairs
+        return self._num_aligned > MAX_INTERPRETED and find_spec("numba") is not None
 
     def _sentences(self, texts: Sequence[Tokens]) -> Sentences:
         # the program separates sentences by |||
@@ -146,7 +154,7 @@ def align(sentences: Sentences, candidates: Ints, references: Ints, compiled: bo
         compiled: use the functions that numba compiles, which are faster once they are loaded.
     """
     if compiled:
-        # imported late: numba takes longer to import than plain Python to align a few thousand pairs
+        # imported late: numba takes longer to load than plain Python to align a few thousand pairs
         from lightning_idc.metrics.meteor.matching import find_matches
         from lightning_idc.metrics.meteor.search import choose
     else:
@@ -157,8 +165,3 @@ def align(sentences: Sentences, candidates: Ints, references: Ints, compiled: bo
     chosen = choose(start, matches, lengths)
     pair = np.repeat(np.arange(len(candidates)), np.diff(start))[chosen]
     return Matches(pair, *matches[:, chosen])
-
-
-def _is_worth_compiling(pairs: int) -> bool:
-    """Whether numba, where it is installed, pays for its import: for many pairs, or since it is loaded already."""
-    return "numba" in sys.modules or (pairs > MAX_INTERPRETED and find_spec("numba") is not None)
