@@ -92,7 +92,8 @@ class Server:
                 run(json.loads(request), streams, self.executable, self.path)
             self.clients[pid] = client
             self.selector.register(client, selectors.EVENT_READ, partial(self.lost, pid))
-            client.sendall(f"{pid}\n".encode())
+            with suppress(OSError):  # a client that gave up waiting does not end the server; see lost
+                client.sendall(f"{pid}\n".encode())
         for stream in streams:
             os.close(stream)
 
