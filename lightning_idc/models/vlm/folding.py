@@ -58,6 +58,8 @@ def _foldable(layer: Any) -> str | None:
     """Name of the single active adapter of a layer, if it can be folded; None otherwise."""
     try:
         from peft.tuners.lora import Linear
+
+        from lightning_idc.models.vlm.lora_sum import FusedSum
     except ImportError:
         return None
     if not isinstance(layer, Linear) or layer.disable_adapters or layer.merged:
@@ -66,7 +68,9 @@ def _foldable(layer: Any) -> str | None:
     names = [name for name in lora.active_adapters if name in lora.lora_A]
     weight = lora.get_base_layer().weight
     is_plain = type(weight.data) is Tensor and weight.is_floating_point()
-    if len(names) != 1 or not is_plain or names[0] in lora.lora_variant or lora.lora_bias[names[0]]:
+    if len(names) != 1 or not is_plain or lora.lora_bias[names[0]]:
+        return None
+    if not isinstance(lora.lora_variant.get(names[0]), FusedSum | None):  # DoRA
         return None
     is_dropping = lora.training and not isinstance(lora.lora_dropout[names[0]], nn.Identity)
     return None if is_dropping else names[0]

@@ -114,6 +114,8 @@ class LoraAdapter(Adapter):
     def install(self, net: nn.Module) -> None:
         from peft import LoraConfig, inject_adapter_in_model
 
+        from lightning_idc.models.vlm.lora_sum import fuse_sums
+
         model: Any = net
         language: tuple[str, ...] = ()
         unused: tuple[str, ...] = ()
@@ -144,6 +146,7 @@ class LoraAdapter(Adapter):
             raise ConfigError(f"LoRA cannot be added to {type(model).__name__}: {error}") from error
         finally:
             _restore_hooks(model, hooks)
+        fuse_sums(model, ADAPTER_NAME)
         self._model = (model,)
         net.register_load_state_dict_pre_hook(_drop_copy)
         for parameter in self.trained_parameters(model):
@@ -204,6 +207,8 @@ class LoraAdapter(Adapter):
     def save_copy(self) -> None:
         from peft import inject_adapter_in_model
 
+        from lightning_idc.models.vlm.lora_sum import fuse_sums
+
         (model,) = self._model
         flags = {name: p.requires_grad for name, p in model.named_parameters()}
         active = [(layer, layer._active_adapter) for layer in _layers(model)]
@@ -212,6 +217,7 @@ class LoraAdapter(Adapter):
             inject_adapter_in_model(copy.deepcopy(model.peft_config[ADAPTER_NAME]), model, COPY_NAME)
         finally:
             _restore_hooks(model, hooks)
+        fuse_sums(model, COPY_NAME)
         for layer, names in active:  # PEFT activates the newest adapter
             layer._active_adapter = names
         weights = dict(model.named_parameters())
