@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.models.vlm.prompting import PROMPT
 from lightning_idc.models.vlm.published import Source, find_model, is_local, read_config
 from lightning_idc.models.vlm.rates import MEASURED_ON, PEAK_TFLOPS, pairs_per_second
+from lightning_idc.models.vlm.static_cache import cache_bytes
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.names import class_of
 
@@ -41,6 +43,7 @@ class StepShape:
         max_caption_tokens: maximum number of tokens of a caption.
         batch_size: number of pairs per device.
         activation_checkpointing: whether layers recompute their activations in the backward pass.
+        static_rows: number of captions per pair that are decoded at a time with a static cache; 0 without one.
     """
 
     image_size: tuple[int, int]
@@ -49,6 +52,7 @@ class StepShape:
     max_caption_tokens: int = 64
     batch_size: int = 1
     activation_checkpointing: bool = False
+    static_rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Plan:
         compiled: whether the layers are compiled.
         num_devices: number of devices that train.
         epochs: number of passes over the data; None if it is not limited.
+        decoding_bytes: bytes of the static cache, which stays in memory after the first captions.
     """
 
     num_trained: dict[str, int]
@@ -84,17 +89,19 @@ class Plan:
     compiled: bool = False
     num_devices: int = 1
     epochs: int | None = None
+    decoding_bytes: int = 0
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes per device by purpose, without activations and logits."""
         num_trained = sum(self.num_trained.values())
-        return {
+        parts = {
             "frozen weights": self._frozen_bits // 8 // self.num_shards,
             "trained weights": 4 * num_trained // self.num_shards,
             "gradients": 4 * num_trained // self.num_shards,
             "optimizer": 4 * self.optimizer_states * num_trained // self.num_shards,
         }
+        return parts | ({"static cache": self.decoding_bytes} if self.decoding_bytes else {})
 
     @property
     def _frozen_bits(self) -> int:
@@ -212,7 +219,7 @@ def plan_of(
         linear = [part for part in modules if isinstance(part, torch.nn.Linear) and part is not net.lm_head]
         num_quantized = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
     is_mixed_precision = precision.endswith("-mixed")
-    cost = None
+    cost, decoding_bytes = None, 0
     if step_shape is not None:
         cost = cost_of_pair(
             net,
@@ -222,6 +229,12 @@ def plan_of(
             num_caption_tokens=step_shape.captions_per_pair * step_shape.max_caption_tokens,
             is_mixed_precision=is_mixed_precision,
             activation_checkpointing=step_shape.activation_checkpointing,
+        )
+        decoding_bytes = cache_bytes(
+            stock_model.config.get_text_config(),
+            num_rows=step_shape.static_rows * step_shape.batch_size,
+            num_tokens=cost.num_prompt_tokens + step_shape.max_caption_tokens,
+            bytes_per_value=2 if is_mixed_precision else 4,
         )
     return Plan(
         num_trained=dict(num_trained),
@@ -234,6 +247,7 @@ def plan_of(
         num_loaders=num_loaders,
         cost=cost,
         batch_size=step_shape.batch_size if step_shape else 1,
+        decoding_bytes=decoding_bytes,
     )
 
 
@@ -266,8 +280,10 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     if not str(model_config.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
         raise ConfigError("plan needs a stage that trains a VLMCaptioner of a published `model`; this one does not")
     adapters: dict[str, Adapter] = {}
+    samples = [1]
     for entry in trainer.get("callbacks") or []:
         callback_class = class_of(str(entry["class_path"]))
+        samples.append(_samples(callback_class, entry.get("init_args") or {}))
         if isinstance(callback_class, type) and issubclass(callback_class, AdapterCallback):
             callback = callback_class(**(entry.get("init_args") or {}))
             adapters[callback.name] = callback.adapter_class(**callback.options)
@@ -284,7 +300,7 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         optimizer_states=2 if "Adam" in optimizer else 1 if momentum else 0,
         num_shards=num_devices * num_nodes if is_sharded else 1,
         revision=options.get("revision"),
-        step_shape=_step_shape(options, (config.get("data") or {}).get("init_args") or {}),
+        step_shape=_step_shape(options, (config.get("data") or {}).get("init_args") or {}, max(samples)),
         num_loaders=1 if is_sharded and not options.get("quantize") else num_devices,
     )
     epochs = trainer.get("max_epochs")
@@ -296,7 +312,13 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     )
 
 
-def _step_shape(options: Mapping[str, Any], data: Mapping[str, Any]) -> StepShape:
+def _samples(callback_class: Any, arguments: Mapping[str, Any]) -> int:
+    """Number of captions per pair that a callback samples at a time, by its argument ``samples``; 1 without one."""
+    parameter = signature(callback_class).parameters.get("samples")
+    return 1 if parameter is None else int(arguments.get("samples", parameter.default))
+
+
+def _step_shape(options: Mapping[str, Any], data: Mapping[str, Any], samples: int) -> StepShape:
     """Shape of a step: images of the data's ``image_size``, else of ``max_pixels``, else of 448 x 448 pixels."""
     side = int(math.sqrt(options["max_pixels"])) if options.get("max_pixels") else 448
     size = data.get("image_size") or side
@@ -308,4 +330,7 @@ def _step_shape(options: Mapping[str, Any], data: Mapping[str, Any]) -> StepShap
         max_caption_tokens=int(options.get("max_length") or 64),
         batch_size=int(data.get("batch_size", 32)),
         activation_checkpointing=bool(options.get("activation_checkpointing", False)),
+        static_rows=max(samples, int(options.get("num_beams") or 1))
+        if options.get("cache_implementation") == "static"
+        else 0,
     )

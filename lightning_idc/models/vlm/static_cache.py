@@ -193,7 +193,26 @@ def _grown(buffers: StaticBuffers | None, num_rows: int, length: int) -> tuple[i
     """Rows and length of new buffers, which hold what the previous ones held."""
     if buffers is not None:
         num_rows, length = max(num_rows, buffers.mask.shape[0]), max(length, buffers.mask.shape[1])
-    return num_rows, math.ceil(length / LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+    return num_rows, padded_length(length)
+
+
+def padded_length(num_tokens: int) -> int:
+    """Length of the buffers for a number of tokens, the prompt's included."""
+    return math.ceil(num_tokens / LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+
+
+def cache_bytes(config: Any, num_rows: int, num_tokens: int, bytes_per_value: int) -> int:
+    """Bytes of the keys and values of static buffers.
+
+    Args:
+        config: configuration of the language model.
+        num_rows: number of hypotheses of a batch.
+        num_tokens: maximum number of tokens of a hypothesis, the prompt's included.
+        bytes_per_value: bytes of a key's element.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * num_rows * padded_length(num_tokens) * bytes_per_value
 
 
 def next_logits(net: VLMNet, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from helpers.vlm_tiny import ColorPairs, captioner
+from helpers.vlm_tiny import samples as vlm_samples
 from lightning.pytorch import Trainer
 from torch import nn
 
@@ -17,6 +18,7 @@ from lightning_idc.cli import main
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.models.vlm import static_cache
 from lightning_idc.models.vlm.lora import LoRA
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.models.vlm.plan import plan_of_stage
@@ -97,6 +99,29 @@ def test_an_adapter_of_a_users_own_is_planned(stock: Path) -> None:
     assert plan.cost is not None and without.cost is not None
     assert plan.cost.forward_flops == {**without.cost.forward_flops, "adapters": 1e6}
     assert plan.cost.activation_bytes == without.cost.activation_bytes + 4000
+
+
+@pytest.mark.parametrize("samples", [None, 4])
+def test_the_static_cache_is_planned(samples: int | None, stock: Path) -> None:
+    config = stage(stock, "32-true")
+    callback = {"class_path": "lightning_idc.methods.policy.policy.GroupRelative", "init_args": {"samples": samples}}
+    config["trainer"] = {"callbacks": [callback] if samples else []}
+    config["data"] = {"init_args": {"batch_size": 2, "image_size": 56}}
+    options = config["model"]["init_args"]
+    options |= {"max_length": 6, "num_beams": 3}
+    assert "static cache" not in plan_of_stage(config).parts
+    options["cache_implementation"] = "static"
+    plan = plan_of_stage(config)
+    model = VLMCaptioner(**options).eval()
+    model.build()
+    with torch.no_grad():
+        features = model.encode(model.collate(vlm_samples(2, 56)))
+        if samples:
+            model.decoder.sample(features, samples)
+        else:
+            model.decoder.search(features)
+    layers = static_cache._buffers[model.built_net].cache.layers
+    assert plan.parts["static cache"] == sum(part.nbytes for layer in layers for part in (layer.keys, layer.values))
 
 
 @pytest.mark.slow
