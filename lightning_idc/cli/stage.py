@@ -14,6 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -206,6 +207,9 @@ class PairCLI(LightningCLI):
             check_value(f"trainer.{name}", self.config["trainer"].get(name), bound | None)
         self._use_checkpoint_hparams()
         super()._set_seed()
+        # what Lightning would dump itself, with another validation of what was just parsed
+        dumped = self.parser.dump(self.config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+        self.config_dump = yaml.safe_load(dumped)
         with self._readable_errors():
             super().instantiate_classes()
         if self.verb != "fit" and not self.config.get("ckpt_path"):
