@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _group(item: pytest.Item) -> Any:
     name = getattr(getattr(item, "module", None), "GROUPED_BY", None)
     return item.callspec.params.get(name) if hasattr(item, "callspec") else None
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported out of garbage collection, which would search it hundreds of times."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # extension modules complain of leaks otherwise
 
 
 @pytest.fixture(scope="session")

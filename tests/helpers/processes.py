@@ -27,7 +27,10 @@ TESTS = HELPERS.parent
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"}
 IMPORTED = [
     "lightning.pytorch.cli",
+    "pandas",
+    "pyarrow.compute",
     "torch.distributed.fsdp",
+    "torch.utils.tensorboard",
     "transformers.modeling_utils",
     "peft",
     "lightning_idc.cli.stage",

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.own_pairs import own_pairs
-from helpers.processes import forking_python
-from helpers.stages_here import stages_here
+from helpers.stages_here import run_stages_of_two_devices
 from helpers.vlm_tiny import captioner, tokenizer
 
 from lightning_idc.cli import main
@@ -57,12 +55,13 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
         "out": str(out),
     }
     if hardware == "gpus_8":
-        arguments["trainer.strategy"] = json.dumps({"class": "ShardedStrategy", "process_group_backend": "gloo"})
-        monkeypatch.setattr(sys, "executable", forking_python())
-    else:  # stages run in this process: one of its own costs seconds
-        stages_here(monkeypatch)
+        sharded = json.dumps({"class": "ShardedStrategy", "process_group_backend": "gloo"})
+        arguments |= {"trainer.strategy": sharded, "stages.test.trainer.devices": "1"}
+        arguments["stages.test.trainer.strategy"] = "auto"
+    two_processes = run_stages_of_two_devices(monkeypatch)
     given = [part for name, value in arguments.items() for part in (f"--{name}", value)]
     assert main(["run", str(RECIPE), *given]) == 0
+    assert two_processes == (["tune"] if hardware == "gpus_8" else [])
     record = json.loads((out / "tune" / "stage.json").read_text(encoding="utf-8"))
     kept = torch.load(out / record["best"], weights_only=True)["state_dict"]
     alone = all("lora" in name for name in kept)

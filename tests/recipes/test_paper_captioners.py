@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.paper import CLIP, MAKERS, best, run, run_stages_here
 from helpers.processes import forking_python
+from helpers.stages_here import run_stages_of_two_devices
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -103,7 +104,10 @@ def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("entry", ["clevr_change", "spot_the_diff_official"])
-def test_procap_from_the_files_of_its_authors(entry: str, here: Path, files: dict[str, Path]) -> None:
+def test_procap_from_the_files_of_its_authors(
+    entry: str, here: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The official model trains on two processes, the other one on one."""
     dataset = entry.removesuffix("_official")
     named = made(here, dataset)
     clip4idc = adapted(here, dataset, named, "float16" if entry != dataset else "float32")
@@ -111,9 +115,15 @@ def test_procap_from_the_files_of_its_authors(entry: str, here: Path, files: dic
     if entry != dataset:
         keys["stages.procedure.model.encoder_init"] = str(files["clip"])
         keys["stages.caption.model.min_word_count"] = 1
+        keys = {key: value for key, value in keys.items() if key not in ("trainer.devices", "trainer.strategy")}
+        keys["data.batch_size"] = 1
+    two_processes = run_stages_of_two_devices(monkeypatch) if entry != dataset else []
     out = here / "procap"
-    run("procap", out, **{"matrix.dataset": entry}, **named, **keys)
+    run("procap", out, **{**named, **keys, "matrix.dataset": entry})
     check_scores(out)
+    if entry != dataset:
+        steps = torch.load(best(out, "caption"), weights_only=True)["global_step"]
+        assert two_processes == ["procedure", "caption"] and steps == 3, "6 pairs, shared by two processes"
     first = torch.load(best(out, "procedure"), weights_only=True)
     assert first["class_path"].endswith("OfficialProcedureModel" if entry != dataset else ".ProcedureModel")
 

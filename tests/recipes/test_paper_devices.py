@@ -46,17 +46,6 @@ def by_tokenizer(files: dict[str, Path], keys: dict[str, Any]) -> dict[str, Any]
     return keys | {"stages.frames.model.similarity": {"class": "TokenizerSimilarity", "tokenizer": str(files["vqgan"])}}
 
 
-def test_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
-    named = made(here, "spot_the_diff")
-    keys = by_tokenizer(files, procap_keys(files, here / "none.ckpt", named["data.root"]))
-    keys["stages.procedure.model.encoder_init"] = str(files["clip"])
-    keys["stages.caption.model.min_word_count"] = 1
-    chosen = {"matrix.dataset": "spot_the_diff_official", "data.batch_size": 1}
-    run("procap", here / "out", **{**named, **keys, **chosen})
-    check_scores(here / "out")
-    assert two_processes == ["procedure", "caption"] and steps(here / "out", "caption") == 3, "6 pairs"
-
-
 def test_explicit_captioning_of_procap(here: Path, files: dict[str, Path], two_processes: list[str]) -> None:
     """Table 14: the captioner reads the frames of the test split, too."""
     named = made(here, "clevr_change")

@@ -25,7 +25,7 @@ from lightning_idc.nn.decoding.decoding import greedy
 from lightning_idc.serve.export import Encoder, write_graphs
 
 ROOT = Path(__file__).resolve().parents[2]
-PAIRS = 200
+PAIRS = 40
 
 
 @cache

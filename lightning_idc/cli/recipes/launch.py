@@ -40,6 +40,7 @@ def run_in_process(plan: Plan, followed: bool) -> int:
 
     arguments, environment = sys.argv, dict(os.environ)
     os.environ.update({**plan.environment, STAGE: plan.record})
+    frozen = gc.get_freeze_count()
     gc.freeze()  # collecting what the stage leaves is then a matter of that alone, and not of all that is imported
     try:
         with _handled(_interrupt, _SIGNALS[1:]):
@@ -51,7 +52,8 @@ def run_in_process(plan: Plan, followed: bool) -> int:
         os.environ.clear()
         os.environ.update(environment)
         gc.collect()
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
