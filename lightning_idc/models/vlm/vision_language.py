@@ -77,6 +77,9 @@ class VisionLanguageModel(nn.Module):
         """Adapters in the vision tower."""
         self.is_compiled = False
         """Whether :func:`~lightning_idc.models.vlm.compiling.compile_layers` has compiled the layers."""
+        self.compile_later: tuple[nn.Module, ...] = ()
+        """Layers that are compiled from the second batch on."""
+        self._has_encoded = False
         self._forward_arguments = frozenset(signature(model.forward).parameters)
         text_config = model.config.get_text_config().to_dict()
         self._scales_logits = any(text_config.get(name) not in (None, 1.0) for name in LOGIT_SCALES)
@@ -106,6 +109,11 @@ class VisionLanguageModel(nn.Module):
             positions: positions of the prompt tokens, from :meth:`Family.positions`; computed when None.
             sizes: sizes of the batch, computed by ``collate``; read from the device when None.
         """
+        if self._has_encoded:
+            for layer in self.compile_later:
+                layer.compile(fullgraph=True, dynamic=True)
+            self.compile_later = ()
+        self._has_encoded = self.is_compiled
         sizes = dict(sizes or {})
         if pixels is None:
             pixels = self.family.pixels(self.model, self.processor, list(images))
