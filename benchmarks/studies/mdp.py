@@ -82,12 +82,13 @@ def added(row: str, args: argparse.Namespace) -> list[Callback]:
     """What a row adds between the encoder and the captioner."""
     if row == "plain":
         return [AdapterCallback("plain", PlainLayers, parameters=size_of_mdp(args), layers=4, heads=HEADS)]
-    return {
+    parts: dict[str, list[Callback]] = {
         "none": [],
         "stateful": [StatefulEncoderAdapter(heads=HEADS)],
         "deepest": [MDPAdapter(DEPTHS[-1:], heads=HEADS)],
         "depths": [MDPAdapter(DEPTHS, heads=HEADS)],
-    }[row]
+    }
+    return parts[row]
 
 
 def size_of_mdp(args: argparse.Namespace) -> int:
