@@ -51,19 +51,22 @@ class Shade(PipelineStage):
         most: greatest offset.
         pause: seconds per batch, for kills to fall into.
         seed: see `PipelineStage`.
+        wait_for: file for which all records but the first twelve wait, so that a kill meets workers at work.
     """
 
     reads = ("picture",)
 
-    def __init__(self, most: int = 9, pause: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, most: int = 9, pause: float = 0.0, seed: int = 0, wait_for: str | None = None) -> None:
         super().__init__(seed)
-        self.most, self.pause = most, pause
+        self.most, self.pause, self.wait_for = most, pause, wait_for
 
     def settings(self) -> dict[str, int]:
         return {"most": self.most}
 
     def process(self, records: list[Record]) -> list[Record | list[Record]]:
         time.sleep(self.pause)
+        while self.wait_for and records[-1].facts["number"] >= 12 and not Path(self.wait_for).exists():
+            time.sleep(0.05)
         return [self._one(record) for record in records]
 
     def _one(self, record: Record) -> Record | list[Record]:

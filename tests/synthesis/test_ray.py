@@ -21,25 +21,27 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 KILLS = 2
 SCRIPT = """
 import sys
-from helpers.toy_stages import Numbers, Shade
+from helpers.toy_stages import Shade
 from lightning_idc.synthesis.ray import RayPool
 from lightning_idc.synthesis.run import Job
 sizes = {"batch_size": 4, "shard_size": 6}
-RayPool(workers=2, num_cpus=0.5, retries=20).launch(Shade(pause=0.2), Job(Numbers(42), sys.argv[1], **sizes))
-RayPool(workers=1, num_cpus=0.5).launch(Shade(seed=1), Job(sys.argv[1], sys.argv[2], **sizes))
+pool = RayPool(workers=2, num_cpus=0.5, retries=20)
+pool.launch(Shade(seed=1, wait_for=sys.argv[3]), Job(sys.argv[1], sys.argv[2], **sizes))
 """
 
 
-def kill_workers(target: Path, mark: str, killed: list[int]) -> None:
-    """Kill both workers at once while they are at work, when a shard has been made."""
+def kill_workers(target: Path, folder: Path, killed: list[int]) -> None:
+    """Kill both workers at once while they are at work, when a shard has been made, and write a file after that."""
     while not killed:
-        workers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and is_worker(path, mark)]
+        processes = [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+        workers = [int(path.name) for path in processes if is_worker(path, str(folder))]
         if len(workers) < KILLS or not shards_of(target):
             time.sleep(0.05)
             continue
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
         killed += workers
+    (folder / "killed").touch()
 
 
 def is_worker(path: Path, mark: str) -> bool:
@@ -53,12 +55,15 @@ def is_worker(path: Path, mark: str) -> bool:
 @pytest.mark.dist
 @pytest.mark.timeout(1500)
 def test_killed_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
-    first, second, killed = tmp_path / "ray" / "first", tmp_path / "ray" / "second", list[int]()
-    killer = threading.Thread(target=kill_workers, args=(first, str(tmp_path), killed), daemon=True)
+    """Neither do workers that read the store of an earlier stage."""
+    source, target, killed = tmp_path / "source", tmp_path / "ray", list[int]()
+    sizes = {"batch_size": 4, "shard_size": 6}
+    run(Shade(), Numbers(42), source, **sizes)
+    killer = threading.Thread(target=kill_workers, args=(target, tmp_path, killed), daemon=True)
     killer.start()
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(first), str(second)],
+        [sys.executable, "-c", SCRIPT, str(source), str(target), str(tmp_path / "killed")],
         env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TEST_RUN": str(tmp_path)},
         cwd=tmp_path,
         capture_output=True,
@@ -66,10 +71,7 @@ def test_killed_workers_do_not_change_the_bytes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     assert len(killed) == KILLS == done.stderr.count("a worker died at"), done.stderr[-3000:]
-    sizes = {"batch_size": 4, "shard_size": 6}
-    run(Shade(), Numbers(42), tmp_path / "one" / "first", **sizes)
-    run(Shade(seed=1), str(tmp_path / "one" / "first"), tmp_path / "one" / "second", **sizes)
-    for name in ("first", "second"):
-        ours, theirs = RecordStore(tmp_path / "ray" / name), RecordStore(tmp_path / "one" / name)
-        assert digests(ours.folder) == digests(theirs.folder) and ours.fingerprint == theirs.fingerprint
-        assert everything(ours) == everything(theirs)
+    run(Shade(seed=1), str(source), tmp_path / "here", **sizes)
+    ours, theirs = RecordStore(target), RecordStore(tmp_path / "here")
+    assert digests(ours.folder) == digests(theirs.folder) and ours.fingerprint == theirs.fingerprint
+    assert everything(ours) == everything(theirs)
