@@ -173,7 +173,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
         listening.shutdown()
 
 
-def one(folder: Path, body: str, **facts: Any) -> Record:
+def one(folder: Path, body: str, missing_sheets: float = 0.0, **facts: Any) -> Record:
     """The record of one page after `ChangeHtml`."""
     (folder / "site").mkdir(exist_ok=True)
     (folder / "site/a.html").write_text(f"<!doctype html><body style='background:#fff'>{body}")
@@ -181,7 +181,7 @@ def one(folder: Path, body: str, **facts: Any) -> Record:
     record = source.record(0)
     record.facts |= facts
     record.history.append({"stage": "ChangeHtml"})
-    stage = ChangeHtml()
+    stage = ChangeHtml(missing_sheets=missing_sheets)
     stage.browser.load()
     try:
         return stage.process([record])[0]
@@ -220,6 +220,37 @@ def test_a_page_without_its_style_sheet_is_dropped(tmp_path: Path) -> None:
     record = one(tmp_path, "<link rel='stylesheet' href='absent.css'><p>Text</p>", noise="reload")
     assert record.dropped is not None and record.dropped["reason"] == "an incomplete page"
     assert "absent.css" in str(record.dropped["value"])
+    (tmp_path / "site/a.css").write_text("p { color: red }")
+    page = "<link rel='stylesheet' href='absent.css'><link rel='stylesheet' href='a.css'><p>Text</p>"
+    assert one(tmp_path, page, missing_sheets=0.4, noise="reload").dropped is not None
+    assert one(tmp_path, page, missing_sheets=0.5, noise="reload").dropped is None
+
+
+def test_pairs_of_a_page_share_its_window_and_not_their_changes(root: Path) -> None:
+    source = HtmlFolder(str(root), 41, pairs_per_page=3, widths=[200, 300, 400])
+    facts = [source.record(index).facts for index in range(41)]
+    windows = [{name: fact[name] for name in ("file", "width", "scroll", "dark")} for fact in facts]
+    assert all(windows[index] == windows[index - index % 3] for index in range(41))
+    assert len({str(window) for window in windows}) == 14 and len({fact["edit"] for fact in facts}) > 8
+    assert len({source.record(index).id for index in range(41)}) == 41
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("edit", ["text", "translate", "rounded"])
+def test_a_page_is_restored_for_its_next_pair(edit: str, root: Path) -> None:
+    source = HtmlFolder(str(root), 2, pairs_per_page=2, no_change=0.0, widths=[400], height=300)
+    records, alone, stage = [source.record(index) for index in (0, 1)], source.record(1), ChangeHtml()
+    records[0].facts["edit"] = edit
+    for run_of_pairs in (records, [alone]):  # each in a browser of its own
+        try:
+            stage.process(run_of_pairs)
+        finally:
+            stage.finish(None)
+    assert records[0].dropped is None and records[1].dropped is None
+    assert not torch.equal(*records[0].pair())
+    for image, expected in zip(records[1].pair(), alone.pair(), strict=True):
+        assert torch.equal(image, expected)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from lightning_idc.synthesis.web.browser import Chromium
 from lightning_idc.synthesis.web.changes import NO_CHANGE_CAPTIONS
 from lightning_idc.synthesis.web.open_page import OpenPage
 from lightning_idc.synthesis.web.operators import OPERATORS, Element, Mutation, caption_of, kind_of
-from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import inside
 
@@ -44,6 +44,7 @@ class ChangeHtml(PipelineStage):
         min_pixels: smallest number of visibly different pixels of a changed pair.
         tries: number of elements that are tried.
         reflow: whether pairs in which other elements move are used; DiffSpot drops them.
+        missing_sheets: largest fraction of the style sheets of a page that may be missing, such as one of icons.
         seed: see `PipelineStage`.
     """
 
@@ -53,21 +54,24 @@ class ChangeHtml(PipelineStage):
         min_pixels: PositiveInt = 12,
         tries: PositiveInt = 4,
         reflow: bool = True,
+        missing_sheets: Share = 0.0,
         seed: NonNegativeInt = 0,
     ) -> None:
         check_arguments(ChangeHtml.__init__, locals())
         super().__init__(seed)
         self.browser = browser or Chromium()
-        self.min_pixels, self.tries, self.reflow = min_pixels, tries, reflow
+        self.min_pixels, self.tries, self.reflow, self.missing_sheets = min_pixels, tries, reflow, missing_sheets
+        self._shown: tuple[Any, OpenPage] | None = None
 
     def settings(self) -> dict[str, Any]:
         settings = {"min_pixels": self.min_pixels, "tries": self.tries, "reflow": self.reflow}
-        return {**self.model_settings(), **settings}
+        return {**self.model_settings(), **settings, "missing_sheets": self.missing_sheets}
 
     def pixels_per_record(self) -> int:
         return 2 * 1280 * 800
 
     def finish(self, store: Any) -> None:
+        self._shown = None
         self.browser.close()
 
     def process(self, records: list[Record]) -> list[Record]:
@@ -82,6 +86,7 @@ class ChangeHtml(PipelineStage):
             except DataError as error:
                 record.drop("an incomplete page", str(error))
             except Error as error:
+                self._shown = None
                 record.drop("a page that the browser cannot render", error.message)
         return records
 
@@ -89,11 +94,25 @@ class ChangeHtml(PipelineStage):
         facts = record.facts
         context = self.browser.window(facts["width"], facts["height"], facts["dark"], hinting)
         document = facts["html"] if "html" in facts else inside(facts["root"], facts["file"], facts["file"])
-        return OpenPage(context, document, facts["scroll"], scroll_by)
+        return OpenPage(context, document, facts["scroll"], scroll_by, self.missing_sheets)
+
+    def _view(self, record: Record) -> OpenPage:
+        """Page of a record, which stays open for further records of it."""
+        key = [record.facts.get(name) for name in ("html", "root", "file", "width", "height", "dark", "scroll")]
+        if self._shown is None or self._shown[0] != key:
+            self._leave()
+            self._shown = key, self._open(record)
+        return self._shown[1]
+
+    def _leave(self) -> None:
+        shown, self._shown = self._shown, None
+        if shown is not None:
+            shown[1].close()
 
     def _unchanged(self, record: Record) -> None:
         """Take two screenshots of one page, the second with the noise of the record."""
         noise = record.facts["noise"]
+        self._leave()
         page = self._open(record)
         before, elements = page.screenshot(), page.elements()
         page.close()
@@ -118,20 +137,13 @@ class ChangeHtml(PipelineStage):
         """Change the first suitable element that has a visible effect."""
         random, operator = record_generator(self.seed, record.id), record.facts["edit"]
         reason, value = f"no element for {operator}", ""
-        tried: set[int] = set()
-        for _ in range(self.tries):
-            page = self._open(record)
-            try:
-                suitable = [e for e in page.elements() if OPERATORS[operator].suits(e) and e["index"] not in tried]
-                if not suitable:
-                    break
-                element = suitable[int(random.integers(len(suitable)))]
-                tried.add(element["index"])
-                mutation = OPERATORS[operator].mutate(element, record.facts["tier"], random)
-                facts, images = self._rendered(page, element, mutation)
-            finally:
-                page.close()
-            reason, value = self._fault(facts, images), mutation.property
+        page = self._view(record)
+        suitable = [element for element in page.elements() if OPERATORS[operator].suits(element)]
+        for _ in range(min(self.tries, len(suitable))):
+            element = suitable.pop(int(random.integers(len(suitable))))
+            mutation = OPERATORS[operator].mutate(element, record.facts["tier"], random)
+            facts, images, reason = self._rendered(page, element, mutation)
+            value = mutation.property
             if not reason:
                 caption = caption_of(operator, element, mutation)
                 record.facts |= facts | {"captions": [caption], "summary": caption}
@@ -143,12 +155,13 @@ class ChangeHtml(PipelineStage):
 
     def _rendered(
         self, page: OpenPage, element: Element, mutation: Mutation
-    ) -> tuple[dict[str, Any], tuple[Tensor, Tensor]]:
-        """Take both screenshots, and measure what a mutation moves."""
+    ) -> tuple[dict[str, Any], tuple[Tensor, Tensor], str]:
+        """Take both screenshots, measure what a mutation moves, and give the reason to drop the pair, if any."""
         boxes, before = page.boxes(), page.screenshot()
         relatives = page.relatives(element)
-        page.change(element, mutation)
-        after_boxes, after = page.boxes(), page.screenshot()
+        with page.changed(element, mutation):
+            after_boxes, after = page.boxes(), page.screenshot()
+        mask = visible(before, after)
         moves = np.abs(np.array(after_boxes) - np.array(boxes)).max(1)
         moved = int(((moves > MIN_MOVED) & ~np.array(relatives)).sum())
         index = element["index"]
@@ -164,14 +177,13 @@ class ChangeHtml(PipelineStage):
             "true_boxes": [[boxes[index], None if is_gone else after_boxes[index]]],
             "moved": moved,
             "reflows": moved > 0,
-            "changed_pixels": int(visible(before, after).sum()),
+            "changed_pixels": int(mask.count_nonzero()),
         }
-        return facts, (before, after)
+        return facts, (before, after), self._fault(facts, mask)
 
-    def _fault(self, facts: dict[str, Any], images: tuple[Tensor, Tensor]) -> str:
+    def _fault(self, facts: dict[str, Any], mask: Tensor) -> str:
         """Reason to drop a pair; empty if its change is visible and starts at the element."""
-        mask = visible(*images)
-        if int(mask.sum()) < self.min_pixels:
+        if facts["changed_pixels"] < self.min_pixels:
             return "nothing visible changed"
         if facts["reflows"] and not self.reflow:
             return "other elements moved"
@@ -179,11 +191,11 @@ class ChangeHtml(PipelineStage):
         for box in filter(None, facts["true_boxes"][0]):
             left, top, right, bottom = (round(side) for side in box)
             inside_boxes[max(0, top - MARGIN) : bottom + MARGIN, max(0, left - MARGIN) : right + MARGIN] = True
-        if not facts["reflows"] and (mask & ~inside_boxes).sum() > 0.01 * mask.sum():
+        if not facts["reflows"] and (mask & ~inside_boxes).count_nonzero() > 0.01 * facts["changed_pixels"]:
             return "changed outside of the element"
         return "" if (mask & inside_boxes).any() else "nothing changed at the element"
 
 
 def visible(before: Tensor, after: Tensor) -> Tensor:
     """Pixels that differ visibly, bool ``(H, W)``."""
-    return (before.short() - after.short()).abs().amax(0) > MIN_LEVELS
+    return (torch.maximum(before, after) - torch.minimum(before, after)).amax(0) > MIN_LEVELS

@@ -37,6 +37,8 @@ class HtmlFolder:
     Args:
         root: folder with one sub-folder per site; None for templates only.
         count: number of pairs.
+        pairs_per_page: number of pairs one after the other that share a page, its window and its scroll position;
+            loading a page takes longer than changing it.
         pattern: pattern of the pages for `Path.rglob`.
         templates: kinds of templates, see `TEMPLATES`, or ``all``.
         packages: packages ``deb:NAME=VERSION`` and ``npm:NAME=VERSION`` that are downloaded and unpacked, unless they
@@ -61,6 +63,7 @@ class HtmlFolder:
         self,
         root: str | None = None,
         count: PositiveInt = 1000,
+        pairs_per_page: PositiveInt = 1,
         pattern: str = "*.html",
         templates: Sequence[str] | Literal["all"] = (),
         packages: Sequence[str] = (),
@@ -96,7 +99,7 @@ class HtmlFolder:
             self.sites = {site: self.sites[site] for site in sorted(sites)}
         if not self.sites:
             raise DatasetNotFoundError(f"{root} has no pages that match {pattern!r} in its sub-folders")
-        self.count, self.seed = count, seed
+        self.count, self.pairs_per_page, self.seed = count, pairs_per_page, seed
         self.operators, self.noises, self.widths, self.height = tuple(operators), tuple(noises), tuple(widths), height
         self.no_change, self.dark = no_change, dark
 
@@ -113,10 +116,12 @@ class HtmlFolder:
 
     @cached_property
     def fingerprint(self) -> str:
-        settings = [self.count, self.seed, self.operators, self.noises, self.widths, self.height, self.templates]
-        files = {file for index in range(self.count) if (file := self._file(index)) is not None}
+        settings = [self.count, self.pairs_per_page, self.seed, self.operators, self.noises, self.widths]
+        settings += [self.height, self.templates]
+        views = range(-(-self.count // self.pairs_per_page))
+        files = {file for view in views if (file := self._file(view)) is not None}
         digests = [[file, file_digest(self._folder / file)] for file in sorted(files)]
-        return fingerprint(["html folder 2", *settings, self.no_change, self.dark, digests])
+        return fingerprint(["html folder 3", *settings, self.no_change, self.dark, digests])
 
     @cached_property
     def styles(self) -> dict[str, str]:
@@ -129,9 +134,9 @@ class HtmlFolder:
         return self.count
 
     def record(self, index: int) -> Record:
-        names = list(self.sites)
-        site = names[index % len(names)]
-        random = record_generator(self.seed, id := f"{index:06}-{site}")
+        view = index // self.pairs_per_page
+        site = list(self.sites)[view % len(self.sites)]
+        random, window = record_generator(self.seed, id := f"{index:06}-{site}"), record_generator(self.seed, f"{view}")
         is_changed = random.random() >= self.no_change
         facts: dict[str, Any] = {
             "site": site,
@@ -139,23 +144,23 @@ class HtmlFolder:
             "edit": str(random.choice(self.operators)) if is_changed else NO_CHANGE,
             "tier": str(random.choice(TIERS)) if is_changed else None,
             "noise": None if is_changed else str(random.choice(self.noises)),
-            "width": int(random.choice(self.widths)),
+            "width": int(window.choice(self.widths)),
             "height": self.height,
-            "scroll": round(float(random.random()), 4),
-            "dark": bool(random.random() < self.dark),
+            "scroll": round(float(window.random()), 4),
+            "dark": bool(window.random() < self.dark),
         }
-        file = self._file(index)
+        file = self._file(view)
         if file is None:
-            facts["html"] = template_page(site.removeprefix(TEMPLATE), index // len(names), self.seed)
+            facts["html"] = template_page(site.removeprefix(TEMPLATE), view // len(self.sites), self.seed)
         else:
             facts |= {"root": str(self._folder.absolute()), "file": file}
         return Record(id, facts)
 
-    def _file(self, index: int) -> str | None:
-        """Page of a record; None for a template."""
+    def _file(self, view: int) -> str | None:
+        """Page of a window; None for a template."""
         names = list(self.sites)
-        files = self.sites[site := names[index % len(names)]]
-        return files[self._orders[site][index // len(names) % len(files)]] if files else None
+        files = self.sites[site := names[view % len(names)]]
+        return files[self._orders[site][view // len(names) % len(files)]] if files else None
 
     @cached_property
     def _orders(self) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,16 @@ _BOXES = """() => JSON.stringify([...document.querySelectorAll('body *')].map(e 
   const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; }))"""
 _STYLE = """([index, styles]) => { const e = document.querySelectorAll('body *')[index];
   for (const [name, value] of styles) e.style.setProperty(name, value, 'important'); }"""
+_STYLED = "(index) => document.querySelectorAll('body *')[index].getAttribute('style')"
+_UNSTYLE = """([index, style]) => { const e = document.querySelectorAll('body *')[index];
+  if (style === null) e.removeAttribute('style'); else e.setAttribute('style', style); }"""
+_LINKED = "() => document.querySelectorAll('link[rel~=stylesheet i]').length"
 _TEXT = """([index, text]) => { const e = document.querySelectorAll('body *')[index];
   const node = [...e.childNodes].find((n) => n.nodeType === 3 && n.textContent.trim());
-  const [, start, , end] = node.textContent.match(/^(\\s*)([^]*?)(\\s*)$/) || [];
-  node.textContent = (start || '') + text + (end || ''); }"""
+  const old = node.textContent, [, start, , end] = old.match(/^(\\s*)([^]*?)(\\s*)$/) || [];
+  node.textContent = (start || '') + text + (end || ''); return old; }"""
+_SET_TEXT = """([index, text]) => { const e = document.querySelectorAll('body *')[index];
+  [...e.childNodes].find((n) => n.nodeType === 3 && n.textContent.trim()).textContent = text; }"""
 _RELATIVES = """(index) => { const all = [...document.querySelectorAll('body *')], e = all[index];
   return JSON.stringify(all.map((other) => other.contains(e) || e.contains(other))); }"""
 _CURSOR = """([x, y, height]) => { const bar = document.createElement('div');
@@ -73,12 +81,20 @@ class OpenPage:
         document: file of the page, or its HTML.
         scroll: fraction of the page above the window.
         scroll_by: pixels by which the page is scrolled further.
+        missing_sheets: largest fraction of the style sheets of the page that may be missing.
 
     Raises:
-        DataError: the page redirects to another one, or one of its style sheets cannot be loaded.
+        DataError: the page redirects to another one, or too many of its style sheets cannot be loaded.
     """
 
-    def __init__(self, context: Any, document: Path | str, scroll: float = 0.0, scroll_by: int = 0) -> None:
+    def __init__(
+        self,
+        context: Any,
+        document: Path | str,
+        scroll: float = 0.0,
+        scroll_by: int = 0,
+        missing_sheets: float = 0.0,
+    ) -> None:
         if isinstance(document, Path) and _REDIRECT.search(document.read_bytes()):
             raise DataError(f"{str(document)!r} redirects to another page")
         self._missing: list[str] = []
@@ -87,17 +103,17 @@ class OpenPage:
         self._page.on("requestfailed", self._note)
         self._session: Any = None
         try:
-            self._load(context, document, scroll, scroll_by)
+            self._load(context, document, scroll, scroll_by, missing_sheets)
         except BaseException:
             self._page.close()  # the next page gets a window that has seen no failure
             raise
 
-    def _load(self, context: Any, document: Path | str, scroll: float, scroll_by: int) -> None:
+    def _load(self, context: Any, document: Path | str, scroll: float, scroll_by: int, missing_sheets: float) -> None:
         if isinstance(document, str):
             self._page.set_content(document, wait_until="load")
         else:
             self._page.goto(document.absolute().as_uri(), wait_until="load")
-        if self._missing:
+        if self._missing and len(self._missing) > missing_sheets * self._page.evaluate(_LINKED):
             raise DataError(f"{str(document)!r}: style sheets cannot be loaded: {', '.join(self._missing[:3])}")
         self._session = context.new_cdp_session(self._page)
         self._page.evaluate(_FREEZE)
@@ -134,13 +150,20 @@ class OpenPage:
         relatives: list[bool] = json.loads(self._page.evaluate(_RELATIVES, element["index"]))
         return relatives
 
-    def change(self, element: Element, mutation: Mutation) -> None:
-        """Change one property, or the text, of an element."""
+    @contextmanager
+    def changed(self, element: Element, mutation: Mutation) -> Iterator[None]:
+        """Change one property, or the text, of an element, and restore it afterwards."""
+        index = element["index"]
         if mutation.property == TEXT:
-            self._page.evaluate(_TEXT, [element["index"], mutation.new])
+            old = self._page.evaluate(_TEXT, [index, mutation.new])
         else:
-            styles = [*map(list, mutation.styles), [mutation.property, mutation.new]]
-            self._page.evaluate(_STYLE, [element["index"], styles])
+            old = self._page.evaluate(_STYLED, index)
+            self._page.evaluate(_STYLE, [index, [*map(list, mutation.styles), [mutation.property, mutation.new]]])
+        yield
+        if mutation.property == TEXT:
+            self._page.evaluate(_SET_TEXT, [index, old])
+        else:
+            self._page.evaluate(_UNSTYLE, [index, old])
 
     def draw_cursor(self, x: float, y: float, height: int) -> None:
         """Draw a text cursor, 1 pixel wide."""
