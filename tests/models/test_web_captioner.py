@@ -22,7 +22,9 @@ from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.metrics.page_sentences import KINDS, NOTHING, VALUES, all_sentences, sentence, sentence_of
 from lightning_idc.models import WebCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES, find_candidates
-from lightning_idc.models.web.core import find_core
+from lightning_idc.models.web.core import Core, find_core
+from lightning_idc.models.web.forest import Forest
+from lightning_idc.models.web.lines import compare_lines
 from lightning_idc.models.web.measures import NAMES, measure
 from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.utils.boxes import box_iou
@@ -145,7 +147,7 @@ def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> N
     assert captioner.net is not None
     assert captioner.net.sentence_index(tokens).tolist() == list(range(len(rows)))  # type: ignore[operator]
     best = [all_sentences()[index] for index in features.memory[:, 0].argmax(1).tolist()]
-    assert [caption.text for caption in captioner.generate(features, num_beams=8)] == best
+    assert [caption.text for caption in captioner.generate(features, num_beams=64)] == best
 
 
 def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> None:
@@ -223,6 +225,75 @@ def test_training_learns_operators_and_boxes(release: Path, tmp_path: Path, caps
     assert main(["describe", str(before), str(after), "--model", str(tmp_path / "web"), "--json"]) == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert answer["caption"] == expected.text and answer["changed"] and len(answer["boxes"]) == 1
+
+
+def test_trees_split_by_the_measure_that_tells_labels_apart() -> None:
+    random = np.random.default_rng(0)
+    measures = random.normal(size=(80, 6)).astype(np.float32)
+    labels = np.stack([measures[:, 2] > 0.3, measures[:, 2] <= 0.3, measures[:, 4] > 0], 1).astype(np.float32)
+    forest, again = Forest(20, 61, 3), Forest(20, 61, 3)
+    assert not forest.is_grown
+    for each in (forest, again):
+        each.grow(measures, labels, np.array([1.0, 1.0, 0.1], np.float32), seed=3)
+    assert forest.is_grown and all(torch.equal(a, b) for a, b in zip(forest.buffers(), again.buffers(), strict=True))
+    answers = forest(torch.from_numpy(measures))
+    assert ((answers[:, 0] > 0.5).numpy() == (labels[:, 0] > 0.5)).mean() > 0.95
+    torch.testing.assert_close(answers[:, 0] + answers[:, 1], torch.ones(80), atol=5e-3, rtol=0)
+    # a tree of one node answers with the mean of all labels
+    single = Forest(1, 1, 3)
+    single.grow(measures, labels, np.ones(3, np.float32), seed=0)
+    expected = torch.from_numpy(labels.mean(0)).expand(80, -1)
+    torch.testing.assert_close(single(torch.from_numpy(measures)), expected, atol=3e-3, rtol=0)
+
+
+def test_trees_are_grown_from_changed_pairs_and_saved(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = WebCaptioner(width=8, members=1, captions_per_pair=1, trees=20, tree_nodes=31)
+    model.build()
+    samples = []
+    for number in range(24):
+        kind = ("color", "remove", "translate")[number % 3]
+        before, after, box = drawn(kind, number // 3)
+        text = sentence(kind, {"translate": "right"}.get(kind, ""), "link")
+        boxes = torch.tensor([[box, box]], dtype=torch.float32)
+        pair = PairSample(str(number), torch.from_numpy(before), torch.from_numpy(after), [text], boxes=boxes)
+        samples.append(pair)
+    same = PairSample("same", samples[0].before, samples[0].before, [NOTHING])
+    model._grow_trees([*samples, same])
+    model.eval()
+    for sample in samples:
+        caption = model.describe(sample.before, sample.after)
+        assert claimed_operator(caption.text) == claimed_operator(sample.captions[0])
+    assert model.describe(same.before, same.after).text == NOTHING
+    model.save_pretrained(tmp_path / "web")
+    assert load(tmp_path / "web").describe(samples[1].before, samples[1].after) == model.describe(
+        samples[1].before, samples[1].after
+    )
+
+
+@pytest.mark.parametrize(("kind", "gone", "new"), [("text", 0.4, 0.4), ("removed", 0.4, 0.0), ("spread", 0.0, 0.0)])
+def test_marks_of_a_line_tell_what_happened_to_them(kind: str, gone: float, new: float) -> None:
+    def line(sizes: list[int], gap: int) -> np.ndarray:
+        image, left = np.full((3, 40, 300), 255, np.uint8), 20
+        for size in sizes:
+            image[:, 28 - size : 28, left : left + size] = 0
+            left += size + gap
+        return image
+
+    sizes = [6, 9, 12, 6, 9, 12, 6, 9, 12, 15]
+    before = line(sizes, 4)
+    after = {
+        "text": line([*sizes[:3], 8, 4, 8, 4, *sizes[7:]], 4),
+        "removed": line([*sizes[:3], *sizes[7:]], 4),
+        "spread": line(sizes, 6),
+    }[kind]
+    box = (20, 13, 220, 28)
+    core = Core(box, box, (0, 0), (0, 0), (before != after).any(0))
+    values = compare_lines(before, after, core, np.full(3, 255.0))
+    if kind == "spread":
+        assert values["mark_gap"] == 2 and values["along_step"] == 2 and values["mark_width"] == 0
+    assert values["marks_gone"] == pytest.approx(gone, abs=0.2) and values["marks_new"] == pytest.approx(new, abs=0.2)
+    assert (values["marks_new"] > 0) == (kind == "text") and (values["marks_gone"] > 0) == (kind != "spread")
 
 
 def test_a_batch_of_one_pair_trains_and_unchanged_pairs_do_not_count_in_the_statistics() -> None:

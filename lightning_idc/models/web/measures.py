@@ -8,6 +8,7 @@ import numpy as np
 from scipy import fft, ndimage
 
 from lightning_idc.models.web.core import Core, bounds, find_core
+from lightning_idc.models.web.lines import compare_lines
 from lightning_idc.utils.boxes import PixelBox
 
 MIN_INK = 40
@@ -39,6 +40,7 @@ def measure(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str, floa
     values |= _motion(inks, changed)
     values |= _text(inks)
     values |= _surroundings(before, after, core)
+    values |= compare_lines(before, after, core, ground)
     return {name: float(np.nan_to_num(value, posinf=99, neginf=-99)) for name, value in values.items()}
 
 

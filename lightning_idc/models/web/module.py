@@ -25,9 +25,11 @@ from lightning_idc.models.web.candidates import CANDIDATES
 from lightning_idc.models.web.measured import MEASURED, NUM_INPUTS, measure_pair, stacked
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import DataError
 
+CHUNK = 64
+"""Number of pairs that are measured at once for the trees."""
 MIN_IOU = 0.5
 """Overlap above which a candidate is the box of the element, as in the protocol ``diffspot``."""
 
@@ -43,6 +45,9 @@ class WebCaptioner(PairCaptioner):
         members: number of networks, whose probabilities are averaged.
         dropout: dropout probability.
         box_weight: weight of the boxes in the loss.
+        trees: number of trees, which are grown from the training pairs when training begins, unless there are trees
+            already; the answer is then mixed from trees and networks. 0 for networks only.
+        tree_nodes: largest number of nodes of a tree.
         options: of :class:`~lightning_idc.models.captioner.PairCaptioner`.
     """
 
@@ -52,6 +57,8 @@ class WebCaptioner(PairCaptioner):
         members: PositiveInt = 8,
         dropout: ShareBelowOne = 0.35,
         box_weight: NonNegativeFloat = 0.1,
+        trees: NonNegativeInt = 0,
+        tree_nodes: PositiveInt = 601,
         **options: Any,
     ) -> None:
         check_arguments(WebCaptioner.__init__, locals())
@@ -63,8 +70,25 @@ class WebCaptioner(PairCaptioner):
         self.store_hparams(vocabulary=vocabulary.key, max_length=length, no_change_captions=[NOTHING])
         self.use_vocabulary(vocabulary)
         options = self.hparams
-        sizes = options["width"], options["members"]
-        return WebNet(vocabulary, NUM_INPUTS, len(CANDIDATES), *sizes, options["dropout"])
+        sizes = [options[name] for name in ("width", "members", "dropout", "trees", "tree_nodes")]
+        return WebNet(vocabulary, NUM_INPUTS, len(CANDIDATES), *sizes)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self.hparams["trees"] and not self.built_net.forest.is_grown:
+            self._grow_trees(self.trainer.train_dataloader.dataset)
+
+    def _grow_trees(self, dataset: Any) -> None:
+        """Grow the trees from all changed pairs of a data set; every process grows the same ones."""
+        parts: list[tuple[Tensor, ...]] = []
+        for start in range(0, len(dataset), CHUNK):
+            batch = self.collate([dataset[index] for index in range(start, min(start + CHUNK, len(dataset)))])
+            inputs, sentences = self._inputs(batch), self._sentences(batch)
+            is_element, _ = _overlaps(inputs["boxes"], batch.boxes)
+            parts.append(tuple(part[~inputs["is_same"]] for part in (inputs["values"], sentences, is_element)))
+        measures, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
+        if len(measures):
+            self.built_net.grow(measures, sentences, boxes, torch.initial_seed() % 2**32)
 
     def batch_image_size(self, batch: PairBatch) -> None:
         """None: images keep their size."""
@@ -99,10 +123,7 @@ class WebCaptioner(PairCaptioner):
     def training_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         inputs = self._inputs(batch)
         log_probs, boxes = self.built_net.member_log_probs(inputs["values"], inputs["is_same"])  # (M, B, S), (M, B, N)
-        indices = self.built_net.sentence_index(batch.tokens[:, 0])
-        if bool((indices < 0).any()):
-            unknown = next(texts for texts, index in zip(batch.chosen, indices.tolist(), strict=True) if index < 0)
-            raise DataError(f"the caption {unknown[:1]} is no sentence of WebCaptioner; expected the fact `sentence`")
+        indices = self._sentences(batch)
         is_changed = ~inputs["is_same"]
         chosen = log_probs.gather(-1, indices.expand(len(log_probs), -1)[..., None])[..., 0]  # (M, B)
         caption_loss = -(chosen * is_changed).sum(1).mean() / is_changed.sum().clamp(min=1)
@@ -115,6 +136,14 @@ class WebCaptioner(PairCaptioner):
             boxes[:, has_box], targets[has_box].expand(len(boxes), -1, -1)
         )
         return caption_loss + self.hparams["box_weight"] * box_loss
+
+    def _sentences(self, batch: PairBatch) -> Tensor:
+        """Index of the sentence of each pair ``(B,)``."""
+        indices: Tensor = self.built_net.sentence_index(batch.tokens[:, 0].to(self.built_net.table.device))
+        if bool((indices < 0).any()):
+            unknown = next(texts for texts, index in zip(batch.chosen, indices.tolist(), strict=True) if index < 0)
+            raise DataError(f"the caption {unknown[:1]} is no sentence of WebCaptioner; expected the fact `sentence`")
+        return indices
 
     def change_boxes(self, batch: PairBatch) -> list[list[list[float]]]:
         features = self.encode(batch)

@@ -3,7 +3,8 @@
 1. ``norm``: signed logarithms of the measures (B, F), standardised by the training pairs;
 2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind, boxes;
 3. ``member_log_probs``: log P(operator) + log P(value | operator) + log P(kind), (M, B, S), for each sentence;
-   ``forward`` takes the mean of the probabilities over the members;
+   ``forward`` takes the mean of the probabilities over the members, and mixes it with the answer of ``forest``, trees
+   on the same measures, once they are grown;
 4. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
    so far.
 """
@@ -14,17 +15,23 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.metrics.page_sentences import KINDS, VALUES, all_sentences
+from lightning_idc.models.web.forest import Forest
 from lightning_idc.nn.vocabulary import EOS, PAD, Vocabulary
 
 FLOOR = 1e-6
 """Probability of words that continue no sentence."""
 SURE = 1 - 1e-3
 """Probability of an unchanged page where no pixel, or only noise, differs; one minus it elsewhere."""
+FOREST_SHARE = 0.7
+"""Weight of the forest where there is one; the networks have the rest."""
+OUTPUT_WEIGHTS = (1.0, 0.2, 0.1, 0.3)
+"""Weights of operator, value, kind and boxes in the splits of the forest."""
 MAX_STANDARD = 4.0
 """Standardised measures are cut at this value."""
 
@@ -72,6 +79,8 @@ class WebNet(nn.Module):
         width: hidden width of a member.
         members: number of networks of the ensemble.
         dropout: dropout probability.
+        trees: number of trees; 0 for networks only.
+        nodes: largest number of nodes of a tree.
     """
 
     table: Tensor
@@ -79,7 +88,15 @@ class WebNet(nn.Module):
     allowed: Tensor
 
     def __init__(
-        self, vocabulary: Vocabulary, measures: int, candidates: int, width: int, members: int, dropout: float
+        self,
+        vocabulary: Vocabulary,
+        measures: int,
+        candidates: int,
+        width: int,
+        members: int,
+        dropout: float,
+        trees: int = 0,
+        nodes: int = 1,
     ) -> None:
         super().__init__()
         self.words = len(vocabulary)
@@ -87,6 +104,7 @@ class WebNet(nn.Module):
         self.values = sorted({value for values in VALUES.values() for value in values})
         self.sections = [len(self.operators), len(self.values), len(KINDS), candidates]
         self.members = Members(members, measures, width, sum(self.sections), dropout)
+        self.forest = Forest(trees, nodes, sum(self.sections))
         self.norm = nn.BatchNorm1d(measures, affine=False)
         rows = [
             (operator, value, kind)
@@ -111,7 +129,11 @@ class WebNet(nn.Module):
             is_same: bool ``(B,)``, pairs without a difference beyond noise.
         """
         outputs = self.members(self._standardised(measures, ~is_same))  # (M, B, sections)
-        operators, values, kinds, boxes = outputs.split(self.sections, -1)
+        return self._log_probs(outputs, is_same), outputs.split(self.sections, -1)[-1]
+
+    def _log_probs(self, outputs: Tensor, is_same: Tensor) -> Tensor:
+        """Log-probabilities ``(M, B, S)`` of the sentences from logits ``(M, B, sections)``."""
+        operators, values, kinds, _ = outputs.split(self.sections, -1)
         by_operator = values[:, :, None].masked_fill(~self.allowed, float("-inf")).log_softmax(-1)  # (M, B, O, V)
         operator, value, kind = self.choices.unbind(1)
         changes = (
@@ -120,7 +142,25 @@ class WebNet(nn.Module):
             + kinds.log_softmax(-1)[..., kind]
         )
         same = torch.where(is_same, SURE, 1 - SURE)[:, None].expand(len(outputs), -1, 1)
-        return torch.cat([changes + (1 - same).log(), same.log()], -1), boxes
+        return torch.cat([changes + (1 - same).log(), same.log()], -1)
+
+    def grow(self, measures: Tensor, sentences: Tensor, boxes: Tensor, seed: int) -> None:
+        """Grow the forest from changed pairs.
+
+        Args:
+            measures: ``(N, F)``.
+            sentences: index of the sentence of each pair ``(N,)``.
+            boxes: whether each candidate is the element ``(N, candidates)``.
+            seed: seed of the trees.
+        """
+        operator, value, kind = self.choices[sentences.to(self.choices.device)].cpu().unbind(1)
+        parts = [
+            nn.functional.one_hot(index, size)
+            for index, size in zip((operator, value, kind), self.sections[:3], strict=True)
+        ]
+        labels = torch.cat([*parts, boxes.cpu().long()], 1).float()
+        weights = np.repeat(np.array(OUTPUT_WEIGHTS, np.float32), self.sections)
+        self.forest.grow(measures.float().cpu().numpy(), labels.numpy(), weights, seed)
 
     def _standardised(self, measures: Tensor, is_changed: Tensor) -> Tensor:
         """Standardised logarithms of the measures ``(B, F)``; 0 for unchanged pairs, which do not count in them.
@@ -140,8 +180,15 @@ class WebNet(nn.Module):
 
     def forward(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N)`` of the ensemble; arguments as above."""
-        log_probs, boxes = self.member_log_probs(measures, is_same)
-        return log_probs.logsumexp(0) - math.log(len(log_probs)), boxes.sigmoid().mean(0)
+        log_probs, logits = self.member_log_probs(measures, is_same)
+        mean, boxes = log_probs.logsumexp(0) - math.log(len(log_probs)), logits.sigmoid().mean(0)
+        if not self.forest.is_grown:
+            return mean, boxes
+        answers = self.forest(measures).to(mean.dtype)  # (B, sections)
+        trees = self._log_probs(answers.clamp(min=FLOOR).log()[None], is_same)[0]
+        shares = math.log(FOREST_SHARE), math.log(1 - FOREST_SHARE)
+        boxes = FOREST_SHARE * answers.split(self.sections, -1)[-1] + (1 - FOREST_SHARE) * boxes
+        return torch.logaddexp(trees + shares[0], mean + shares[1]), boxes
 
     def sentence_index(self, tokens: Tensor) -> Tensor:
         """Index of the sentence of each caption ``(B, T)``, begin token first; -1 for other captions."""
