@@ -125,7 +125,7 @@ def test_sentences_name_their_operator_and_differ() -> None:
 
 @pytest.fixture(scope="module")
 def captioner() -> WebCaptioner:
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     model = WebCaptioner(width=16, members=3, captions_per_pair=1)
     model.build()
     return model.eval()
@@ -147,7 +147,7 @@ def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> N
     assert captioner.net is not None
     assert captioner.net.sentence_index(tokens).tolist() == list(range(len(rows)))  # type: ignore[operator]
     best = [all_sentences()[index] for index in features.memory[:, 0].argmax(1).tolist()]
-    assert [caption.text for caption in captioner.generate(features, num_beams=64)] == best
+    assert [caption.text for caption in captioner.generate(features, num_beams=8)] == best
 
 
 def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> None:
@@ -246,6 +246,7 @@ def test_trees_split_by_the_measure_that_tells_labels_apart() -> None:
     torch.testing.assert_close(single(torch.from_numpy(measures)), expected, atol=3e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_trees_are_grown_from_changed_pairs_and_saved(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = WebCaptioner(width=8, members=1, captions_per_pair=1, trees=20, tree_nodes=31)
