@@ -76,7 +76,8 @@ class WebCaptioner(PairCaptioner):
     def on_train_start(self) -> None:
         super().on_train_start()
         if self.hparams["trees"] and not self.built_net.forest.is_grown:
-            self._grow_trees(self.trainer.train_dataloader.dataset)
+            loader: Any = self.trainer.train_dataloader
+            self._grow_trees(loader.dataset)
 
     def _grow_trees(self, dataset: Any) -> None:
         """Grow the trees from all changed pairs of a data set; every process grows the same ones."""
