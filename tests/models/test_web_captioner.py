@@ -112,6 +112,20 @@ def test_measures_are_finite_and_have_one_order(kind: str) -> None:
         assert (values["shift_x"], values["shift_y"]) == (12, 0)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_plain_area_of_another_color_has_no_correlation() -> None:
+    """Its colors are constant up to rounding."""
+    before = np.full((3, 220, 260), 250, np.uint8)
+    after = before.copy()
+    random = np.random.default_rng(0)
+    colors = random.integers(0, 255, (2, 3)).astype(np.uint8)
+    height, width = random.integers(9, 180, 2)
+    for image, color in zip((before, after), colors, strict=True):
+        image[:, 20 : 20 + height, 30 : 30 + width] = color[:, None, None]
+    core = find_core(before, after)
+    assert core is not None and measure(before, after, core)["coverage_correlation"] == 0
+
+
 def test_sentences_name_their_operator_and_differ() -> None:
     texts = all_sentences()
     assert len(texts) == len(set(texts)) and texts[-1] == NOTHING

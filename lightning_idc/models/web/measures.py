@@ -17,6 +17,8 @@ MAX_SIDE = 640
 """Largest height and width of a core that is measured; larger ones are cut, the upper left part remains."""
 SEARCH = 48
 """Largest distance in pixels at which the content of a core is searched for in the other image."""
+MIN_SPREAD = 1e-3
+"""Smallest deviation of colors, in levels, that is not rounding."""
 
 
 def measure(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str, float]:
@@ -149,7 +151,7 @@ def _colors(
     by_channel = float(((new - factors[:, None] * old) ** 2).sum()) / (float((new**2).sum()) + 1e-6)
     # coverage of glyphs: distance from the ground relative to the largest, which a new colour does not change
     coverage = [np.sqrt((part**2).sum(0)) for part in (old, new)]
-    varied = old.shape[1] > 2 and min(float(values.std()) for values in coverage) > 0
+    varied = old.shape[1] > 2 and min(float(values.std()) for values in coverage) > MIN_SPREAD
     correlation = float(np.corrcoef(coverage[0], coverage[1])[0, 1]) if varied else 0.0
     inked = [crop[:, ink].mean(1) if ink.any() else ground for crop, ink in zip(crops, inks, strict=True)]
     extreme = [crop[:, ink] for crop, ink in zip(crops, inks, strict=True)]
