@@ -17,7 +17,7 @@ from lightning_idc import load
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
 from lightning_idc.data import WebPairs
-from lightning_idc.images.types import PairSample
+from lightning_idc.images.types import PairFeatures, PairSample
 from lightning_idc.metrics.page_claims import claimed_operator
 from lightning_idc.metrics.page_sentences import KINDS, NOTHING, VALUES, all_sentences, sentence, sentence_of
 from lightning_idc.models import WebCaptioner
@@ -162,6 +162,22 @@ def test_probabilities_of_all_sentences_sum_to_one(captioner: WebCaptioner) -> N
     assert captioner.net.sentence_index(tokens).tolist() == list(range(len(rows)))  # type: ignore[operator]
     best = [all_sentences()[index] for index in features.memory[:, 0].argmax(1).tolist()]
     assert [caption.text for caption in captioner.generate(features, num_beams=8)] == best
+
+
+def test_the_most_probable_sentence_is_said(captioner: WebCaptioner) -> None:
+    """Half of the probability is that of many sentences that begin with another word."""
+    texts = all_sentences()
+    removed = next(n for n, text in enumerate(texts) if text.startswith("a ") and "removed" in text)
+    others = [n for n, text in enumerate(texts) if text.startswith("the ")][:20]
+    probabilities = torch.full((1, 1, len(texts)), 1e-9)
+    probabilities[..., others], probabilities[..., removed] = 0.7 / len(others), 0.3
+    features = PairFeatures(probabilities.log())
+    (caption,) = captioner.generate(features)
+    assert caption.text == texts[removed]
+    decoded = captioner.decoder.search(features)
+    assert decoded.mean_log_probs[0] * len(decoded.ids[0]) == pytest.approx(np.log(0.3), abs=1e-3)
+    assert captioner.decoder.search(features, max_length=3).ids == [decoded.ids[0][:3]]
+    assert captioner.generate(features, num_beams=2)[0].text in texts
 
 
 def test_an_unchanged_pair_has_no_change_and_no_box(captioner: WebCaptioner) -> None:

@@ -6,7 +6,8 @@
    differs only by noise of the capture (:mod:`lightning_idc.rules.noise`), is marked as unchanged;
 2. ``encode``: values (B, F) -> log-probabilities of all sentences (B, 1, S) and the most probable box (B, 4);
 3. ``training_loss``: cross-entropy of the sentence, and, where the data have boxes, binary cross-entropy of whether
-   each candidate overlaps the element by more than one half; both as means over the members of the ensemble.
+   each candidate overlaps the element by more than one half; both as means over the members of the ensemble;
+4. ``decoder``: the most probable sentence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.metrics.page_sentences import NOTHING, all_sentences
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES
+from lightning_idc.models.web.decoder import SentenceDecoder
 from lightning_idc.models.web.measured import MEASURED, NUM_INPUTS, measure_pair, stacked
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -90,6 +92,10 @@ class WebCaptioner(PairCaptioner):
         measures, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
         if len(measures):
             self.built_net.grow(measures, sentences, boxes, torch.initial_seed() % 2**32)
+
+    @property
+    def decoder(self) -> SentenceDecoder:
+        return SentenceDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
 
     def batch_image_size(self, batch: PairBatch) -> None:
         """None: images keep their size."""
