@@ -16,7 +16,7 @@ from scipy import ndimage
 from lightning_idc.models.web.core import Core
 
 MIN_INK = 40
-"""Smallest difference from the ground of a pixel that belongs to a mark, in grey levels."""
+"""Smallest difference from the ground of a pixel that belongs to a glyph or another mark, in grey levels."""
 MAX_MARKS = 60
 """Largest number of marks of a line that are matched, from the left."""
 MAX_WIDTH = 900
@@ -110,7 +110,7 @@ def _matched(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     i, j = _common(similar)
     count, along, down = len(i), second[j, 0] - first[i, 0], second[j, 1] - first[i, 1]
     slope = float(np.polyfit(first[i, 0], along, 1)[0]) * 100 if count > 2 and np.ptp(first[i, 0]) > 0 else 0.0
-    kept = [float(k[0]) if count else -1.0 for k in (i, j)]
+    skipped = [float(k[0]) if count else -1.0 for k in (i, j)]
     left = [float(n - 1 - k[-1]) if count else -1.0 for n, k in ((len(first), i), (len(second), j))]
     steps = np.diff(along)
     return {
@@ -126,8 +126,8 @@ def _matched(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
         "along_step": float(np.median(steps)) if len(steps) else 0.0,
         "along_spread": float(steps.std()) if len(steps) else 0.0,
         "down_median": float(np.median(down)) if count else 0.0,
-        "first_match_before": kept[0],
-        "first_match_after": kept[1],
+        "first_match_before": skipped[0],
+        "first_match_after": skipped[1],
         "last_match_before": left[0],
         "last_match_after": left[1],
     }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 from scipy import fft, ndimage
 
 from lightning_idc.models.web.core import Core, bounds, find_core
-from lightning_idc.models.web.lines import compare_lines
+from lightning_idc.models.web.lines import MIN_INK, compare_lines, runs
 from lightning_idc.utils.boxes import PixelBox
 
-MIN_INK = 40
-"""Smallest difference from the ground of a pixel that belongs to a glyph or another mark, in grey levels."""
 MAX_SIDE = 640
 """Largest height and width of a core that is measured; larger ones are cut, the upper left part remains."""
 SEARCH = 48
@@ -229,12 +225,12 @@ def _text_of(ink: np.ndarray) -> dict[str, float]:
     if not ink.any():
         return dict.fromkeys(names, 0.0)
     left, top, right, bottom = bounds(ink)
-    lines = _runs(np.asarray(ink.any(1)))
+    lines = runs(np.asarray(ink.any(1)))
     labels, count = ndimage.label(ink, np.ones((3, 3)))
     boxes = ndimage.find_objects(labels)[:400]
     widths = [box[1].stop - box[1].start for box in boxes]
     heights = [box[0].stop - box[0].start for box in boxes]
-    gaps = [gap for start, stop in lines[:12] for gap in _gaps(_runs(np.asarray(ink[start:stop].any(0)))) if gap < 20]
+    gaps = [gap for start, stop in lines[:12] for gap in _gaps(runs(np.asarray(ink[start:stop].any(0)))) if gap < 20]
     edge = ink & ~ndimage.binary_erosion(ink, np.ones((3, 3)))
     starts = [start for start, _ in lines]
     values = (
@@ -255,15 +251,9 @@ def _text_of(ink: np.ndarray) -> dict[str, float]:
     return dict(zip(names, map(float, values), strict=True))
 
 
-def _gaps(runs: list[tuple[int, int]]) -> list[int]:
-    """Lengths between runs."""
-    return [after[0] - before[1] for before, after in pairwise(runs)]
-
-
-def _runs(line: np.ndarray) -> list[tuple[int, int]]:
-    """Start and end of each run of true values."""
-    edges = np.flatnonzero(np.diff(np.r_[0, line.astype(np.int8), 0]))
-    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]
+def _gaps(words: np.ndarray) -> np.ndarray:
+    """Lengths between runs ``(N, 2)``."""
+    return words[1:, 0] - words[:-1, 1]
 
 
 def _surroundings(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str, float]:
