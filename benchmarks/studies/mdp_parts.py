@@ -9,8 +9,7 @@ Nothing in 2 and 3 subtracts or aligns the images, as in a vision-language model
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_idc.checkpoints.restricted import read_state_dict
 from lightning_idc.images.types import PairFeatures
-from lightning_idc.models.adapter import Adapter
+from lightning_idc.models.adapter import SwitchedAdapter
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.backbones import TimmGrid
 from lightning_idc.nn.grid_backbone import GridBackbone
@@ -163,7 +162,7 @@ class TwoImages(PairCaptioner):
         return TwoImagesNet(backbone, len(vocabulary), options["layers"], options["heads"])
 
 
-class PlainLayers(Adapter):
+class PlainLayers(SwitchedAdapter):
     """Transformer layers over the tokens of both images: a control with as many parameters as MDP and no difference.
 
     Untrained, it changes nothing, like MDP.
@@ -176,8 +175,8 @@ class PlainLayers(Adapter):
 
     def __init__(self, parameters: int, layers: int, heads: int) -> None:
         super().__init__()
-        self.parameters_wanted, self.depth, self.heads = parameters, layers, heads
-        self.layers, self.is_enabled = nn.ModuleList(), True
+        self.num_parameters, self.depth, self.heads = parameters, layers, heads
+        self.layers = nn.ModuleList()
 
     def install(self, net: nn.Module) -> None:
         backbone = net.get_submodule("backbone")
@@ -187,8 +186,8 @@ class PlainLayers(Adapter):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
         small = sum(value.numel() for value in EncoderLayer(width, self.heads, 1, 0.0).parameters())
-        wanted = (self.parameters_wanted - width * width - width) / self.depth
-        hidden = 1 + round((wanted - small) / (2 * width + 1))
+        per_layer = (self.num_parameters - width * width - width) / self.depth
+        hidden = 1 + round((per_layer - small) / (2 * width + 1))
         self.layers.extend(EncoderLayer(width, self.heads, hidden, 0.0) for _ in range(self.depth))
         backbone.rewrite_features([len(STAGES)], self.rewrite)
 
@@ -202,11 +201,3 @@ class PlainLayers(Adapter):
             tokens = layer(tokens)
         refined = pairs + self.out(tokens)
         return refined.unflatten(1, (2, -1)).flatten(0, 1).mT.reshape(grid.shape)
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        self.is_enabled = False
-        try:
-            yield
-        finally:
-            self.is_enabled = True

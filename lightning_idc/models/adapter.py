@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -112,6 +112,20 @@ class Adapter(nn.Module):
         self.requires_grad_(False)
         self.merged = True
         return False
+
+
+class SwitchedAdapter(Adapter):
+    """Adapter whose layers pass features on unchanged while ``is_enabled`` is False."""
+
+    is_enabled: bool = True
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        self.is_enabled = False
+        try:
+            yield
+        finally:
+            self.is_enabled = True
 
 
 def submodule_for(adapter: Adapter, net: nn.Module, path: str) -> nn.Module:

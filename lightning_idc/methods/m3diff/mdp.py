@@ -13,8 +13,7 @@ features F_1 and F_2 of both images in this shape, and ``delta`` is their differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.methods.m3diff.cost import measure_forward
-from lightning_idc.models.adapter import Adapter, VisionTower, channels_for, submodule_for
+from lightning_idc.models.adapter import SwitchedAdapter, VisionTower, channels_for, submodule_for
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
@@ -262,7 +261,7 @@ class PairTower(VisionTower, Protocol):
         """Replace the last features by ``rewrite(features of the layers)``, each ``(B, 2, L, D)``."""
 
 
-class MDP(Adapter):
+class MDP(SwitchedAdapter):
     """Adds :class:`MultiScaleDifferentialPerception` to a network.
 
     In a :class:`~lightning_idc.nn.grid_backbone.GridBackbone` the depths differ in channels and size: those before the
@@ -282,7 +281,6 @@ class MDP(Adapter):
         super().__init__()
         self.projections = nn.ModuleList()
         self.layers, self.at, self.options = layers, at, options
-        self.is_enabled = True
 
     def install(self, net: nn.Module) -> None:
         tower = next((part for part in (net, *net.children()) if isinstance(part, PairTower)), None)
@@ -363,11 +361,3 @@ class MDP(Adapter):
     def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
         """Forward hook on a module whose output is a grid."""
         return self.rewrite_grids([grid])
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        self.is_enabled = False
-        try:
-            yield
-        finally:
-            self.is_enabled = True

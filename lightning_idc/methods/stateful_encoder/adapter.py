@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.methods.stateful_encoder.net import CrossImageLayer, StatefulEncoderOptions
-from lightning_idc.models.adapter import Adapter, VisionTower, channels_for, submodule_for
+from lightning_idc.models.adapter import SwitchedAdapter, VisionTower, channels_for, submodule_for
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -23,7 +22,7 @@ class BlockTower(VisionTower, Protocol):
         """Replace the states ``(B, 2, L, D)`` after ``layers[i]``, counted from 1, by ``rewrite(i, states)``."""
 
 
-class StatefulEncoder(Adapter):
+class StatefulEncoder(SwitchedAdapter):
     """Adds a :class:`CrossImageLayer` after layers of a vision tower.
 
     Args:
@@ -38,7 +37,6 @@ class StatefulEncoder(Adapter):
         super().__init__()
         self.depths, self.at, self.options = layers, at, StatefulEncoderOptions(**options)
         self.blocks = nn.ModuleList()
-        self.is_enabled = True
 
     def install(self, net: nn.Module) -> None:
         if isinstance(net, BlockTower):
@@ -105,11 +103,3 @@ class StatefulEncoder(Adapter):
         images = torch.empty(1, 2, num_patches // 2, width, device="meta").requires_grad_()
         flops, size = measure_forward(self, [images], layer.attention.heads)
         return flops, size * bytes_per_value // torch.float32.itemsize
-
-    @contextmanager
-    def disabled(self) -> Iterator[None]:
-        self.is_enabled = False
-        try:
-            yield
-        finally:
-            self.is_enabled = True
