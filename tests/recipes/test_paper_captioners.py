@@ -73,6 +73,11 @@ def adapted(folder: Path, dataset: str, keys: dict[str, Any], weights: str = "fl
     return best(out, "adapt")
 
 
+def without_devices(keys: dict[str, Any]) -> dict[str, Any]:
+    """Keys without those that choose one process."""
+    return {name: value for name, value in keys.items() if name not in ("trainer.devices", "trainer.strategy")}
+
+
 def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, Any]:
     inner = "stages.frames.data.data"
     return {
@@ -115,8 +120,7 @@ def test_procap_from_the_files_of_its_authors(
     if entry != dataset:
         keys["stages.procedure.model.encoder_init"] = str(files["clip"])
         keys["stages.caption.model.min_word_count"] = 1
-        keys = {key: value for key, value in keys.items() if key not in ("trainer.devices", "trainer.strategy")}
-        keys["data.batch_size"] = 1
+        keys = {**without_devices(keys), "data.batch_size": 1}
     two_processes = run_stages_of_two_devices(monkeypatch) if entry != dataset else []
     out = here / "procap"
     run("procap", out, **{**named, **keys, "matrix.dataset": entry})
@@ -146,13 +150,20 @@ def test_stages_that_name_two_devices_train_on_two(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "executable", forking_python())
     short = {"trainer.max_epochs": 1, "data.image_size": [SIDE, SIDE], "data.batch_size": 2}
-    shared_keys = {key: value for key, value in HERE.items() if key not in ("trainer.devices", "trainer.strategy")}
     chosen = {
         "matrix.dataset": "spot_the_diff",
         "matrix.clip_weights": "float32",
         "stages.caption.model.vocabulary": None,
     }
-    run("clip4idc", tmp_path / "out", **chosen, **made(tmp_path, "spot_the_diff"), **shared_keys, **SMALL_CLIP, **short)
+    run(
+        "clip4idc",
+        tmp_path / "out",
+        **chosen,
+        **made(tmp_path, "spot_the_diff"),
+        **without_devices(HERE),
+        **SMALL_CLIP,
+        **short,
+    )
     check_scores(tmp_path / "out")
     for stage in ("adapt", "caption"):
         steps = torch.load(best(tmp_path / "out", stage), weights_only=True)["global_step"]

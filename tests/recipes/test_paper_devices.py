@@ -16,7 +16,7 @@ from helpers.stages_here import run_stages_of_two_devices
 from helpers.vlm_tiny import architecture
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_paper_captioners import check_scores, described, made, namc_keys, procap_keys
+from test_paper_captioners import check_scores, described, made, namc_keys, procap_keys, without_devices
 from test_paper_captioners import files as files
 from test_paper_captioners import here as here
 
@@ -33,10 +33,6 @@ def steps(out: Path, stage: str) -> int:
     """Optimizer steps of a training: half as many as one process would need for the same batches."""
     count: int = torch.load(best(out, stage), weights_only=True)["global_step"]
     return count
-
-
-def without_devices(keys: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keys.items() if name not in ("trainer.devices", "trainer.strategy")}
 
 
 def by_tokenizer(files: dict[str, Path], keys: dict[str, Any]) -> dict[str, Any]:
