@@ -3,6 +3,7 @@
     python -m benchmarks.studies.preference_learning [--seeds 1 2 3 4 5] [--world vague careful half] [--out FILE]
     python -m benchmarks.studies.preference_learning --rows main harder  # planted, self-sampled, retrieved negatives
     python -m benchmarks.studies.preference_learning --rows main sweep  # Figure 4: |N| 16 to 256, 1 / tau 0.25 to 4
+    python -m benchmarks.studies.preference_learning --rows main losses  # with and without anchor, beta 0.1 and 0.5
     python -m benchmarks.studies.preference_learning --rows weighting  # how often which caption is a negative
     python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ from lightning_idc.models.schedules import WarmupCosine
 CANDIDATES = (16, 64, 256)
 SHARPNESS = (0.25, 0.5, 2.0, 4.0)
 """|N| and 1 / tau of Figure 4 beside 128 and 1, which are those of the row ADPO."""
+LOSSES = ((0.0, 0.1), (3.0, 0.5), (0.0, 0.5))
+"""``anchor`` and ``beta`` of the rows of ``losses``; those of the rows DPO and ADPO are 3 and 0.1."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, float]] = {
     "vague": (0.0, 0.6),
@@ -168,19 +171,23 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
     """Functions that create the callbacks of a training run, by row."""
 
     def preference(**options: Any) -> PreferenceOptimization:
-        return PreferenceOptimization(beta=args.beta, caption_weight=args.caption_weight, anchor=args.anchor, **options)
+        settings = {"beta": args.beta, "caption_weight": args.caption_weight, "anchor": args.anchor, **options}
+        return PreferenceOptimization(**settings)
 
-    def dpo(weighting: Any, share: float = args.no_change_fraction) -> Callable[[], list[Callback]]:
+    def dpo(weighting: Any, share: float = args.no_change_fraction, **loss: Any) -> Callable[[], list[Callback]]:
         fraction = share if weighting == "stratified" else None
-        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=fraction))]
+        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_fraction=fraction), **loss)]
 
     def adpo(
-        weighting: Any = args.weighting, no_change: float = args.no_change_fraction, **options: Any
+        weighting: Any = args.weighting,
+        no_change: float = args.no_change_fraction,
+        loss: Mapping[str, float] | None = None,
+        **options: Any,
     ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
         fraction = no_change if weighting == "stratified" else None
         return lambda: [
-            preference(),
+            preference(**(loss or {})),
             AdversarialRetriever(weighting=weighting, no_change_fraction=fraction, **settings),
         ]
 
@@ -192,6 +199,11 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
             f"DPO, stratified {share}": dpo("stratified", share),
             f"ADPO, stratified {share}": adpo("stratified", share),
         }
+    losses: dict[str, Callable[[], list[Callback]]] = {}
+    for anchor, beta in LOSSES:
+        setting = f"anchor {anchor:g}, beta {beta:g}"
+        losses[f"DPO, {setting}"] = dpo(args.weighting, anchor=anchor, beta=beta)
+        losses[f"ADPO, {setting}"] = adpo(loss={"anchor": anchor, "beta": beta})
     groups: dict[str, dict[str, Callable[[], list[Callback]]]] = {
         "main": {"SFT+": list, "DPO": dpo(args.weighting), "ADPO": adpo()},
         "harder": {
@@ -202,6 +214,7 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
         "sweep": {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
         | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
         "weighting": weightings,
+        "losses": losses,
     }
     measurements: dict[str, Callable[[], list[Callback]]] = {}
     for group in args.rows:
@@ -212,7 +225,9 @@ def rows_of(args: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
-    parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), nargs="+", default=["main"])
+    parser.add_argument(
+        "--rows", choices=("main", "harder", "weighting", "sweep", "losses"), nargs="+", default=["main"]
+    )
     parser.add_argument("--pairs", type=int, default=3000)
     parser.add_argument("--test_pairs", type=int, default=300)
     parser.add_argument("--look_epochs", type=int, default=5)
