@@ -25,9 +25,9 @@ from torch import Tensor, nn
 
 from lightning_idc.checkpoints.reading import plain_hparams
 from lightning_idc.images.input_spec import InputSpec, update_input_spec
-from lightning_idc.images.types import Caption, PairBatch, PairFeatures, PairSample
+from lightning_idc.images.types import Caption, PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.models.captions import change_probability, check_captions, join_captions, pair_losses
-from lightning_idc.models.codec import CaptionCodec, learn_vocabulary
+from lightning_idc.models.codec import CaptionCodec, grow_weights, learn_vocabulary, report_unknown_words
 from lightning_idc.models.decoder import CaptionDecoder
 from lightning_idc.models.evaluation import Evaluator
 from lightning_idc.models.module import PairModule
@@ -59,7 +59,7 @@ class PairCaptioner(PairModule):
         max_length: maximum number of tokens of a generated caption; the longest training caption when None.
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or its folder; built from the
-            training captions when None.
+            training captions when None. New words of the training captions are added to those of ``init_from``.
         min_word_count: minimum number of occurrences of a word in a vocabulary built from the training captions.
         no_change_captions: sentences that mean "nothing changed", for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
@@ -271,6 +271,11 @@ class PairCaptioner(PairModule):
     def batch_ids(self, batch: Any) -> list[str]:
         return list(batch.ids)
 
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        if isinstance(self.data, ProvidesCaptions):
+            report_unknown_words(self.built_vocabulary, self.data.train_captions())
+
     def on_train_start(self) -> None:
         super().on_train_start()
         self._has_seen_input = False
@@ -416,7 +421,7 @@ class PairCaptioner(PairModule):
     # ---- building the network ---------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.is_fitting)
+        vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.is_fitting, self.init_from is not None)
         if vocabulary is None:
             return None
         self.store_hparams(**learned, vocabulary=vocabulary.key)
@@ -449,12 +454,17 @@ class PairCaptioner(PairModule):
         return CaptionDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
 
     def load_initial_weights(self) -> dict[str, Tensor] | None:
-        max_length = self.hparams["max_length"]
+        arguments = {name: self.hparams[name] for name in ("max_length", "no_change_captions")}
         state = super().load_initial_weights()
-        if max_length is not None:
-            # pre-training on descriptions may have stored a larger max_length
-            self.store_hparams(max_length=max_length)
+        if self.is_fitting and isinstance(self.data, ProvidesCaptions):
+            # those of the checkpoint are of other captions
+            self.store_hparams(max_length=None)
+            arguments["no_change_captions"] = arguments["no_change_captions"] or self.data.no_change_captions()
+        self.store_hparams(**{name: value for name, value in arguments.items() if value})
         return state
+
+    def fit_weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return grow_weights(state, self.state_dict(), len(self.built_vocabulary))
 
     def adopt_hparams(self, hparams: dict[str, Any]) -> None:
         super().adopt_hparams(hparams)

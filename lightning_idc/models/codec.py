@@ -79,7 +79,7 @@ def report_unknown_words(vocabulary: Vocabulary, captions: Sequence[str]) -> Non
     """Print how many words of the training captions a vocabulary of whole words lacks; they cannot be learned.
 
     Args:
-        vocabulary: vocabulary that was not built from these captions, such as that of ``init_from``.
+        vocabulary: vocabulary that was not built from these captions.
         captions: training captions.
     """
     if type(vocabulary) is not Vocabulary:
@@ -92,17 +92,38 @@ def report_unknown_words(vocabulary: Vocabulary, captions: Sequence[str]) -> Non
         rank_zero_info(
             f"{len(unknown)} of {len(counts)} distinct words of the training captions are not in the vocabulary "
             f"({sum(counts[word] for word in unknown) / total:.1%} of all words), such as {unknown[0]!r}; they are "
-            "learned as <unk>"
+            "learned as <unk>; a captioner that starts from `init_from` adds them to its vocabulary"
         )
 
 
-def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tuple[Vocabulary | None, dict[str, Any]]:
+def grow_weights(state: Mapping[str, Tensor], own: Mapping[str, Tensor], words: int) -> dict[str, Tensor]:
+    """Weights of a captioner for one whose vocabulary has the same words and further ones after them.
+
+    Args:
+        state: weights with the smaller vocabulary.
+        own: weights with the larger one; the rows of the further words are taken from it.
+        words: size of the larger vocabulary.
+    """
+    grown = dict(state)
+    for name, value in state.items():
+        new = own.get(name, value)
+        axes = [axis for axis, sizes in enumerate(zip(value.shape, new.shape, strict=False)) if sizes[0] != sizes[1]]
+        if value.dim() == new.dim() and len(axes) == 1 and value.shape[axes[0]] < new.shape[axes[0]] == words:
+            grown[name] = new.clone()
+            grown[name].narrow(axes[0], 0, value.shape[axes[0]]).copy_(value)
+    return grown
+
+
+def learn_vocabulary(
+    hparams: Mapping[str, Any], data: Any, fitting: bool, grows: bool = False
+) -> tuple[Vocabulary | None, dict[str, Any]]:
     """Vocabulary of a captioner, from its hyper-parameters or built from the training captions.
 
     Args:
         hparams: hyper-parameters of the captioner.
         data: data module of the run, or None.
         fitting: whether a Trainer is fitting.
+        grows: whether words of the training captions that the vocabulary of the hyper-parameters lacks are added to it.
 
     Returns:
         The vocabulary, None if neither defines it, and the hyper-parameters that come from the data, by name.
@@ -117,8 +138,8 @@ def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tu
         return vocabulary, {}
     learned: dict[str, Any] = {"image_size": hparams["image_size"] or data.image_size}
     captions = data.train_captions()
-    if fitting and vocabulary is not None:
-        report_unknown_words(vocabulary, captions)
+    if fitting and grows and type(vocabulary) is Vocabulary:
+        vocabulary = vocabulary.extended(captions, hparams["min_word_count"])
     if words is None or None in (hparams["max_length"], hparams["no_change_captions"]):
         if not captions and vocabulary is None:
             raise DataError("the training split has no captions to build the vocabulary from; set `vocabulary`")

@@ -211,7 +211,7 @@ class PairModule(LightningModule):
             self.net = self.make_net()
             if self.net is not None and initial_weights is not None:
                 self.adapters.install(self.net, self.device)  # adapters of the checkpoint
-                self.load_state_dict(initial_weights)
+                self.load_state_dict(self.fit_weights(initial_weights))
                 if self._merges_adapters:
                     self.merge_adapters()
             self.adapters.record(requested)
@@ -233,6 +233,10 @@ class PairModule(LightningModule):
             self.adopt_hparams(hparams)
             state: dict[str, Tensor] = checkpoint["state_dict"]
             check_no_nan(state, self.init_from)
+        return state
+
+    def fit_weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of ``init_from`` for the network, which may differ from theirs in what comes from the data."""
         return state
 
     @classmethod

@@ -91,6 +91,11 @@ class Vocabulary:
         words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
         return cls([*SPECIALS, *words])
 
+    def extended(self, captions: Iterable[str], min_count: int = 1) -> Vocabulary:
+        """This vocabulary, followed by the words that it lacks and that occur at least ``min_count`` times."""
+        new = [word for word in Vocabulary.build(captions, min_count).words if word not in self._ids]
+        return Vocabulary([*self.words, *new])
+
     @property
     def key(self) -> list[str] | str:
         """Argument of :func:`load_vocabulary` that restores the vocabulary without a file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.models.captioner import CHECKPOINT_HPARAMS
@@ -56,6 +58,49 @@ def test_init_from_does_not_change_max_length(trained: TinyCaptioner) -> None:
         tuned = TinyCaptioner(dropout=0.0, init_from=start, max_length=asked)
         tuned.build()
         assert tuned.hparams["max_length"] == expected
+
+
+class LongerPairs(TinyPairs):
+    """Pairs whose captions are longer than those of `TinyPairs` and have other words."""
+
+    def source(self, split: str) -> PairSource:
+        return LongerCaptions(super().source(split))
+
+    def no_change_captions(self) -> list[str]:
+        return ["all is as it was"]
+
+
+class LongerCaptions(View):
+    def captions(self, index: int) -> list[str]:
+        return [f"{caption} although everything else stays as it was before" for caption in super().captions(index)]
+
+    def load(self, index: int) -> PairSample:
+        return replace(super().load(index), captions=self.captions(index))
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_longer_captions_and_new_words(trained: TinyCaptioner, tmp_path: Path) -> None:
+    start = str(trained.folder / "tiny.ckpt")  # type: ignore[operator]
+    tuned = TinyCaptioner(dropout=0.0, init_from=start, optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.01))
+    fit([], tmp_path, tuned, data=LongerPairs(batch_size=4), max_epochs=20)
+    words, before = tuned.built_vocabulary.words, trained.built_vocabulary.words
+    assert words[: len(before)] == before and "although" in words
+    assert tuned.hparams["no_change_captions"] == ["all is as it was"]
+    sample = TinySource(3, 900).load(1)
+    assert tuned.describe(sample.before, sample.after).text.endswith("although everything else stays as it was before")
+    tuned.trainer.save_checkpoint(tmp_path / "tuned.ckpt")
+    loaded = load_captioner(tmp_path / "tuned.ckpt")
+    assert_same(host_state(loaded), host_state(tuned))
+
+
+@pytest.mark.slow
+def test_weights_of_the_old_words_are_those_of_init_from(trained: TinyCaptioner, tmp_path: Path) -> None:
+    tuned = TinyCaptioner(dropout=0.0, init_from=str(trained.folder / "tiny.ckpt"))  # type: ignore[operator]
+    fit([], tmp_path, tuned, data=LongerPairs(batch_size=4), max_epochs=0)
+    state, count = host_state(tuned), len(trained.built_vocabulary)
+    for name, value in host_state(trained).items():
+        same = state[name] if state[name].shape == value.shape else state[name][:count]
+        torch.testing.assert_close(same, value)
 
 
 @pytest.mark.slow
@@ -133,6 +178,15 @@ def test_a_loaded_captioner_trains_like_a_new_one(trained: TinyCaptioner, tmp_pa
     asked.training_step = lambda *given: modes.append(asked.net.dropout.training)  # type: ignore[method-assign,union-attr]
     Trainer(**QUIET, enable_checkpointing=False, max_epochs=1).fit(asked, TinyPairs())
     assert modes and all(modes)
+
+
+def test_unknown_words_are_reported_when_a_loaded_captioner_is_trained(
+    trained: TinyCaptioner, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    captioner = load_captioner(trained.folder / "tiny.ckpt")  # type: ignore[operator]
+    with caplog.at_level("INFO"):
+        fit([], tmp_path, captioner, data=LongerPairs(batch_size=4), max_epochs=0)
+    assert "are learned as <unk>; a captioner that starts from `init_from` adds them" in caplog.text
 
 
 def test_endings_that_are_spared_are_a_list() -> None:
