@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import render_oracle
 
+from lightning_idc.data.synthetic.ground import BLOCK
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
@@ -68,6 +69,14 @@ def test_backends_agree() -> None:
     assert seen.dtype == np.int16 and seen.shape == (20, 64, 64)
     assert np.abs(images.astype(int) - others).mean() <= 0.05
     assert (seen != others_seen).mean() < 1e-4
+
+
+def test_rows_longer_than_a_block_agree_with_the_oracle() -> None:
+    scenes = random_scenes(2, seed=3)
+    images, seen = render(scenes, 8, 2 * BLOCK + 40)
+    others, others_seen = render_oracle.render(scenes, 8, 2 * BLOCK + 40)
+    assert np.abs(images.astype(int) - others).mean() <= 0.05
+    assert (seen != others_seen).mean() < 1e-3
 
 
 @pytest.mark.slow

@@ -26,12 +26,17 @@ P25, P75 = _f(0.25), _f(0.75)
 OCCLUSION, BEVEL = _f(shading.OCCLUSION), _f(shading.BEVEL)
 
 
-def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a function, for use in other compiled functions."""
+def shared(function: Callable[..., Any]) -> Any:
+    """Compile a function on its own, for use in other compiled functions."""
     return numba.njit(nogil=True, **OPTIONS)(function)
 
 
-@inlined
+def inlined(function: Callable[..., Any]) -> Any:
+    """Copy a function into those that call it: what is called once is then compiled once, not once a level."""
+    return numba.njit(nogil=True, inline="always", **OPTIONS)(function)
+
+
+@shared
 def meet(things, k, ox, oy, oz, dx, dy, dz):
     """Distance along a ray to an object, FAR if the ray misses it."""
     radius = things[k, 3]
@@ -67,7 +72,7 @@ def meet(things, k, ox, oy, oz, dx, dy, dz):
     return near if far > near and near > ZERO else FAR
 
 
-@inlined
+@shared
 def normal(things, k, px, py, pz):
     """Unit normal at a point of an object, interpolated at edges to make them look rounded."""
     radius = things[k, 3]
@@ -92,7 +97,7 @@ def normal(things, k, px, py, pz):
     return x * scale, y * scale, z * scale
 
 
-@inlined
+@shared
 def nearest(things, count, skip, ox, oy, oz, dx, dy, dz):
     """Distance and index of the first object that a ray hits; `skip` is the convex object at its origin."""
     best, hit = FAR, -2
@@ -109,22 +114,28 @@ def nearest(things, count, skip, ox, oy, oz, dx, dy, dz):
     return best, hit
 
 
-@inlined
-def depth(things, k, x, y, z, along, dx, dy, dz):
-    """Depth of a line inside an object's silhouette, negative outside; the direction is a unit vector."""
-    radius = things[k, 3]
-    if things[k, 0] == ZERO:
-        return radius - sqrt(max(x * x + y * y + z * z - along * along, ZERO))
-    if things[k, 0] == ONE:
-        cos, sin = things[k, 5], things[k, 6]
-        u, v = x * cos + y * sin, y * cos - x * sin
-        du, dv = dx * cos + dy * sin, dy * cos - dx * sin
-        au, av, az = abs(du), abs(dv), abs(dz)
-        # along each axis, the projected box is a rectangle: distance of the line from its nearest corner
-        a = (radius * (au + av) - abs(u * dv - v * du)) / sqrt(du * du + dv * dv + TINY)
-        b = (radius * (au + az) - abs(u * dz - z * du)) / sqrt(du * du + dz * dz + TINY)
-        c = (radius * (av + az) - abs(v * dz - z * dv)) / sqrt(dv * dv + dz * dz + TINY)
-        return min(a, min(b, c))
+@shared
+def ball_depth(radius, x, y, z, along):
+    """Depth of a line inside a sphere's silhouette, negative outside; see `depth`."""
+    return radius - sqrt(max(x * x + y * y + z * z - along * along, ZERO))
+
+
+@shared
+def box_depth(radius, cos, sin, x, y, z, dx, dy, dz):
+    """Depth of a line inside a cube's silhouette, negative outside; see `depth`."""
+    u, v = x * cos + y * sin, y * cos - x * sin
+    du, dv = dx * cos + dy * sin, dy * cos - dx * sin
+    au, av, az = abs(du), abs(dv), abs(dz)
+    # along each axis, the projected box is a rectangle: distance of the line from its nearest corner
+    a = (radius * (au + av) - abs(u * dv - v * du)) / sqrt(du * du + dv * dv + TINY)
+    b = (radius * (au + az) - abs(u * dz - z * du)) / sqrt(du * du + dz * dz + TINY)
+    c = (radius * (av + az) - abs(v * dz - z * dv)) / sqrt(dv * dv + dz * dz + TINY)
+    return min(a, min(b, c))
+
+
+@shared
+def cylinder_depth(radius, x, y, z, dx, dy, dz):
+    """Depth of a line inside a cylinder's silhouette, negative outside; see `depth`."""
     flat = sqrt(dx * dx + dy * dy + TINY)
     side = abs(x * dy - y * dx) / flat
     chord = sqrt(max(radius * radius - side * side, ZERO))
@@ -132,7 +143,24 @@ def depth(things, k, x, y, z, along, dx, dy, dz):
     return min(radius - side, over)
 
 
-@inlined
+@shared
+def depth(things, k, x, y, z, along, dx, dy, dz):
+    """Depth of a line inside an object's silhouette, negative outside; the direction is a unit vector."""
+    if things[k, 0] == ZERO:
+        return ball_depth(things[k, 3], x, y, z, along)
+    if things[k, 0] == ONE:
+        return box_depth(things[k, 3], things[k, 5], things[k, 6], x, y, z, dx, dy, dz)
+    return cylinder_depth(things[k, 3], x, y, z, dx, dy, dz)
+
+
+@shared
+def uncovered(depth, blur):
+    """Fraction of a light's disc that an edge leaves visible, at a depth inside a silhouette."""
+    d = min(max(depth / blur, -ONE), ONE)
+    return HALF - d * (P75 - P25 * d * d)
+
+
+@shared
 def passed(things, k, px, py, pz, dx, dy, dz, spread):
     """Fraction of a light's disc that an object leaves visible; `spread` is the disc's radius over its distance."""
     x, y, z = px - things[k, 1], py - things[k, 2], pz - things[k, 3]
@@ -141,13 +169,11 @@ def passed(things, k, px, py, pz, dx, dy, dz, spread):
         blur = spread * along + NEAR
         reach = things[k, 4] + blur
         if x * x + y * y + z * z - along * along < reach * reach:
-            d = depth(things, k, x, y, z, along, dx, dy, dz) / blur
-            d = min(max(d, -ONE), ONE)
-            return HALF - d * (P75 - P25 * d * d)
+            return uncovered(depth(things, k, x, y, z, along, dx, dy, dz), blur)
     return ONE
 
 
-@inlined
+@shared
 def visibility(things, count, skip, px, py, pz, dx, dy, dz, spread):
     """Fraction of a light's disc that is visible from a point."""
     visible = ONE
@@ -157,7 +183,18 @@ def visibility(things, count, skip, px, py, pz, dx, dy, dz, spread):
     return visible
 
 
-@inlined
+@shared
+def occlusion(radius, x, y, z, facing):
+    """Occlusion of the ambient light by an object in the direction x, y, z, as if it were a sphere."""
+    square = x * x + y * y + z * z
+    is_near = facing > ZERO and square < (_f(36) * radius * radius)
+    square = max(square, radius * radius)
+    # minus a constant, so that it vanishes continuously at six radii
+    near = max(radius * radius / square - ONE / _f(36), ZERO)
+    return near * facing / sqrt(square) if is_near else ZERO
+
+
+@shared
 def openness(things, count, skip, px, py, pz, nx, ny, nz):
     """Fraction of the ambient light that reaches a point; each nearby object occludes like a sphere."""
     occluded = ZERO
@@ -165,11 +202,5 @@ def openness(things, count, skip, px, py, pz, nx, ny, nz):
         if k != skip:
             radius = things[k, 3]
             x, y, z = things[k, 1] - px, things[k, 2] - py, radius - pz
-            facing = x * nx + y * ny + z * nz
-            square = x * x + y * y + z * z
-            if facing > ZERO and square < (_f(36) * radius * radius):
-                square = max(square, radius * radius)
-                # minus a constant, so that it vanishes continuously at six radii
-                near = max(radius * radius / square - ONE / _f(36), ZERO)
-                occluded += near * facing / sqrt(square)
+            occluded += occlusion(radius, x, y, z, x * nx + y * ny + z * nz)
     return max(ONE - OCCLUSION * occluded, ZERO)
