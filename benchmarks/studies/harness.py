@@ -116,7 +116,7 @@ class Study:
                     for name in others[0]
                     if all(name in figures for figures in first)
                 },
-                **({"over_previous": self.over(index - 1, index)} if index else {}),
+                "over": [self.over(earlier, index) for earlier in range(index)],
             }
         return results
 
@@ -307,7 +307,7 @@ def print_summaries(worlds: Mapping[str, Study]) -> None:
     """Print the summaries."""
     for world, study in worlds.items():
         for row, results in study.summary().items():
-            print(f"{world:<12} {row:<22} {results[METRIC]} {results.get('over_previous', '')}", flush=True)
+            print(f"{world:<12} {row:<22} {results[METRIC]} {results['over'][-1:]}", flush=True)
         if study.controlled:
             for row, gains in study.over_control().items():
                 for metric, gain in gains.items():

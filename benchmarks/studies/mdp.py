@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=5)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=2e-3)
     arguments(parser, (1, 2, 3, 4, 5))

@@ -35,6 +35,7 @@ NAME = "results"
 MIXED = "combinations"
 """File of combinations of methods."""
 NONE = "-"
+README_ROWS = 3
 COLUMNS = (
     "comparison",
     "trainings; test pairs",
@@ -111,6 +112,34 @@ def _namc() -> tuple[Comparison, ...]:
     )
 
 
+def _m3diff() -> tuple[Comparison, ...]:
+    """Table 6, and what the paper does not have: one depth, another adapter, and layers of equal size."""
+    mdp = partial(Comparison, file="mdp", world="rendered")
+    return (
+        mdp("MDP at four depths over none", row="depths", over="none"),
+        mdp("MDP at the deepest stage over none", row="deepest", over="none"),
+        mdp("MDP at four depths over the deepest stage", row="depths", over="deepest"),
+        mdp("MDP at four depths over plain layers of equal size", row="depths", over="plain"),
+        mdp("plain layers of equal size over none", row="plain", over="none"),
+        mdp("stateful encoder over none", row="stateful", over="none"),
+    )
+
+
+def _adpo() -> tuple[Comparison, ...]:
+    """The paper's reference (SFT), the control of equal compute (SFT+) and DPO, on three kinds of captions."""
+    worlds = {
+        "vague": "vague captions",
+        "vague_sixth": "vague captions, some unchanged pairs",
+        "careful": "careful captions",
+    }
+    pairs = (("ADPO", "SFT"), ("ADPO", "SFT+"), ("ADPO", "DPO"), ("DPO", "SFT"), ("DPO", "SFT+"))
+    return tuple(
+        Comparison(f"{row} over {over}: {name}", "preference_learning", world, row, over)
+        for world, name in worlds.items()
+        for row, over in pairs
+    )
+
+
 METHODS = (
     Method(
         "NAMC",
@@ -120,8 +149,9 @@ METHODS = (
     ),
     Method(
         "ADPO",
-        remark="Not decided for the present captioner: the trainings were of a `PairTransformer` with another initial "
-        "attention, compared with SFT+ instead of the paper's SFT. Figures: [notes](notes/adpo.md#effect-on-captions).",
+        "python -m benchmarks.studies.preference_learning --rows main losses",
+        _adpo(),
+        "SFT+ is SFT with about the compute of the others. All of it: [notes](notes/adpo.md#effect-on-captions).",
     ),
     Method(
         "GRPO, SCST",
@@ -129,8 +159,9 @@ METHODS = (
     ),
     Method(
         "M3Diff (MDP)",
-        remark="Not measured on a captioner that compares; the study, without results so far, is "
-        "`python -m benchmarks.studies.mdp`: [notes](notes/m3diff.md#effect-of-mdp).",
+        "python -m benchmarks.studies.mdp",
+        _m3diff(),
+        "Frozen EfficientNet-lite0, rendered pairs, still camera: [notes](notes/m3diff.md#effect-of-mdp).",
     ),
     Method(
         "ProCap",
@@ -202,9 +233,10 @@ def _outcome(comparison: Comparison, results: Path) -> Outcome:
 
 def gain_of(world: Mapping[str, Any], row: str, over: str) -> Mapping[str, Any]:
     """Difference in CIDEr-D between two rows: as stored in the study, else over trainings only."""
-    before = world["summary"][row].get("over_previous", {})
-    if before.get("row") == over:
-        return dict(before)
+    of_row = world["summary"][row]
+    for gain in of_row.get("over", [of_row.get("over_previous", {})]):  # older files have the previous row only
+        if gain.get("row") == over:
+            return dict(gain)
     controlled = world["over_control"].get(row, {}) if world.get("control") == over else {}
     if METRIC in controlled:
         return dict(controlled[METRIC])
@@ -264,14 +296,12 @@ def plots(results: Path = RESULTS) -> dict[Path, str]:
 
 
 def summary(results: Path = RESULTS) -> str:
-    """The decided comparisons, as Markdown for the README."""
+    """The first decided comparisons of each method, as Markdown for the README."""
     columns = ("method", *COLUMNS[:5], "reading")
-    rows = [
-        [method.name, *one.cells[:5], one.reading]
-        for method in METHODS
-        for one in outcomes(method, results)
-        if one.is_decided
-    ]
+    rows = []
+    for method in METHODS:
+        decided = [one for one in outcomes(method, results) if one.is_decided]
+        rows += [[method.name, *one.cells[:5], one.reading] for one in decided[:README_ROWS]]
     return Table(columns, rows, text=len(columns)).markdown()
 
 
