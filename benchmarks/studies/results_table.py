@@ -127,16 +127,21 @@ def _m3diff() -> tuple[Comparison, ...]:
 
 def _adpo() -> tuple[Comparison, ...]:
     """The paper's reference (SFT), the control of equal compute (SFT+) and DPO, on three kinds of captions."""
-    worlds = {
-        "vague": "vague captions",
-        "vague_sixth": "vague captions, some unchanged pairs",
-        "careful": "careful captions",
-    }
+    captions = {"vague": "vague", "vague_sixth": "vague, some unchanged", "careful": "careful"}
     pairs = (("ADPO", "SFT"), ("ADPO", "SFT+"), ("ADPO", "DPO"), ("DPO", "SFT"), ("DPO", "SFT+"))
-    return tuple(
-        Comparison(f"{row} over {over}: {name}", "preference_learning", world, row, over)
-        for world, name in worlds.items()
-        for row, over in pairs
+    study = partial(Comparison, file="preference_learning")
+    beta = "anchor 3, beta 0.5"
+    return (
+        *(
+            study(f"{row} over {over}: {name}", world=world, row=row, over=over)
+            for row, over in pairs
+            for world, name in captions.items()
+        ),
+        *(
+            study(f"ADPO over DPO, beta 0.5: {name}", world=world, row=f"ADPO, {beta}", over=f"DPO, {beta}")
+            for world, name in captions.items()
+        ),
+        study("DPO with anchor over without: careful", world="careful", row="DPO", over="DPO, anchor 0, beta 0.1"),
     )
 
 
@@ -233,15 +238,22 @@ def _outcome(comparison: Comparison, results: Path) -> Outcome:
 
 def gain_of(world: Mapping[str, Any], row: str, over: str) -> Mapping[str, Any]:
     """Difference in CIDEr-D between two rows: as stored in the study, else over trainings only."""
-    of_row = world["summary"][row]
-    for gain in of_row.get("over", [of_row.get("over_previous", {})]):  # older files have the previous row only
-        if gain.get("row") == over:
-            return dict(gain)
+    for name, other, sign in ((row, over, 1), (over, row, -1)):
+        of_row = world["summary"][name]
+        for gain in of_row.get("over", [of_row.get("over_previous", {})]):  # older files have the previous row only
+            if gain.get("row") == other:
+                return signed(gain, sign)
     controlled = world["over_control"].get(row, {}) if world.get("control") == over else {}
     if METRIC in controlled:
         return dict(controlled[METRIC])
     gains = [of_seed[row]["score"] - of_seed[over]["score"] for of_seed in world["each_seed"]]
     return {**over_seeds(gains), "pairs": None}
+
+
+def signed(gain: Mapping[str, Any], sign: int) -> Mapping[str, Any]:
+    """A difference, or with a sign of -1 that of the same rows in the other order."""
+    ends = {name: sorted(sign * end for end in gain[name]) for name in ("interval", "pairs") if gain[name]}
+    return {**gain, **ends, "mean": sign * gain["mean"], "each_seed": [sign * value for value in gain["each_seed"]]}
 
 
 def below(row: str, world: Mapping[str, Any]) -> bool:
