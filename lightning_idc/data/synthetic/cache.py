@@ -21,7 +21,7 @@ from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
 
-VERSION = 2
+VERSION = 3
 """Cache version; increment it when images, captions or ground truth of a key change."""
 SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 CHUNK = 64
