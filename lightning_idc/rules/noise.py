@@ -4,14 +4,17 @@ Two renders of one page may differ although nobody changed the page. In this ord
 
 1. rounding: at most 2 grey levels in at most 0.1 % of the pixels, as repeated drawing of rounded corners leaves them;
 2. a text cursor: at most two upright bars of one colour, 1 or 2 pixels wide and 12 to 32 high, and nothing else;
-3. a scrolled view: the whole picture is shifted by up to 3 pixels, and is equal otherwise;
-4. another encoding, such as JPEG: most edges of the page differ a little, not by a shift of whole pixels, and no
-   region differs by more than the noise that is estimated from the pair itself
-   (:mod:`~lightning_idc.rules.detection`).
+3. a scrolled view: the whole picture, or its part under fixed bars, is shifted by up to 3 pixels, and is equal
+   otherwise (:mod:`~lightning_idc.rules.scrolling`);
+4. another encoding, such as JPEG: most edges of the page differ a little, not by a shift of whole pixels, as often
+   lighter as darker, and no region differs by more than the noise that is estimated from the pair itself
+   (:mod:`~lightning_idc.rules.detection`);
+5. another font rasteriser: the glyphs of the whole page are drawn anew, each with the same ink at the same position
+   (:mod:`~lightning_idc.rules.redrawing`).
 
-Another font rasteriser is not among them: it sets glyphs at other positions, which moves text by whole pixels and wraps
-lines, as a change of the page does. One difference that none of these explains makes the pair a changed one: a shift of
-one part of the page is a change, and so is any difference on a page most of whose other edges are equal.
+One difference that none of these explains makes the pair a changed one: a shift of one part of the page is a change,
+and so is any difference on a page most of whose other edges are equal. ``lenient`` also takes for noise what may as
+well be a change: glyphs that are drawn anew at other positions, and parts that moved without being cut.
 """
 
 from __future__ import annotations
@@ -19,16 +22,20 @@ from __future__ import annotations
 import numpy as np
 from scipy import ndimage
 
-from lightning_idc.images.overlap import estimate_shift
 from lightning_idc.rules.detection import BLOCK, compare_pair, find_regions
+from lightning_idc.rules.redrawing import is_redrawn_in_place, redrawn_share
+from lightning_idc.rules.scrolling import (
+    MAX_SCROLL,
+    Shift,
+    estimate_scroll,
+    is_large,
+    is_under_fixed_parts,
+    shifted,
+)
 from lightning_idc.rules.windows import box_mean, pooled
 
 MAX_ROUNDING, MAX_ROUNDED = 2, 1e-3
 """Largest difference of rounding in grey levels, and largest fraction of such pixels."""
-MAX_SCROLL = 3
-"""Largest shift of the whole picture, in pixels."""
-MIN_SCROLLED = 0.5
-"""Smallest height and width of the shifted content, as a fraction of the picture."""
 CURSOR_WIDTH, CURSOR_HEIGHT = 2, (12, 32)
 """Largest width of a text cursor, and its smallest and largest height, in pixels."""
 MIN_CORRELATION = 0.9
@@ -37,27 +44,45 @@ ENCODING_MARGIN = 3
 """Threshold of regions, as a multiple of that of descriptions: JPEG spreads coloured edges over 16 pixels."""
 MIN_DIFFERING = 0.7
 """Smallest fraction of the blocks with edges that another encoding changes."""
+MAX_ENCODING = 48
+"""Largest difference of 90 % of the pixels that another encoding changes, in grey levels."""
+COLOUR_RADIUS = 4
+"""Radius of the window in which encoders keep only the mean colour, in pixels."""
 MAX_MOVED = 0.1
 """Largest fraction of the differing blocks that a shift by whole pixels explains."""
+MAX_ONE_SIDED = 0.8
+"""Largest fraction of the differences within a block that others do not balance: paler text is one-sided."""
+MIN_SPREAD, MIN_REDRAWN = 0.15, 0.3
+"""Smallest fractions of the blocks with edges that differ, and of the pieces of text that are drawn anew."""
 MAX_CURSORS = 2
 """A cursor that moved leaves one bar and adds another."""
 
 
-def noise_of(before: np.ndarray, after: np.ndarray) -> str | None:
+def noise_of(before: np.ndarray, after: np.ndarray, lenient: bool = False) -> str | None:
     """Name the noise that explains all differences of two images; None if they are more than noise.
 
     Args:
         before: Uint8 ``(C, H, W)``.
         after: Image of the same shape.
+        lenient: Whether differences that may as well be a change are noise, too.
     """
     differs = (before != after).any(0)
     if _is_rounding(before, after, differs):
         return "rounding"
     if _is_cursor(before, after, differs):
         return "a text cursor"
-    if shift := _scrolled(before, after, differs):
+    if shift := _scrolled(before, after, differs, lenient):
         return f"the view scrolled by {shift[0]}, {shift[1]} pixels"
-    return "another encoding" if _is_encoding(before, after, differs) else None
+    greys = [_brightness(image) for image in (before, after)]
+    smooth = box_mean(greys[0], 1)
+    edges = pooled((np.abs(smooth - greys[0]) > 0.01).astype(np.float32), BLOCK) > 0
+    differing = edges & (pooled(differs.astype(np.float32), BLOCK) > 0)
+    spread = float(differing.sum()) / max(int(edges.sum()), 1)
+    if spread < MIN_SPREAD or _one_sided(greys[1] - greys[0], differing) > MAX_ONE_SIDED:
+        return None
+    if spread >= MIN_DIFFERING and _is_encoding(before, after, differs, differing):
+        return "another encoding"
+    return "another font rasteriser" if _is_redrawn(greys, lenient) else None
 
 
 def _is_rounding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
@@ -87,39 +112,61 @@ def _is_even(pixels: np.ndarray) -> bool:
     return bool((pixels == pixels[:, :1, :1]).all())
 
 
-def _scrolled(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> tuple[int, int] | None:
-    """Shift to the right and down that explains all differences but rounding; None if there is none."""
-    height, width = differs.shape
-    # a single element that moved on an empty page is a change
-    extent = [np.flatnonzero(differs.any(axis)) for axis in (1, 0)]
-    spans = [(lines[-1] - lines[0] + 1) / side for lines, side in zip(extent, (height, width), strict=True)]
-    if min(spans) < MIN_SCROLLED:
+def _scrolled(before: np.ndarray, after: np.ndarray, differs: np.ndarray, lenient: bool) -> Shift | None:
+    """Shift to the right and down that explains all differences; None if there is none."""
+    if not is_large(differs) or (shift := estimate_scroll(before, after, differs)) is None:
         return None
-    dx, dy = estimate_shift(before.mean(0, dtype=np.float32), after.mean(0, dtype=np.float32), MAX_SCROLL)
-    if not (dx or dy) or max(abs(dx), abs(dy)) > MAX_SCROLL:
-        return None
-    one = before[:, max(0, -dy) : height - max(0, dy), max(0, -dx) : width - max(0, dx)]
-    other = after[:, max(0, dy) : height - max(0, -dy), max(0, dx) : width - max(0, -dx)]
-    rest = (one != other).any(0)
-    return (dx, dy) if _is_rounding(one, other, rest) or _is_cursor(one, other, rest) else None
+    # up or to the left, where parts that stay in place hide content and show none that was hidden
+    is_back = max(shift) > 0
+    first, second = (after, before) if is_back else (before, after)
+    expected = shifted(first, (-shift[0], -shift[1]) if is_back else shift, second)
+    rest = (expected != second).any(0)
+    if _is_rounding(expected, second, rest) or _is_cursor(expected, second, rest):
+        return shift
+    is_fixed = not (rest & differs).any() and is_under_fixed_parts(first, differs, rest, shift, must_be_cut=not lenient)
+    return shift if is_fixed else None
 
 
-def _is_encoding(before: np.ndarray, after: np.ndarray, differs: np.ndarray) -> bool:
-    """Whether two images show the same, most edges differ, and none by more than the noise of the pair."""
-    first, second = before.astype(np.float32), after.astype(np.float32)
-    greys = [image.mean(0) for image in (first, second)]
-    smooth = box_mean(greys[0], 1)
-    edges = pooled((smooth != greys[0]).astype(np.float32), BLOCK) > 0
-    differing = edges & (pooled(differs.astype(np.float32), BLOCK) > 0)
-    if not differing.any() or differing.sum() < MIN_DIFFERING * edges.sum():
+def _one_sided(difference: np.ndarray, blocks: np.ndarray) -> float:
+    """Fraction of the differences ``(H, W)`` that others of the same block do not balance."""
+    total = float(pooled(np.abs(difference), BLOCK)[blocks].sum())
+    return float(np.abs(pooled(difference, BLOCK))[blocks].sum()) / total if total else 0.0
+
+
+def _is_encoding(before: np.ndarray, after: np.ndarray, differs: np.ndarray, differing: np.ndarray) -> bool:
+    """Whether two images show the same, and no part differs by more than the noise of the pair."""
+    levels = np.abs(after.astype(np.int16) - before).max(0)[differs]
+    if np.quantile(levels, 0.9) > MAX_ENCODING:
         return False
-    pair = [smooth.ravel(), box_mean(greys[1], 1).ravel()]
+    first, second = (_with_mean_colours(image.astype(np.float32)) for image in (before, after))
+    greys = [image.mean(0) for image in (first, second)]
+    pair = [box_mean(grey, 1).ravel() for grey in greys]
     if min(float(grey.std()) for grey in pair) == 0 or np.corrcoef(pair)[0, 1] < MIN_CORRELATION:
         return False
-    if _moved(greys[0], greys[1], differing) > MAX_MOVED:
+    if _moved(before.mean(0), after.mean(0), differing) > MAX_MOVED:
         return False
     values, threshold, radius = compare_pair(first, second, np.ones(before.shape[1:], bool))
     return radius > 0 and not find_regions(values, ENCODING_MARGIN * threshold, radius)
+
+
+def _brightness(image: np.ndarray) -> np.ndarray:
+    """Luma ``(H, W)`` of grey or RGB values, as JPEG defines it."""
+    weights = np.array([0.299, 0.587, 0.114] if len(image) == 3 else [1 / len(image)] * len(image), np.float32)
+    return np.tensordot(weights, image, 1)
+
+
+def _with_mean_colours(image: np.ndarray) -> np.ndarray:
+    """An image ``(C, H, W)`` with its brightness and the mean colour of the window, which is all that encoders keep."""
+    if len(image) != 3:
+        return image
+    brightness = _brightness(image)
+    return np.clip(brightness + box_mean(image - brightness, COLOUR_RADIUS), 0, 255)
+
+
+def _is_redrawn(greys: list[np.ndarray], lenient: bool) -> bool:
+    """Whether the glyphs of the whole page are drawn anew, in their places unless ``lenient``."""
+    before, after = (np.rint(grey).astype(np.uint8) for grey in greys)
+    return (lenient or is_redrawn_in_place(before, after)) and redrawn_share(before, after) >= MIN_REDRAWN
 
 
 def _moved(before: np.ndarray, after: np.ndarray, blocks: np.ndarray) -> float:

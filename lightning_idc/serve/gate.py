@@ -75,13 +75,14 @@ class Gate:
     Args:
         tolerance: differences that do not count.
         align: see :func:`~lightning_idc.images.compare.compare`.
-        noise: whether pairs whose differences are noise of the capture count as unchanged (``ignore``) or as changed
-            (``count``); see :mod:`lightning_idc.rules.noise`.
+        noise: whether pairs whose differences are noise of the capture count as unchanged (``ignore``; with
+            ``lenient`` also what may as well be a change) or as changed (``count``); see
+            :mod:`lightning_idc.rules.noise`.
     """
 
     tolerance: Tolerance = field(default_factory=Tolerance)
     align: Align = "top-left"
-    noise: Literal["ignore", "count"] = "ignore"
+    noise: Literal["ignore", "lenient", "count"] = "ignore"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -100,7 +101,7 @@ class Gate:
         comparison = compare_files(pair.before, pair.after, pair.id, ignore, self.tolerance, self.align)
         if self.tolerance.allows(comparison.pixels, comparison.total):
             return Verdict(replace(comparison, mask=None), changed=False)
-        noise = self._noise(pair, comparison, ignore) if self.noise == "ignore" else None
+        noise = self._noise(pair, comparison, ignore) if self.noise != "count" else None
         return Verdict(comparison, changed=noise is None, noise=noise)
 
     def _noise(self, pair: FilePair, comparison: ImageComparison, ignore: Ignore | None) -> str | None:
@@ -113,7 +114,8 @@ class Gate:
             return None
         before, after = to_uint8(raws, name=pair.id)
         ignored = None if ignore is None else ignore(raws[0].size)
-        return noise_of(before, after if ignored is None else np.where(ignored, before, after))
+        after = after if ignored is None else np.where(ignored, before, after)
+        return noise_of(before, after, lenient=self.noise == "lenient")
 
 
 def _is_screenshot(raw: RawImage) -> bool:

@@ -64,7 +64,8 @@ class GateOptions:
             shift of the whole image first; none calls images of unequal sizes changed. Masks of --ignore are applied
             afterwards.
         noise: whether differences between two captures of one page (rounding, a text cursor, a scrolled view, another
-            encoding) count (count) or not (ignore).
+            encoding, glyphs drawn anew) count (count) or not (ignore); lenient also ignores what may as well be a
+            change, such as all text set at other positions by the fonts of another machine.
     """
 
     tolerance: NonNegativeFloat = 0.0
@@ -73,7 +74,7 @@ class GateOptions:
     perceptual: Share | None = None
     antialiasing: Literal["count", "ignore"] = "count"
     align: Literal["top-left", "register", "none"] = "top-left"
-    noise: Literal["ignore", "count"] = "ignore"
+    noise: Literal["ignore", "lenient", "count"] = "ignore"
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from lightning_idc.cli import main
 from lightning_idc.images.tolerance import Tolerance
@@ -156,6 +156,110 @@ def with_thin_letter() -> Image.Image:
     image.paste((40, 40, 40), (281, 30, 282, 46))
     image.paste((170, 170, 170), (282, 30, 283, 46))
     return image
+
+
+def typeset(scale: int = 1, spacing: int = 9, paint: str = "#404040", text: str = "the quick brown fox") -> Image.Image:
+    """Lines of text whose letters stand at the same positions at each scale; those of a large one are not hinted."""
+    font = ImageFont.load_default(11 * scale)
+    image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
+    draw = ImageDraw.Draw(image)
+    for line in range(14):
+        for index, letter in enumerate((text * 2)[: 300 // spacing]):
+            position = ((10 + spacing * index) * scale, (16 * line + 14) * scale)
+            draw.text(position, letter, paint, font=font, anchor="ls")
+    return image.resize((WIDTH, HEIGHT), Image.Resampling.BOX)
+
+
+def under_header(top: int, cut: bool = True) -> Image.Image:
+    """A page that is scrolled under a fixed header, whose content is cut there unless there is a gap."""
+    image = page(top)
+    if not cut:
+        image.paste("white", (0, 0, WIDTH, 60 - top))
+    draw = ImageDraw.Draw(image)
+    draw.rectangle((0, 0, WIDTH, 39), fill="navy")
+    draw.text((10, 12), "A header that stays", "white")
+    return image
+
+
+def links() -> Image.Image:
+    image = Image.new("RGB", (WIDTH, HEIGHT), "white")
+    draw, font, blue = ImageDraw.Draw(image), ImageFont.load_default(16), (0, 0, 238)
+    for top in range(0, HEIGHT, 22):
+        draw.text((10, top), "the quick brown", "black", font=font)
+        draw.text((180, top), "call to action", blue, font=font)
+        draw.line((180, top + 16, 310, top + 16), blue)
+    return image
+
+
+def paler(image: Image.Image, share: float = 0.05) -> Image.Image:
+    return Image.blend(image, Image.new("RGB", image.size, "white"), share)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "noise"),
+    [
+        (typeset(), typeset(scale=8), "another font rasteriser"),
+        (under_header(12), under_header(13), "the view scrolled by 0, -1 pixels"),
+        (under_header(13), under_header(12), "the view scrolled by 0, 1 pixels"),
+        (links(), as_jpeg(links(), 90), "another encoding"),
+    ],
+    ids=["hinting", "scrolled down under a header", "scrolled up under a header", "JPEG of colored text"],
+)
+def test_noise_of_other_machines_and_of_fixed_parts_passes(
+    before: Image.Image, after: Image.Image, noise: str, pair: Pair
+) -> None:
+    status, record = compared(pair(before, after))
+    assert (status, record["status"], record["noise"]) == (0, "unchanged", noise)
+
+
+def one_line_redrawn() -> Image.Image:
+    image = typeset()
+    image.paste(typeset(scale=8).crop((0, 32, WIDTH, 48)), (0, 32))
+    return image
+
+
+def redrawn_with_a_word() -> Image.Image:
+    image = typeset(scale=8)
+    image.paste(typeset(scale=8, text="jumps over lazy dog").crop((0, 32, WIDTH, 48)), (0, 32))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (typeset(), paler(typeset())),
+        (page(), paler(page())),
+        (typeset(), typeset(paint="#606060")),
+        (typeset(), typeset(scale=8, paint="#808080")),
+        (typeset(), typeset(spacing=10)),
+        (typeset(), typeset(scale=8, spacing=10)),
+        (typeset(), one_line_redrawn()),
+        (typeset(), redrawn_with_a_word()),
+        (under_header(12, cut=False), under_header(13, cut=False)),
+    ],
+    ids=[
+        "opacity",
+        "opacity of text and boxes",
+        "color",
+        "color, redrawn",
+        "letter spacing",
+        "letter spacing, redrawn",
+        "one line redrawn",
+        "another word, redrawn",
+        "margin under a header",
+    ],
+)
+def test_a_property_of_the_whole_page_is_no_noise(before: Image.Image, after: Image.Image, pair: Pair) -> None:
+    assert compared(pair(before, after))[0] == 1
+
+
+def test_lenient_passes_what_may_as_well_be_a_change(pair: Pair) -> None:
+    files = pair(under_header(12, cut=False), under_header(13, cut=False))
+    assert compared(files, "--noise", "lenient")[0] == 0
+    assert compared(pair(typeset(), typeset(scale=8, spacing=10)), "--noise", "lenient")[0] == 0
+    for after in (paler(typeset()), one_line_redrawn(), repainted((100, 100, 140, 120), "red")):
+        before = page() if after.getpixel((110, 110)) == (255, 0, 0) else typeset()
+        assert compared(pair(before, after), "--noise", "lenient")[0] == 1
 
 
 def unlike() -> Image.Image:

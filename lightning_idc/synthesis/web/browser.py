@@ -6,9 +6,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -24,11 +25,33 @@ _BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(
 _FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
           "--disable-partial-raster", "--font-render-hinting=none",
           "--host-resolver-rules=MAP * ~NOTFOUND")  # fmt: skip
-_HINTING = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
+_FONTS = """<?xml version="1.0"?><!DOCTYPE fontconfig SYSTEM "fonts.dtd"><fontconfig>
 <include>/etc/fonts/fonts.conf</include><match target="font">
-<edit name="hinting" mode="assign"><bool>true</bool></edit>
-<edit name="autohint" mode="assign"><bool>true</bool></edit>
-<edit name="hintstyle" mode="assign"><const>hintfull</const></edit></match></fontconfig>"""
+<edit name="hinting" mode="assign"><bool>{is_hinted}</bool></edit>
+<edit name="autohint" mode="assign"><bool>{is_auto}</bool></edit>
+<edit name="hintstyle" mode="assign"><const>hint{style}</const></edit></match></fontconfig>"""
+Hinting = Literal["none", "slight", "medium", "full", "auto"]
+"""How glyphs are fitted to pixels; ``auto`` is ``full`` by FreeType's own rules in place of those of the font."""
+
+
+@dataclass(frozen=True, slots=True)
+class FontSettings:
+    """Settings of the font rasteriser, which differ between machines.
+
+    Args:
+        hinting: how glyphs are fitted to pixels; None for the settings of this machine.
+        whole_pixels: whether glyphs are set at whole pixels only.
+    """
+
+    hinting: Hinting | None = None
+    whole_pixels: bool = False
+
+    def file(self) -> str:
+        """Contents of a file of fontconfig."""
+        style = "full" if self.hinting == "auto" else self.hinting
+        return _FONTS.format(
+            is_hinted=str(style != "none").lower(), is_auto=str(self.hinting == "auto").lower(), style=style
+        )
 
 
 def _local_files_only(route: Any) -> None:
@@ -57,8 +80,8 @@ class Chromium(ModelInterface):
         self.width, self.height, self.executable = width, height, executable
         self._page: Any = None
         self._driver: Any = None
-        self._browsers: list[Any] = []
-        self._windows: dict[tuple[int, int, bool, bool], Any] = {}
+        self._browsers: dict[FontSettings, Any] = {}
+        self._windows: dict[tuple[int, int, bool, FontSettings], Any] = {}
         self._build = ""
 
     def settings(self) -> dict[str, Any]:
@@ -87,32 +110,33 @@ class Chromium(ModelInterface):
         view = browser.new_context(
             viewport={"width": self.width, "height": self.height}, java_script_enabled=False, offline=True
         )
-        self._driver, self._browsers = driver, [browser]
+        self._driver, self._browsers = driver, {FontSettings(): browser}
         self._page, self._build = view.new_page(), browser.version
 
     def close(self) -> None:
         """Close the browser; `load` starts a new one."""
-        for browser in self._browsers:
+        for browser in self._browsers.values():
             browser.close()
         if self._driver is not None:
             self._driver.stop()
-        self._page, self._driver, self._browsers, self._windows = None, None, [], {}
+        self._page, self._driver, self._browsers, self._windows = None, None, {}, {}
 
-    def window(self, width: int, height: int, dark: bool = False, hinting: bool = False) -> Any:
+    def window(self, width: int, height: int, dark: bool = False, fonts: FontSettings | None = None) -> Any:
         """Context of Playwright for windows of one kind; pages in it read local files only and run no scripts.
 
         Args:
             width: width in CSS pixels.
             height: height in CSS pixels.
             dark: whether pages see a dark colour scheme.
-            hinting: whether a second browser is used, which fits glyphs to whole pixels.
+            fonts: settings of the font rasteriser, of a browser of its own; None for those of this machine.
         """
-        key = width, height, dark, hinting
+        fonts = fonts or FontSettings()
+        key = width, height, dark, fonts
         if key not in self._windows:
             self.load()
-            if hinting and len(self._browsers) == 1:
-                self._browsers.append(self._launch_with_hinting())
-            context = self._browsers[int(hinting)].new_context(
+            if fonts not in self._browsers:
+                self._browsers[fonts] = self._launch_with(fonts)
+            context = self._browsers[fonts].new_context(
                 viewport={"width": width, "height": height},
                 java_script_enabled=False,
                 color_scheme="dark" if dark else "light",
@@ -122,20 +146,22 @@ class Chromium(ModelInterface):
             self._windows[key] = context
         return self._windows[key]
 
-    def _launch_with_hinting(self) -> Any:
+    def _launch_with(self, fonts: FontSettings) -> Any:
         """Start a browser with other settings of the font rasteriser, as on another machine."""
+        flags = [flag for flag in _FLAGS if "hinting" not in flag]
+        flags += ["--disable-font-subpixel-positioning"] if fonts.whole_pixels else []
+        environment: dict[str, str | float | bool] = {**os.environ}
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "fonts.conf"
-            file.write_text(_HINTING, encoding="utf-8")
-            environment = {**os.environ, "FONTCONFIG_FILE": str(file)}
-            flags = [flag for flag in _FLAGS if "hinting" not in flag]
+            if fonts.hinting is not None:
+                (file := Path(folder) / "fonts.conf").write_text(fonts.file(), encoding="utf-8")
+                environment["FONTCONFIG_FILE"] = str(file)
             browser = self._driver.chromium.launch(executable_path=self._browser(), args=flags, env=environment)
             browser.new_context().close()  # the browser reads the file when it starts
         return browser
 
     def __getstate__(self) -> dict[str, Any]:
         # each worker starts its own browser
-        return {**self.__dict__, "_page": None, "_driver": None, "_browsers": [], "_windows": {}}
+        return {**self.__dict__, "_page": None, "_driver": None, "_browsers": {}, "_windows": {}}
 
     def provenance(self) -> dict[str, Any]:
         return {"commit": self._build, "weights": None}

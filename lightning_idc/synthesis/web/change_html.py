@@ -15,7 +15,7 @@ from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.page_sentences import NOTHING, sentence_of
 from lightning_idc.synthesis.records import Record, record_generator
 from lightning_idc.synthesis.stages import PipelineStage
-from lightning_idc.synthesis.web.browser import Chromium
+from lightning_idc.synthesis.web.browser import Chromium, FontSettings
 from lightning_idc.synthesis.web.changes import NO_CHANGE_CAPTIONS
 from lightning_idc.synthesis.web.open_page import OpenPage
 from lightning_idc.synthesis.web.operators import OPERATORS, Element, Mutation, caption_of, kind_of
@@ -90,9 +90,9 @@ class ChangeHtml(PipelineStage):
                 record.drop("a page that the browser cannot render", error.message)
         return records
 
-    def _open(self, record: Record, scroll_by: int = 0, hinting: bool = False) -> OpenPage:
+    def _open(self, record: Record, scroll_by: int = 0, fonts: FontSettings | None = None) -> OpenPage:
         facts = record.facts
-        context = self.browser.window(facts["width"], facts["height"], facts["dark"], hinting)
+        context = self.browser.window(facts["width"], facts["height"], facts["dark"], fonts)
         document = facts["html"] if "html" in facts else inside(facts["root"], facts["file"], facts["file"])
         return OpenPage(context, document, facts["scroll"], scroll_by, self.missing_sheets)
 
@@ -116,7 +116,9 @@ class ChangeHtml(PipelineStage):
         page = self._open(record)
         before, elements = page.screenshot(), page.elements()
         page.close()
-        page = self._open(record, scroll_by=int(noise == "scroll"), hinting=noise == "hinting")
+        page = self._open(
+            record, scroll_by=int(noise == "scroll"), fonts=FontSettings("auto") if noise == "hinting" else None
+        )
         texts = [element for element in elements if element["has_text"]]
         if noise == "cursor" and texts:
             element = texts[int(record_generator(self.seed, record.id).integers(len(texts)))]

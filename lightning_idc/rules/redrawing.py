@@ -1,0 +1,87 @@
+"""Redrawing: tells text that another font rasteriser drew from text that changed or moved.
+
+The settings of fonts differ between machines (hinting, positions at fractions of pixels). Where they do, every glyph of
+a page is drawn anew, and no piece of text looks as it did, whereas after a change of the page most of the text is the
+same, if perhaps elsewhere. :func:`redrawn_share` measures that. :func:`is_redrawn_in_place` is true if the glyphs have,
+in addition, the same ink at the same positions, so that nothing but their drawing differs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lightning_idc.rules.windows import box_mean, window_max, window_min
+
+ROWS, COLUMNS = 8, 16
+"""Height and width of a piece of text in pixels."""
+MIN_CONTRAST = 32
+"""Smallest contrast of text around a smoothed pixel, in grey levels."""
+MIN_SMOOTHED, MIN_EVEN = 6 / 128, 0.1
+"""Smallest fractions of the pixels of a piece of text that smooth an edge, and that lie in an even area."""
+MIN_PIECES = 100
+"""Smallest number of pieces of text of a page on which anything can be said."""
+MAX_IN_EVEN = 0.01
+"""Largest fraction of the differing pixels in areas that are even in one of the images; glyphs in place have none."""
+MAX_LOCAL, MAX_LOCAL_MOST = 64, 18
+"""Largest difference of the ink of 5 by 5 pixels, and of that of 9 by 9 pixels for 99 % of the differing ones."""
+_FACTOR = 6364136223846793005
+
+
+def redrawn_share(before: np.ndarray, after: np.ndarray) -> float:
+    """Fraction of the pieces of text of one image that the other one shows nowhere; 0 for too little text.
+
+    Args:
+        before: grey, uint8 ``(H, W)``.
+        after: image of the same shape.
+    """
+    shares = []
+    for image, other in ((before, after), (after, before)):
+        rows, columns = np.nonzero(_pieces_of_text(image))
+        if len(rows) < MIN_PIECES:
+            return 0.0
+        pieces = _hashes(image)[rows * ROWS, columns * COLUMNS]
+        shares.append(float((~np.isin(pieces, _hashes(other))).mean()))
+    return min(shares)
+
+
+def is_redrawn_in_place(before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether differing pixels lie at glyphs only, and no glyph moved or changed its ink.
+
+    Args:
+        before: grey, uint8 ``(H, W)``.
+        after: image of the same shape.
+    """
+    differs = before != after
+    even = [window_max(image, 1) == window_min(image, 1) for image in (before, after)]
+    if (differs & (even[0] | even[1])).sum() > MAX_IN_EVEN * differs.sum():
+        return False
+    difference = before.astype(np.float32) - after
+    if np.abs(box_mean(difference, 2)).max() > MAX_LOCAL:
+        return False
+    return float(np.quantile(np.abs(box_mean(difference, 4))[differs], 0.99)) <= MAX_LOCAL_MOST
+
+
+def _pieces_of_text(image: np.ndarray) -> np.ndarray:
+    """Which rectangles of :data:`ROWS` by :data:`COLUMNS` pixels have smoothed strokes on an even ground."""
+    height, width = image.shape
+    image = image[: height // ROWS * ROWS, : width // COLUMNS * COLUMNS]
+    low, high = window_min(image, 1), window_max(image, 1)
+    smoothed = (image > low) & (image < high) & (high - low >= MIN_CONTRAST)
+    means = [
+        mask.reshape(height // ROWS, ROWS, width // COLUMNS, COLUMNS).mean((1, 3)) for mask in (smoothed, low == high)
+    ]
+    text: np.ndarray = (means[0] >= MIN_SMOOTHED) & (means[1] >= MIN_EVEN)
+    return text
+
+
+def _hashes(image: np.ndarray) -> np.ndarray:
+    """A hash of the :data:`ROWS` by :data:`COLUMNS` pixels from each pixel to the right and down."""
+    values = image.astype(np.uint64) + np.uint64(1)
+    for axis, length in ((1, COLUMNS), (0, ROWS)):
+        size, factor = 1, _FACTOR + axis * 2
+        while size < length:  # twice as many pixels in each step; products wrap around
+            parts = (slice(None, -size), slice(size, None))
+            first, second = (values[(slice(None), part) if axis else (part,)] for part in parts)
+            values = first * np.uint64(factor) + second
+            size, factor = 2 * size, factor * factor % 2**64
+    return values
