@@ -18,7 +18,7 @@ import argparse
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ Capture = Callable[..., "tuple[Tensor, Tensor] | None"]
 """Takes both captures of a record with a ``browser``."""
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the captures")
     parser.add_argument("--root", help="folder of sites; templates only by default")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--captures_only", action="store_true", help="decide nothing")
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     work: Path = args.work
     plan: list[tuple[str, str, str, int, Capture]] = []
     for number, (noise, variants) in enumerate(NOISES.items()):
