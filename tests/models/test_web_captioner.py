@@ -26,6 +26,7 @@ from lightning_idc.models.web.core import Core, find_core
 from lightning_idc.models.web.forest import Forest
 from lightning_idc.models.web.lines import compare_lines
 from lightning_idc.models.web.measures import NAMES, measure
+from lightning_idc.models.web.words import match_words
 from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.utils.boxes import box_iou
 from lightning_idc.utils.errors import ConfigError, DataError
@@ -86,7 +87,9 @@ def test_a_candidate_is_the_cell_around_a_text_and_the_element_that_moved() -> N
     after[0, 36:44, 42:60] = np.where(before[0, 36:44, 42:60] == 0, 200, 255)
     core = find_core(before, after)
     assert core is not None and box_iou(core.before, (30, 20, 150, 60)) < 0.1
-    overlaps = [box_iou(box, (30, 20, 150, 60)) for box in find_candidates(before, core)]
+    overlaps = [
+        box_iou(box, (30, 20, 150, 60)) for box in find_candidates(before, core, match_words(before, after, core))
+    ]
     assert len(overlaps) == len(CANDIDATES) and max(overlaps) > 0.8
     # a word of another color in a line of words
     before = page(2, height=30)
@@ -96,7 +99,10 @@ def test_a_candidate_is_the_cell_around_a_text_and_the_element_that_moved() -> N
     after[:, 10:18, 10:19] = 255
     core = find_core(before, after)
     assert core is not None
-    assert max(box_iou(box, (10, 10, 50, 18)) for box in find_candidates(before, core)) > 0.5
+    assert (
+        max(box_iou(box, (10, 10, 50, 18)) for box in find_candidates(before, core, match_words(before, after, core)))
+        > 0.5
+    )
 
 
 @pytest.mark.parametrize("kind", ["color", "remove", "translate"])
@@ -104,7 +110,7 @@ def test_measures_are_finite_and_have_one_order(kind: str) -> None:
     before, after, _ = drawn(kind, 1)
     core = find_core(before, after)
     assert core is not None
-    values = measure(before, after, core)
+    values = measure(before, after, core, match_words(before, after, core))
     assert tuple(values) == NAMES and np.isfinite(list(values.values())).all()
     if kind == "remove":
         assert values["to_ground"] > 0.9
@@ -123,7 +129,8 @@ def test_a_plain_area_of_another_color_has_no_correlation() -> None:
     for image, color in zip((before, after), colors, strict=True):
         image[:, 20 : 20 + height, 30 : 30 + width] = color[:, None, None]
     core = find_core(before, after)
-    assert core is not None and measure(before, after, core)["coverage_correlation"] == 0
+    assert core is not None
+    assert measure(before, after, core, match_words(before, after, core))["coverage_correlation"] == 0
 
 
 def test_sentences_name_their_operator_and_differ() -> None:

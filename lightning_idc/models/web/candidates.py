@@ -9,7 +9,11 @@ Starts, all in the first image:
 - ``all``: all changed pixels; ``core``: those of :func:`~lightning_idc.models.web.core.find_core`;
 - ``first``: the first run of changed rows, which is the first line where a change makes text wrap anew;
 - ``lead``, ``trail``: the first and the last marks of that line, up to a gap of more than a space;
-- ``hue``: its first marks of one color, such as a link in a sentence.
+- ``hue``: its first marks of one color, such as a link in a sentence;
+- ``words``: all words with changed pixels (:mod:`~lightning_idc.models.web.words`); ``gone``, ``gone part``,
+  ``most gone``: those without a partner, their first cluster and their largest one; ``moved``: those that moved as far
+  as the first one that did;
+- ``frame``: the smallest border around ``most gone``, or around ``moved`` if no word is without a partner.
 
 Boxes are x1 y1 x2 y2 in pixels, the last two exclusive.
 """
@@ -22,6 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_idc.models.web.core import MAX_LINE, Core, bounds, first_run
+from lightning_idc.models.web.words import Words, around, clusters
 from lightning_idc.utils.boxes import PixelBox
 
 MIN_MARK = 24
@@ -103,19 +108,32 @@ CANDIDATES: tuple[tuple[str, str, str], ...] = (
     ("trail", "padded", "leaded"),
     ("all", "free", "free"),
     ("core", "padded", "padded"),
+    ("core", "marks", "leaded"),
+    ("words", "free", "leaded"),
+    ("most gone", "rest of the line", "padded"),
+    ("first", "symmetric", "leaded"),
+    ("most gone", "line", "leaded"),
+    ("gone part", "padded", "marks"),
+    ("moved", "rest of the line", "padded"),
+    ("moved", "marks", "leaded"),
+    ("most gone", "marks", "leaded"),
+    ("lead", "marks", "leaded"),
+    ("gone part", "marks", "leaded"),
+    ("frame", "marks", "marks"),
 )
 """Start, ends across and ends down of each candidate. They were chosen on training pairs, greedily by the number of
-further elements that they overlap by more than one half: 89 % in all, of which the core alone has 45."""
+further elements that they overlap by more than one half: COVER % in all, of which the core alone has 45."""
 
 
-def find_candidates(image: np.ndarray, core: Core) -> list[PixelBox]:
+def find_candidates(image: np.ndarray, core: Core, words: Words) -> list[PixelBox]:
     """Boxes of :data:`CANDIDATES`, in their order.
 
     Args:
         image: the first image, uint8 ``(3, H, W)``.
         core: core of the change.
+        words: words around the change.
     """
-    starts = _starts(image, core)
+    starts = _starts(image, core) | _starts_of(words, core)
     extents = {name: _extents(image, box) for name, box in starts.items()}
     boxes = []
     for start, across, down in CANDIDATES:
@@ -123,16 +141,6 @@ def find_candidates(image: np.ndarray, core: Core) -> list[PixelBox]:
         top, bottom = DOWN[down](extents[start])
         boxes.append((left, top, max(right, left + 1), max(bottom, top + 1)))
     return boxes
-
-
-def geometry(boxes: list[PixelBox], width: int, height: int) -> list[float]:
-    """Sizes of candidates, and their distances from the first one; 6 numbers each."""
-    x1, y1, x2, y2 = boxes[0]
-    values: list[float] = []
-    for left, top, right, bottom in boxes:
-        values += [(right - left) / width * 10, (bottom - top) / height * 10, x1 - left, right - x2, y1 - top]
-        values.append(bottom - y2)
-    return values
 
 
 def _starts(image: np.ndarray, core: Core) -> dict[str, PixelBox]:
@@ -144,6 +152,26 @@ def _starts(image: np.ndarray, core: Core) -> dict[str, PixelBox]:
     starts |= dict.fromkeys(("lead", "trail", "hue"), first)
     if height < MAX_LINE:
         starts |= _marks_of(image, first)
+    return starts
+
+
+def _starts_of(words: Words, core: Core) -> dict[str, PixelBox]:
+    """Starts around words; the core where there are none."""
+    starts = dict.fromkeys(("words", "gone", "gone part", "most gone", "moved", "frame"), core.before)
+    if len(words.before):
+        starts["words"] = around(words.before)
+    if len(words.gone):
+        parts = clusters(words.gone)
+        starts |= {"gone": around(words.gone), "gone part": around(parts[0])}
+        starts["most gone"] = around(max(parts, key=lambda part: (part[:, 2:] - part[:, :2]).prod(1).sum()))
+    if words.is_moved.any():
+        starts["moved"] = around(words.before[words.is_moved_first])
+    x1, y1, x2, y2 = starts["most gone" if len(words.gone) else "moved"]
+    center = np.array([x1 + x2, y1 + y2]) / 2
+    frames = words.frames[((words.frames[:, :2] <= center) & (words.frames[:, 2:] >= center)).all(1)]
+    if len(frames):
+        smallest = (frames[:, 2:] - frames[:, :2]).prod(1).argmin()
+        starts["frame"] = around(frames[[smallest]])
     return starts
 
 

@@ -6,7 +6,9 @@ import numpy as np
 from scipy import fft, ndimage
 
 from lightning_idc.models.web.core import Core, bounds, find_core
+from lightning_idc.models.web.exchanged import compare_words
 from lightning_idc.models.web.lines import MIN_INK, compare_lines, runs
+from lightning_idc.models.web.words import Words, match_words
 from lightning_idc.utils.boxes import PixelBox
 
 MAX_SIDE = 640
@@ -17,13 +19,14 @@ MIN_SPREAD = 1e-3
 """Smallest deviation of colors, in levels, that is not rounding."""
 
 
-def measure(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str, float]:
+def measure(before: np.ndarray, after: np.ndarray, core: Core, words: Words) -> dict[str, float]:
     """Measure the change of a pair; the same names for every pair, in the same order.
 
     Args:
         before: uint8 ``(3, H, W)``.
         after: image of the same shape.
         core: from :func:`~lightning_idc.models.web.core.find_core`.
+        words: from :func:`~lightning_idc.models.web.words.match_words`.
     """
     height, width = before.shape[1:]
     union = _cut(core.union, height, width)
@@ -39,6 +42,7 @@ def measure(before: np.ndarray, after: np.ndarray, core: Core) -> dict[str, floa
     values |= _text(inks)
     values |= _surroundings(before, after, core)
     values |= compare_lines(before, after, core, ground)
+    values |= compare_words(words)
     return {name: float(np.nan_to_num(value, posinf=99, neginf=-99)) for name, value in values.items()}
 
 
@@ -49,7 +53,7 @@ def _names() -> tuple[str, ...]:
     after[:, 3:5, 3:5] = 0
     core = find_core(before, after)
     assert core is not None
-    return tuple(measure(before, after, core))
+    return tuple(measure(before, after, core, match_words(before, after, core)))
 
 
 def _cut(box: PixelBox, height: int, width: int) -> PixelBox:

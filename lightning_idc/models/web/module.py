@@ -1,9 +1,9 @@
 """WebCaptioner: describes the change of one element between two screenshots of a web page, at their native scale.
 
-1. ``collate``: the core of the change (:mod:`~lightning_idc.models.web.core`), its measures
-   (:mod:`~lightning_idc.models.web.measures`) and boxes that may be the element
-   (:mod:`~lightning_idc.models.web.candidates`) of each pair, in the workers of the loader; a pair that is equal, or
-   differs only by noise of the capture (:mod:`lightning_idc.rules.noise`), is marked as unchanged;
+1. ``collate``: the core of the change (:mod:`~lightning_idc.models.web.core`), the words around it
+   (:mod:`~lightning_idc.models.web.words`), measures of both (:mod:`~lightning_idc.models.web.measures`) and boxes that
+   may be the element (:mod:`~lightning_idc.models.web.candidates`) of each pair, in the workers of the loader; a pair
+   that is equal, or differs only by noise of the capture (:mod:`lightning_idc.rules.noise`), is marked as unchanged;
 2. ``encode``: values (B, F) -> log-probabilities of all sentences (B, 1, S) and the most probable box (B, 4);
 3. ``training_loss``: cross-entropy of the sentence, and, where the data have boxes, binary cross-entropy of whether
    each candidate overlaps the element by more than one half; both as means over the members of the ensemble;
@@ -24,7 +24,9 @@ from lightning_idc.metrics.page_sentences import NOTHING, all_sentences
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.web.candidates import CANDIDATES
 from lightning_idc.models.web.decoder import SentenceDecoder
-from lightning_idc.models.web.measured import MEASURED, NUM_INPUTS, measure_pair, stacked
+from lightning_idc.models.web.details import NUM_DETAILS
+from lightning_idc.models.web.measured import MEASURED, measure_pair, stacked
+from lightning_idc.models.web.measures import NAMES
 from lightning_idc.models.web.net import WebNet
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
@@ -73,7 +75,7 @@ class WebCaptioner(PairCaptioner):
         self.use_vocabulary(vocabulary)
         options = self.hparams
         sizes = [options[name] for name in ("width", "members", "dropout", "trees", "tree_nodes")]
-        return WebNet(vocabulary, NUM_INPUTS, len(CANDIDATES), *sizes)
+        return WebNet(vocabulary, len(NAMES), (len(CANDIDATES), NUM_DETAILS), *sizes)
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -88,10 +90,11 @@ class WebCaptioner(PairCaptioner):
             batch = self.collate([dataset[index] for index in range(start, min(start + CHUNK, len(dataset)))])
             inputs, sentences = self._inputs(batch), self._sentences(batch)
             is_element, _ = _overlaps(inputs["boxes"], batch.boxes)
-            parts.append(tuple(part[~inputs["is_same"]] for part in (inputs["values"], sentences, is_element)))
-        measures, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
+            columns = inputs["values"], inputs["details"], sentences, is_element
+            parts.append(tuple(column[~inputs["is_same"]] for column in columns))
+        measures, details, sentences, boxes = (torch.cat(part) for part in zip(*parts, strict=True))
         if len(measures):
-            self.built_net.grow(measures, sentences, boxes, torch.initial_seed() % 2**32)
+            self.built_net.grow(measures, details, sentences, boxes, torch.initial_seed() % 2**32)
 
     @property
     def decoder(self) -> SentenceDecoder:
@@ -115,7 +118,7 @@ class WebCaptioner(PairCaptioner):
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         inputs = self._inputs(batch)
-        log_probs, probabilities = self.built_net(inputs["values"], inputs["is_same"])
+        log_probs, probabilities = self.built_net(inputs["values"], inputs["details"], inputs["is_same"])
         best = probabilities.argmax(1)
         boxes = inputs["boxes"][torch.arange(len(best), device=best.device), best]
         return PairFeatures(log_probs[:, None], extras={"boxes": boxes, "is_same": inputs["is_same"]})
@@ -129,7 +132,8 @@ class WebCaptioner(PairCaptioner):
 
     def training_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         inputs = self._inputs(batch)
-        log_probs, boxes = self.built_net.member_log_probs(inputs["values"], inputs["is_same"])  # (M, B, S), (M, B, N)
+        # (M, B, S), (M, B, N)
+        log_probs, boxes = self.built_net.member_log_probs(inputs["values"], inputs["details"], inputs["is_same"])
         indices = self._sentences(batch)
         is_changed = ~inputs["is_same"]
         chosen = log_probs.gather(-1, indices.expand(len(log_probs), -1)[..., None])[..., 0]  # (M, B)

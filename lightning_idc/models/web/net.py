@@ -1,11 +1,13 @@
 """WebNet: measures of a pair to a distribution over the sentences of a closed language, and to one of several boxes.
 
 1. ``norm``: signed logarithms of the measures (B, F), standardised by the training pairs;
-2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind, boxes;
+2. ``members``: an ensemble of small networks, (B, F) -> (members, B, outputs): operator, value, kind;
 3. ``member_log_probs``: log P(operator) + log P(value | operator) + log P(kind), (M, B, S), for each sentence;
    ``forward`` takes the mean of the probabilities over the members, and mixes it with the answer of ``forest``, trees
    on the same measures, once they are grown;
-4. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
+4. ``choosers`` and ``choice_forest``: the details of a box (B, N, D), and what step 2 says of the change, to whether
+   the box is the element (B, N); the same networks and trees for all boxes, which also read its number;
+5. ``logits`` and ``step``: log-probability of the next word, summed over the sentences that begin with the words
    so far.
 """
 
@@ -13,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.metrics.page_sentences import KINDS, VALUES, all_sentences
 from lightning_idc.models.web.forest import Forest
+from lightning_idc.models.web.members import Members, standardised
 from lightning_idc.nn.vocabulary import EOS, PAD, Vocabulary
 
 FLOOR = 1e-6
@@ -30,31 +32,23 @@ SURE = 1 - 1e-3
 """Probability of an unchanged page where no pixel, or only noise, differs; one minus it elsewhere."""
 FOREST_SHARE = 0.7
 """Weight of the forest where there is one; the networks have the rest."""
-OUTPUT_WEIGHTS = (1.0, 0.2, 0.1, 0.3)
-"""Weights of operator, value, kind and boxes in the splits of the forest."""
-MAX_STANDARD = 4.0
-"""Standardised measures are cut at this value."""
+OUTPUT_WEIGHTS = (1.0, 0.2, 0.1)
+"""Weights of operator, value and kind in the splits of the forest."""
+CHOOSER_WIDTH = 32
+"""Hidden width of the networks that choose a box."""
 
 
-class Members(nn.Module):
-    """Networks of equal shape with weights of their own, computed together: ``(B, inputs)`` to ``(M, B, outputs)``."""
+def _choices(details: Tensor, answers: Tensor) -> Tensor:
+    """Details, number and answers of each box ``(B, N, inputs)``.
 
-    def __init__(self, members: int, inputs: int, width: int, outputs: int, dropout: float) -> None:
-        super().__init__()
-        sizes = (inputs, width, width, outputs)
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.randn(members, a, b) * (2 / a) ** 0.5) for a, b in pairwise(sizes)
-        )
-        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(members, 1, size)) for size in sizes[1:])
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = inputs.expand(len(self.weights[0]), *inputs.shape)
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if layer:
-                hidden = self.dropout(nn.functional.gelu(hidden))
-            hidden = torch.baddbmm(bias, hidden, weight)
-        return hidden
+    Args:
+        details: of each box ``(B, N, D)``.
+        answers: what is said of the pair ``(B, A)``.
+    """
+    count, boxes = details.shape[:2]
+    numbers = torch.eye(boxes, dtype=details.dtype, device=details.device).expand(count, -1, -1)
+    said = answers.to(details.dtype)[:, None].expand(-1, boxes, -1)
+    return torch.cat([details, numbers, said], -1)
 
 
 @dataclass
@@ -75,11 +69,11 @@ class WebNet(nn.Module):
     Args:
         vocabulary: words of the closed language.
         measures: number of measures.
-        candidates: number of boxes to choose from.
+        boxes: number of boxes to choose from, and of the details of each.
         width: hidden width of a member.
         members: number of networks of the ensemble.
         dropout: dropout probability.
-        trees: number of trees; 0 for networks only.
+        trees: number of trees; 0 for networks only. Half as many choose the box.
         nodes: largest number of nodes of a tree.
     """
 
@@ -91,7 +85,7 @@ class WebNet(nn.Module):
         self,
         vocabulary: Vocabulary,
         measures: int,
-        candidates: int,
+        boxes: tuple[int, int],
         width: int,
         members: int,
         dropout: float,
@@ -102,10 +96,13 @@ class WebNet(nn.Module):
         self.words = len(vocabulary)
         self.operators = list(VALUES)
         self.values = sorted({value for values in VALUES.values() for value in values})
-        self.sections = [len(self.operators), len(self.values), len(KINDS), candidates]
+        self.sections = [len(self.operators), len(self.values), len(KINDS)]
         self.members = Members(members, measures, width, sum(self.sections), dropout)
         self.forest = Forest(trees, nodes, sum(self.sections))
         self.norm = nn.BatchNorm1d(measures, affine=False)
+        self.choosers = Members(members, sum(boxes) + sum(self.sections[:2]), CHOOSER_WIDTH, 1, dropout)
+        self.choice_forest = Forest((trees + 1) // 2, nodes, 1)
+        self.choice_norm = nn.BatchNorm1d(boxes[1], affine=False)
         rows = [
             (operator, value, kind)
             for operator, name in enumerate(self.operators)
@@ -121,19 +118,25 @@ class WebNet(nn.Module):
         is_allowed = [[value in VALUES[name] for value in self.values] for name in self.operators]
         self.register_buffer("allowed", torch.tensor(is_allowed), persistent=False)
 
-    def member_log_probs(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
+    def member_log_probs(self, measures: Tensor, details: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(M, B, S)`` of the sentences, and logits ``(M, B, N)`` of the boxes, for each member.
 
         Args:
             measures: ``(B, F)``.
+            details: of each box ``(B, N, D)``.
             is_same: bool ``(B,)``, pairs without a difference beyond noise.
         """
-        outputs = self.members(self._standardised(measures, ~is_same))  # (M, B, sections)
-        return self._log_probs(outputs, is_same), outputs.split(self.sections, -1)[-1]
+        outputs = self.members(standardised(measures, ~is_same, self.norm))  # (M, B, sections)
+        operators, values, _ = outputs.detach().split(self.sections, -1)
+        answers = torch.cat([operators.softmax(-1), values.softmax(-1)], -1).mean(0)
+        is_changed = (~is_same).repeat_interleave(details.shape[1])
+        standard = standardised(details.flatten(0, 1), is_changed, self.choice_norm).view_as(details)
+        boxes = self.choosers(_choices(standard, answers).flatten(0, 1)).view(len(outputs), *details.shape[:2])
+        return self._log_probs(outputs, is_same), boxes
 
     def _log_probs(self, outputs: Tensor, is_same: Tensor) -> Tensor:
         """Log-probabilities ``(M, B, S)`` of the sentences from logits ``(M, B, sections)``."""
-        operators, values, kinds, _ = outputs.split(self.sections, -1)
+        operators, values, kinds = outputs.split(self.sections, -1)
         by_operator = values[:, :, None].masked_fill(~self.allowed, float("-inf")).log_softmax(-1)  # (M, B, O, V)
         operator, value, kind = self.choices.unbind(1)
         changes = (
@@ -144,50 +147,51 @@ class WebNet(nn.Module):
         same = torch.where(is_same, SURE, 1 - SURE)[:, None].expand(len(outputs), -1, 1)
         return torch.cat([changes + (1 - same).log(), same.log()], -1)
 
-    def grow(self, measures: Tensor, sentences: Tensor, boxes: Tensor, seed: int) -> None:
-        """Grow the forest from changed pairs.
+    def grow(self, measures: Tensor, details: Tensor, sentences: Tensor, boxes: Tensor, seed: int) -> None:
+        """Grow the forests from changed pairs.
+
+        What the forest says of the pairs that it was grown from is too good for the second forest to learn from; it
+        reads what trees of the other half of the pairs say.
 
         Args:
-            measures: ``(N, F)``.
-            sentences: index of the sentence of each pair ``(N,)``.
-            boxes: whether each candidate is the element ``(N, candidates)``.
+            measures: ``(P, F)``.
+            details: of each box ``(P, N, D)``.
+            sentences: index of the sentence of each pair ``(P,)``.
+            boxes: whether each box is the element ``(P, N)``.
             seed: seed of the trees.
         """
         operator, value, kind = self.choices[sentences.to(self.choices.device)].cpu().unbind(1)
         parts = [
             nn.functional.one_hot(index, size)
-            for index, size in zip((operator, value, kind), self.sections[:3], strict=True)
+            for index, size in zip((operator, value, kind), self.sections, strict=True)
         ]
-        labels = torch.cat([*parts, boxes.cpu().long()], 1).float()
+        labels = torch.cat(parts, 1).float().numpy()
         weights = np.repeat(np.array(OUTPUT_WEIGHTS, np.float32), self.sections)
-        self.forest.grow(measures.float().cpu().numpy(), labels.numpy(), weights, seed)
+        measures = measures.float().cpu()
+        self.forest.grow(measures.numpy(), labels, weights, seed)
+        answers = torch.zeros(labels.shape)
+        is_first = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)) % 2 == 0
+        for half in (is_first, ~is_first):
+            other = Forest(len(self.choice_forest.child), self.forest.child.shape[1], labels.shape[1])
+            if bool(half.any()) and not bool(half.all()):
+                other.grow(measures[~half].numpy(), labels[~half.numpy()], weights, seed)
+                answers[half] = other(measures[half])
+        choices = _choices(details.float().cpu(), answers[:, : sum(self.sections[:2])])
+        is_element = boxes.float().cpu().reshape(-1, 1).numpy()
+        self.choice_forest.grow(choices.flatten(0, 1).numpy(), is_element, np.ones(1, np.float32), seed)
 
-    def _standardised(self, measures: Tensor, is_changed: Tensor) -> Tensor:
-        """Standardised logarithms of the measures ``(B, F)``; 0 for unchanged pairs, which do not count in them.
-
-        A batch with a single changed pair has no deviation and is standardised by the pairs so far.
-        """
-        logs = measures.sign() * measures.abs().log1p()
-        changed = logs[is_changed]
-        if self.training and len(changed) < 2:
-            changed = nn.functional.batch_norm(
-                changed, self.norm.running_mean, self.norm.running_var, eps=self.norm.eps
-            )
-        else:
-            changed = self.norm(changed)
-        changed = changed.clamp(-MAX_STANDARD, MAX_STANDARD)
-        return changed.new_zeros(logs.shape).index_put((is_changed,), changed)
-
-    def forward(self, measures: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, measures: Tensor, details: Tensor, is_same: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities ``(B, S)`` and probabilities of boxes ``(B, N)`` of the ensemble; arguments as above."""
-        log_probs, logits = self.member_log_probs(measures, is_same)
+        log_probs, logits = self.member_log_probs(measures, details, is_same)
         mean, boxes = log_probs.logsumexp(0) - math.log(len(log_probs)), logits.sigmoid().mean(0)
         if not self.forest.is_grown:
             return mean, boxes
         answers = self.forest(measures).to(mean.dtype)  # (B, sections)
         trees = self._log_probs(answers.clamp(min=FLOOR).log()[None], is_same)[0]
         shares = math.log(FOREST_SHARE), math.log(1 - FOREST_SHARE)
-        boxes = FOREST_SHARE * answers.split(self.sections, -1)[-1] + (1 - FOREST_SHARE) * boxes
+        choices = _choices(details, answers[:, : sum(self.sections[:2])])
+        chosen = self.choice_forest(choices.flatten(0, 1)).to(boxes.dtype).view_as(boxes)
+        boxes = FOREST_SHARE * chosen + (1 - FOREST_SHARE) * boxes
         return torch.logaddexp(trees + shares[0], mean + shares[1]), boxes
 
     def sentence_index(self, tokens: Tensor) -> Tensor:
